@@ -1,0 +1,94 @@
+"""`EngineConfig`: the knobs of one engine. Each one has an effect, or is refused with the reason."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+
+from tonle.errors import ConfigError
+
+GIB = 1024**3
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of `InferenceEngine`. The engine copies and checks them when it is built; later edits have no effect on it."""
+
+    # Batching
+    max_batch_size: int = 32  # sequences computed together (vLLM: max_num_seqs)
+    max_num_batched_tokens: int = 512  # tokens computed in one step, prefill and decode together
+    max_sequence_length: int | None = 2048  # prompt + output, tokens; None = all the model was trained for
+    long_prefill_token_threshold: int = 0  # cap on one prompt's share of a step while others run; 0 = half the step
+    enable_dynamic_batching: bool = True  # False: one request at a time
+    enable_continuous_batching: bool = True  # False: a batch is formed, runs to its end, then the next one is formed
+    batch_timeout_ms: float = 50.0  # longest wait for a batch to fill; only without continuous batching
+    priority_ageing_s: float = 5.0  # a request overtakes the next higher priority after waiting this much longer
+
+    # KV cache
+    enable_kv_cache: bool = True
+    enable_prefix_caching: bool = True  # reuse KV blocks of equal prompt prefixes
+    block_size: int = 16  # tokens per KV block
+    memory_pool_size: int = 1 * GIB  # bytes of KV cache
+    kv_cache_max_size: int | None = None  # most idle blocks kept for reuse; None = all that fit
+    gc_threshold: float = 1.0  # share of the pool above which idle cached blocks are dropped, oldest first
+
+    # Model
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+
+    # Watching
+    enable_metrics: bool = True
+    profile_performance: bool = False  # time the parts of every step; get_stats()["profile"]
+    log_level: str = "INFO"
+
+    # Named by users of other engines; see `refuse`
+    enable_speculative_decoding: bool = False
+    enable_gradient_checkpointing: bool = False
+    memory_efficient_attention: bool = True
+
+    def validate(self) -> None:
+        """Raise `ConfigError` naming the field, its value and what to do."""
+        for name in ("max_batch_size", "max_num_batched_tokens", "block_size", "memory_pool_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
+        for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}", param=name)
+        if self.max_sequence_length is not None and self.max_sequence_length < 2:
+            raise ConfigError(f"max_sequence_length must be at least 2, not {self.max_sequence_length}",
+                              param="max_sequence_length")  # fmt: skip
+        if self.kv_cache_max_size is not None and self.kv_cache_max_size < 0:
+            raise ConfigError(f"kv_cache_max_size must not be negative, not {self.kv_cache_max_size}",
+                              param="kv_cache_max_size")  # fmt: skip
+        if not 0 < self.gc_threshold <= 1:
+            raise ConfigError(f"gc_threshold is a share in (0, 1], not {self.gc_threshold}", param="gc_threshold")
+        if not isinstance(logging.getLevelName(self.log_level.upper()), int):
+            raise ConfigError(f"log_level {self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR", param="log_level")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype {self.dtype!r} is none of auto, float32, bfloat16, float16", param="dtype")
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Settings we know by name and will not pretend to honour."""
+        refusals = {
+            "enable_kv_cache": (self.enable_kv_cache, "the engine always keeps keys and values of a running request; "
+                                "to stop reuse between requests set enable_prefix_caching=False"),
+            "enable_speculative_decoding": (not self.enable_speculative_decoding,
+                                            "speculative decoding is not available in this version; leave it False"),
+            "enable_gradient_checkpointing": (not self.enable_gradient_checkpointing,
+                                              "it saves memory in training and does nothing for inference; leave it False"),
+            "memory_efficient_attention": (self.memory_efficient_attention,
+                                           "attention always runs over paged blocks; there is no other kind to switch to"),
+        }  # fmt: skip
+        for name, (honoured, why) in refusals.items():
+            if not honoured:
+                raise ConfigError(f"{name}={getattr(self, name)} is refused: {why}", param=name)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Rows of the batch: what `max_batch_size` means once `enable_dynamic_batching` is considered."""
+        return self.max_batch_size if self.enable_dynamic_batching else 1
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]

@@ -1,0 +1,34 @@
+"""Tokens in, tokens out: continuous batching over a paged KV cache.
+
+Does: template and tokenize (front), schedule, run, sample, detokenize. Does not: know of HTTP, wire types or other engines.
+Runs: the front in the caller's process, the loop in a process of its own (serving) or a thread (library).
+
+    InferenceEngine   use a model in your own process
+    LLM               whole batches, offline
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tonle.config.engine import EngineConfig
+from tonle.engine.request import GenerationConfig, GenerationResult, RequestPriority
+
+if TYPE_CHECKING:
+    from tonle.engine.engine import InferenceEngine
+    from tonle.engine.llm import LLM
+
+__all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceEngine", "RequestPriority"]
+
+
+def __getattr__(name: str) -> Any:
+    # InferenceEngine and LLM bring torch; the front of a server must not.
+    if name == "InferenceEngine":
+        from tonle.engine.engine import InferenceEngine
+
+        return InferenceEngine
+    if name == "LLM":
+        from tonle.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'tonle.engine' has no attribute {name!r}")

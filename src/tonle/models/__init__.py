@@ -1,0 +1,5 @@
+"""Pure math: what a model is, its weights, one forward step over a paged KV cache.
+
+Does: specs, one decoder that families declare their differences to, attention, loading. Does not: know of requests,
+schedules, settings or HTTP. Runs: in the engine's process or thread. `source.py` alone is free of torch.
+"""

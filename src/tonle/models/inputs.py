@@ -1,0 +1,39 @@
+"""The tensors of one step: the only thing the engine's runner hands to a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """T tokens of R rows, flattened; the rows with exactly one token come first.
+
+    A row is one sequence. Its tokens of this step are `tokens[row_starts[r]:row_starts[r + 1]]`; everything before them is
+    in the KV cache already, in the blocks `block_tables[r]` names.
+    """
+
+    tokens: torch.Tensor  # (T,) int64
+    positions: torch.Tensor  # (T,) int64, place in the sequence
+    slots: torch.Tensor  # (T,) int64, block * block_size + offset: where this token's key and value go
+    row_starts: list[int]  # R + 1 offsets into the T tokens
+    context_lens: list[int]  # R; tokens of the row in cache once this step's are written
+    block_tables: torch.Tensor  # (R, max_blocks) int32, unused entries 0
+    num_decode: int  # the first so many rows have one token each
+    logit_indices: torch.Tensor  # (S,) int64 into the T tokens: whose logits are wanted
+
+
+class KVCache:
+    """Keys and values of every layer in blocks of `block_size` tokens."""
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
