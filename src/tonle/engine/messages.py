@@ -1,0 +1,82 @@
+"""What crosses the mailbox between a front and an engine loop. One `Step` per step, arrays rather than objects."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tonle.engine.request import Request, TokenLogprob
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    requests: list[Request]
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    handles: list[int]
+
+
+class DropCache(msgspec.Struct, tag="drop_cache", array_like=True):
+    """Forget every idle cached block."""
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """End the loop. Whatever still runs is cancelled."""
+
+
+class ModelCard(msgspec.Struct, tag="ready", array_like=True):
+    """The engine is ready, and this is what it serves."""
+
+    architecture: str
+    context_length: int  # most tokens of one request, prompt and output
+    vocab_size: int
+    eos_ids: list[int]
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    load_s: float
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """The engine could not start, or stopped for this reason."""
+
+    message: str
+    caller_fault: bool  # a wrong setting or model file rather than a bug
+
+
+class LoopStats(msgspec.Struct, array_like=True):
+    """The engine's state after a step. Counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0  # neither used by a request nor cached
+    num_cached_blocks: int = 0  # idle, kept for reuse
+    kv_usage: float = 0.0  # share of blocks that running requests hold, 0..1
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # prompt tokens found
+    num_preemptions: int = 0
+    num_steps: int = 0
+    prompt_tokens: int = 0  # computed, not counting cache hits
+    generation_tokens: int = 0
+    busy_s: float = 0.0  # time spent in steps
+    profile: dict[str, float] = {}  # seconds per part of the step, if asked for
+
+
+class Step(msgspec.Struct, tag="step", array_like=True, omit_defaults=True):
+    """What one step produced. `handles[i]` got the next `counts[i]` entries of `tokens`."""
+
+    handles: list[int]
+    counts: list[int]
+    tokens: list[int]
+    finished: dict[int, tuple[str, int | None]] = {}  # handle -> reason, the stop token that matched
+    refused: dict[int, str] = {}  # handle -> why it can never run
+    started: dict[int, tuple[float, int]] = {}  # handle -> when first scheduled, prompt tokens found in cache
+    logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
+    prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> for prompt tokens 1.. of the computed chunk
+    stats: LoopStats = LoopStats()
+
+
+ToEngine = Submit | Cancel | DropCache | Stop
+ToFront = ModelCard | Failed | Step
