@@ -1,49 +1,181 @@
-"""The front of an engine: prompts in, deltas out. Torch-free; lives in the caller's process and event loop."""
+"""The front of an engine: prompts in, deltas out. Torch-free; lives in the caller's process, on one event loop.
+
+Down: check, give handles, hand to the link. Up: one `Step` per step comes back through `deliver`, becomes text, and wakes
+whoever iterates the `Generation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import cast
 
-from tonle.engine.messages import LoopStats, ModelCard
+from tonle.engine.messages import Cancel, Failed, LoopStats, ModelCard, Step, Submit, ToEngine, ToFront
 from tonle.engine.request import (
     Delta,
+    FinishReason,
     GenerationConfig,
     GenerationResult,
+    Request,
     RequestPriority,
     Timings,
     TokenLogprob,
     Usage,
 )
+from tonle.engine.sample.noise import child_seed
+from tonle.engine.text import Text, TextStream
+from tonle.errors import (
+    ContextOverflow,
+    EngineDied,
+    EngineRestarting,
+    InternalError,
+    InvalidRequest,
+    ModelError,
+    TonleError,
+)
 
 
 class Generation:
-    """One request under way: iterate it for deltas, or await `result()`. Leaving it unfinished must be followed by `cancel()`."""
+    """One request under way: iterate it for deltas, or await `result()`. Whoever stops early must `cancel()`."""
 
-    request_id: str
-    prompt: list[int]
-    config: GenerationConfig
-    usage: Usage  # grows with every delta
-    timings: Timings
-    prompt_logprobs: list[TokenLogprob | None] | None  # complete when the first delta arrives
+    def __init__(self, request_id: str, prompt: list[int], config: GenerationConfig, arrived_s: float,
+                 drop: Callable[[Generation], None]) -> None:  # fmt: skip
+        self.request_id = request_id
+        self.prompt = prompt
+        self.config = config
+        self.usage = Usage(prompt_tokens=len(prompt))
+        self.timings = Timings(arrived_s)
+        # Complete when the first delta arrives; nothing stands before the first token, so it has none.
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if config.prompt_logprobs is None else [None] * len(prompt)
+        )
+        self.handles: list[int] = []  # of the continuations the engine still works on
+        self._left = config.n  # continuations without a finish reason
+        self._deltas: deque[Delta] = deque()
+        self._error: TonleError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._drop = drop
 
     def cancel(self) -> None:
         """Free everything the request holds. Idempotent; safe after the end."""
-        raise NotImplementedError
+        self._drop(self)
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        raise NotImplementedError
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._left == 0:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._pop()
 
     async def result(self) -> GenerationResult:
-        raise NotImplementedError
+        """Wait for all continuations."""
+        n = self.config.n
+        texts, tokens = [""] * n, [list[int]() for _ in range(n)]
+        logprobs = [list[TokenLogprob]() for _ in range(n)]
+        reasons: list[FinishReason] = ["cancelled"] * n
+        async for delta in self:
+            texts[delta.index] += delta.text
+            tokens[delta.index] += delta.tokens
+            logprobs[delta.index] += delta.logprobs or ()
+            reasons[delta.index] = delta.finish_reason or reasons[delta.index]
+        return GenerationResult(
+            request_id=self.request_id,
+            prompt_ids=self.prompt,
+            texts=texts,
+            output_ids=tokens,
+            finish_reasons=reasons,
+            usage=self.usage,
+            timings=self.timings,
+            logprobs=None if self.config.logprobs is None else logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+    def _pop(self) -> Delta:
+        """The next delta, together with what has piled up behind it: a slow reader gets fewer, larger ones."""
+        delta = self._deltas.popleft()
+        while self._deltas and self._deltas[0].index == delta.index and delta.finish_reason is None:
+            more = self._deltas.popleft()
+            delta.text += more.text
+            delta.tokens += more.tokens
+            if delta.logprobs is not None:
+                delta.logprobs += more.logprobs or ()
+            delta.finish_reason, delta.stop_reason = more.finish_reason, more.stop_reason
+        return delta
+
+    # -- the front's side
+
+    def push(self, delta: Delta, now: float) -> None:
+        self._deltas.append(delta)
+        if delta.tokens and self.timings.first_token_s is None:
+            self.timings.first_token_s = now
+        self.usage.completion_tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self._left -= 1
+            if self._left == 0:
+                self.timings.finished_s = now
+        self.wake()
+
+    def fail(self, error: TonleError) -> None:
+        self._error = error
+        self.timings.finished_s = self.timings.finished_s or time.monotonic()
+        self.wake()
+
+    def close(self) -> None:
+        """No more deltas will come: those not read yet are dropped, and iteration ends."""
+        self._deltas.clear()
+        self._left = 0
+        self.timings.finished_s = self.timings.finished_s or time.monotonic()
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Continuation:
+    """One of a generation's n: its text so far."""
+
+    __slots__ = ("generation", "index", "stream")
+
+    def __init__(self, generation: Generation, index: int, stream: TextStream) -> None:
+        self.generation = generation
+        self.index = index
+        self.stream = stream
 
 
 class Front:
-    card: ModelCard | None  # None until the engine is ready
-    stats: LoopStats
+    """Owns every request between its submission and its last delta."""
+
+    def __init__(self, text: Text, name: str, send: Callable[[ToEngine], None]) -> None:
+        self.text = text
+        self.name = name
+        self.created = int(time.time())
+        self.card: ModelCard | None = None  # None until the engine is ready
+        self.failure: TonleError | None = None  # why it is not
+        self.stats = LoopStats()
+        self._send = send
+        self._next_handle = 0
+        self._live: dict[int, _Continuation] = {}
 
     @property
     def ready(self) -> bool:
-        raise NotImplementedError
+        return self.card is not None
+
+    @property
+    def num_live(self) -> int:
+        """Continuations under way."""
+        return len(self._live)
+
+    # -- down
 
     def submit(
         self,
@@ -55,4 +187,138 @@ class Front:
         request_id: str | None = None,
     ) -> Generation:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
-        raise NotImplementedError
+        config.validate()
+        self._check(prompt, config)
+        now = time.monotonic()
+        generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
+        seed = secrets.randbits(63) if config.seed is None else config.seed
+        requests = []
+        for index in range(config.n):
+            self._next_handle += 1
+            stream = self.text.stream(
+                prompt,
+                stop=config.stop,
+                include_stop_text=config.include_stop_text,
+                skip_special_tokens=config.skip_special_tokens,
+            )
+            self._live[self._next_handle] = _Continuation(generation, index, stream)
+            generation.handles.append(self._next_handle)
+            requests.append(
+                Request(
+                    handle=self._next_handle,
+                    prompt=prompt,
+                    config=config,
+                    priority=priority,
+                    seed=child_seed(seed, index),
+                    salt=salt,
+                    arrived_s=now,
+                )
+            )
+        self._send(Submit(requests))
+        return generation
+
+    def _check(self, prompt: list[int], config: GenerationConfig) -> None:
+        card = self.card
+        if card is None:
+            if self.failure is not None:
+                raise EngineRestarting(f"the engine is not running: {self.failure.message}", retry_after_s=5)
+            raise EngineRestarting("the engine is still starting; try again shortly", retry_after_s=2)
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+        if min(prompt) < 0 or max(prompt) >= card.vocab_size:
+            raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="prompt")
+        if any(token >= card.vocab_size for token in (*config.logit_bias, *config.stop_token_ids)):
+            raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
+        if len(prompt) + config.max_length > card.context_length:
+            raise ContextOverflow(
+                f"The prompt has {len(prompt)} tokens and max_tokens is {config.max_length}: together "
+                f"{len(prompt) + config.max_length}, but the context holds {card.context_length}. "
+                "Shorten the prompt or lower max_tokens.",
+                param="max_tokens" if len(prompt) < card.context_length else "prompt",
+            )
+
+    def _drop(self, generation: Generation) -> None:
+        self._withdraw(generation)
+        generation.close()
+
+    def _withdraw(self, generation: Generation) -> None:
+        """Let go of whatever the engine still works on for it."""
+        handles = [handle for handle in generation.handles if self._live.pop(handle, None) is not None]
+        generation.handles.clear()
+        if handles:
+            self._send(Cancel(handles))
+
+    # -- up
+
+    def deliver(self, message: ToFront) -> None:
+        """One message from the engine, on the event loop."""
+        match message:
+            case Step():
+                self._deliver_step(message)
+            case ModelCard():
+                self.card = message
+                self.failure = None
+            case Failed():
+                kind = ModelError if message.caller_fault else InternalError
+                self.lose(kind(message.message))
+
+    def lose(self, error: TonleError) -> None:
+        """The engine is gone: everybody waiting hears of it now."""
+        self.card = None
+        self.failure = error
+        self.stats = LoopStats()
+        lost = {id(c.generation): c.generation for c in self._live.values()}
+        self._live.clear()
+        for generation in lost.values():
+            generation.handles.clear()
+            generation.fail(EngineDied(f"the engine stopped while it worked on this request: {error.message}"))
+
+    def _deliver_step(self, step: Step) -> None:
+        now = time.monotonic()
+        self.stats = step.stats
+        for handle, (when, cached) in step.started.items():
+            if handle in self._live:
+                generation = self._live[handle].generation
+                if generation.timings.scheduled_s is None:
+                    generation.timings.scheduled_s = when
+                    generation.usage.cached_tokens = cached
+        for handle, (first, records) in step.prompt_logprobs.items():
+            if handle in self._live and (known := self._live[handle].generation.prompt_logprobs) is not None:
+                known[first : first + len(records)] = records
+        offset = 0
+        for handle, count in zip(step.handles, step.counts, strict=True):
+            if handle in self._live:
+                self._deliver_tokens(handle, step.tokens[offset : offset + count], step, now)
+            offset += count
+        for handle, (reason, _) in step.finished.items():
+            if handle in self._live:  # ended without a token: the step that carried it broke
+                self._fail(handle, InternalError(f"the engine could not compute this request ({reason})"))
+        for handle, why in step.refused.items():
+            self._fail(handle, InvalidRequest(why))
+
+    def _deliver_tokens(self, handle: int, tokens: list[int], step: Step, now: float) -> None:
+        continuation = self._live[handle]
+        delta = Delta(continuation.index, continuation.stream.push(tokens), tokens, step.logprobs.get(handle))
+        if continuation.stream.stopped is not None:
+            delta.finish_reason, delta.stop_reason = "stop", continuation.stream.stopped
+            if handle not in step.finished:
+                self._send(Cancel([handle]))
+        elif handle in step.finished:
+            reason, token = step.finished[handle]
+            delta.finish_reason = cast(FinishReason, reason)
+            delta.stop_reason = token if token not in self._eos_ids else None
+            delta.text += continuation.stream.finish()
+        if delta.finish_reason is not None:
+            del self._live[handle]
+            continuation.generation.handles.remove(handle)
+        continuation.generation.push(delta, now)
+
+    def _fail(self, handle: int, error: TonleError) -> None:
+        continuation = self._live.get(handle)
+        if continuation is not None:
+            continuation.generation.fail(error)
+            self._withdraw(continuation.generation)
+
+    @property
+    def _eos_ids(self) -> list[int]:
+        return [] if self.card is None else self.card.eos_ids

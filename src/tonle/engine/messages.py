@@ -74,7 +74,7 @@ class Step(msgspec.Struct, tag="step", array_like=True, omit_defaults=True):
     refused: dict[int, str] = {}  # handle -> why it can never run
     started: dict[int, tuple[float, int]] = {}  # handle -> when first scheduled, prompt tokens found in cache
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
-    prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> for prompt tokens 1.. of the computed chunk
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each
     stats: LoopStats = LoopStats()
 
 

@@ -102,7 +102,7 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
-    """The chosen token's log-probability and the best alternatives', best first. After penalties and bias, before temperature."""
+    """A token's log-probability and the best alternatives', best first: the model's own, before penalties and temperature."""
 
     token: int
     logprob: float
@@ -159,6 +159,7 @@ class GenerationResult(msgspec.Struct, kw_only=True):
     timings: Timings
     logprobs: list[list[TokenLogprob]] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: str | None = None  # set when finish_reason is "error"
 
     @property
     def text(self) -> str:

@@ -1,0 +1,230 @@
+"""What the numbers mean. Pure functions from moments and counts to a level's report; no clock, no sockets.
+
+One answer is a stream of chunks. With `start` the moment its request was sent:
+
+    TTFT   first chunk with text or token ids − start
+    E2EL   last chunk with a choice (text, token ids or the finish reason) − start
+    TPOT   (E2EL − TTFT) / (output tokens − 1); none for an answer of one token
+    ITL    gaps between consecutive chunks with text or token ids: one chunk may carry several tokens
+
+Percentiles interpolate linearly between neighbours (numpy's default). Failed requests count in no latency and in no
+throughput.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+TokenSource = Literal["usage", "token_ids", "chunks"]
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """One request as the client saw it. Moments are seconds of one clock."""
+
+    index: int
+    start_s: float
+    end_s: float  # the stream's last byte, or the moment of failure
+    arrivals_s: list[float] = []  # of chunks with text or token ids
+    last_s: float | None = None  # of the last chunk with a choice
+    prompt_tokens: int | None = None  # None: the server did not say
+    cached_tokens: int | None = None  # of the prompt; None: the server did not say
+    output_tokens: int = 0
+    counted_by: TokenSource = "usage"
+    finish_reason: str | None = None
+    failure: str | None = None  # "kind: detail"; None = answered in full
+
+    @property
+    def ttft_s(self) -> float | None:
+        if self.arrivals_s:
+            return self.arrivals_s[0] - self.start_s
+        # Tokens whose text never became visible: the chunk that ended the answer is the first sign of them.
+        return self.e2el_s if self.output_tokens else None
+
+    @property
+    def e2el_s(self) -> float | None:
+        return None if self.last_s is None else self.last_s - self.start_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.ttft_s is None or self.e2el_s is None or self.output_tokens < 2:
+            return None
+        return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
+
+    @property
+    def itl_s(self) -> list[float]:
+        return [after - before for before, after in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How one quantity is spread over a level."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+    count: int
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Failures that differ in numbers and ids at most; `example` is the first of them, word for word."""
+
+    example: str
+    count: int
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in a saved report. Milliseconds; None = not reached or not told."""
+
+    index: int
+    start_s: float  # after the level's first request
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2el_ms: float | None
+    itl_ms: list[float]
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int
+    finish_reason: str | None
+    failure: str | None
+
+
+class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One level: what was asked of the server, and what came of it."""
+
+    label: str
+    concurrency: int | None  # closed loop
+    rate: float | None  # open loop, requests per second asked for
+    requests: int
+    succeeded: int
+    failed: int
+    duration_s: float  # first request sent to last answer ended
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float  # prompt and output
+    prompt_tokens: int | None  # None: the server does not say
+    cached_tokens: int | None
+    output_tokens: int
+    counted_by: list[TokenSource]  # where output_tokens comes from; ["usage"] is exact
+    ttft_ms: Spread | None  # None: no request got that far
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    e2el_ms: Spread | None
+    failures: list[FailureGroup]  # most frequent first
+    reconnects: int  # requests sent again because an idle connection had been closed by the server
+    client_cpu_share: float  # CPU seconds of the client per second; near 1 the client itself is the limit
+    max_send_delay_ms: float | None  # open loop: the latest a request left after its time
+    interrupted: bool
+    rows: list[RequestRow] | None  # only if asked for
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a level's samples cannot tell about it."""
+
+    label: str
+    concurrency: int | None = None
+    rate: float | None = None
+    reconnects: int = 0
+    client_cpu_s: float = 0.0
+    max_send_delay_s: float | None = None
+    interrupted: bool = False
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of `ordered` (ascending, not empty) lies."""
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def spread(values: Iterable[float | None], *, scale: float = 1.0) -> Spread | None:
+    """Summarize the values that are there, times `scale`; None if none is."""
+    ordered = sorted(value * scale for value in values if value is not None)
+    if not ordered:
+        return None
+    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+    mean = math.fsum(ordered) / len(ordered)
+    return Spread(mean, p50, p90, p95, p99, ordered[0], ordered[-1], len(ordered))
+
+
+def group_failures(failures: Iterable[str]) -> list[FailureGroup]:
+    """Failures alike but for numbers and ids, most frequent first. The kind, before the colon, stays whole."""
+    groups: dict[tuple[str, str], tuple[str, int]] = {}
+    for failure in failures:
+        kind, _, detail = failure.partition(": ")
+        key = (kind, re.sub(r"\w*\d\w*", "#", detail))
+        example, count = groups.get(key, (failure, 0))
+        groups[key] = (example, count + 1)
+    ranked = sorted(groups.values(), key=lambda group: -group[1])
+    return [FailureGroup(example, count) for example, count in ranked]
+
+
+def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_rows: bool = False) -> LevelReport:
+    """Everything a level's report says, from its samples."""
+    good = [sample for sample in samples if sample.failure is None]
+    begin_s = min((sample.start_s for sample in samples), default=0.0)
+    duration_s = max((sample.end_s for sample in samples), default=0.0) - begin_s
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    output_tokens = sum(sample.output_tokens for sample in good)
+    prompt_tokens = _total(sample.prompt_tokens for sample in good)
+    delay_s = circumstances.max_send_delay_s
+    return LevelReport(
+        label=circumstances.label,
+        concurrency=circumstances.concurrency,
+        rate=circumstances.rate,
+        requests=len(samples),
+        succeeded=len(good),
+        failed=len(samples) - len(good),
+        duration_s=duration_s,
+        requests_per_s=len(good) * per_s,
+        output_tokens_per_s=output_tokens * per_s,
+        total_tokens_per_s=(output_tokens + (prompt_tokens or 0)) * per_s,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=_total(sample.cached_tokens for sample in good),
+        output_tokens=output_tokens,
+        counted_by=sorted({sample.counted_by for sample in good}),
+        ttft_ms=spread((sample.ttft_s for sample in good), scale=1e3),
+        tpot_ms=spread((sample.tpot_s for sample in good), scale=1e3),
+        itl_ms=spread((gap for sample in good for gap in sample.itl_s), scale=1e3),
+        e2el_ms=spread((sample.e2el_s for sample in good), scale=1e3),
+        failures=group_failures(sample.failure for sample in samples if sample.failure is not None),
+        reconnects=circumstances.reconnects,
+        client_cpu_share=circumstances.client_cpu_s * per_s,
+        max_send_delay_ms=None if delay_s is None else delay_s * 1e3,
+        interrupted=circumstances.interrupted,
+        rows=[_row(sample, begin_s) for sample in samples] if keep_rows else None,
+    )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum of the counts that are there; None if none is."""
+    there = [count for count in counts if count is not None]
+    return sum(there) if there else None
+
+
+def _row(sample: Sample, begin_s: float) -> RequestRow:
+    return RequestRow(
+        index=sample.index,
+        start_s=sample.start_s - begin_s,
+        ttft_ms=_milliseconds(sample.ttft_s),
+        tpot_ms=_milliseconds(sample.tpot_s),
+        e2el_ms=_milliseconds(sample.e2el_s),
+        itl_ms=[gap * 1e3 for gap in sample.itl_s],
+        prompt_tokens=sample.prompt_tokens,
+        cached_tokens=sample.cached_tokens,
+        output_tokens=sample.output_tokens,
+        finish_reason=sample.finish_reason,
+        failure=sample.failure,
+    )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

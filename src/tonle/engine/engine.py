@@ -1,0 +1,352 @@
+"""`InferenceEngine`: a model in your own process, thread-safe, with or without asyncio.
+
+Two threads of ours stand behind it: one runs the loop, one runs the front's event loop. Callers never touch either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from tonle.config.engine import EngineConfig
+from tonle.engine.build import build
+from tonle.engine.front import Front, Generation
+from tonle.engine.loop import Loop
+from tonle.engine.mailbox import ThreadMailbox
+from tonle.engine.messages import DropCache, Failed, Step, Stop, ToFront
+from tonle.engine.request import (
+    Delta,
+    GenerationConfig,
+    GenerationResult,
+    RequestPriority,
+    Timings,
+    Usage,
+)
+from tonle.engine.text import Text, load_text
+from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
+from tonle.models.source import resolve
+
+log = logging.getLogger("tonle.engine")
+
+T = TypeVar("T")
+
+Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or chat messages
+_KEPT_RESULTS = 10_000  # finished results kept for `result()`; the oldest go first
+_WINDOW = 1_000  # steps that averages in `get_stats` look back on
+
+
+class InferenceEngine:
+    """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model)."""
+
+    def __init__(self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None) -> None:
+        self.config = replace(config or EngineConfig())  # a copy: later edits of the caller's do not reach us
+        self.config.validate()
+        self._model = model
+        self._tokenizer = tokenizer
+        self._status = "stopped"
+        self._front: Front | None = None
+        self._mailbox: ThreadMailbox | None = None
+        self._aio = asyncio.new_event_loop()
+        self._threads: list[threading.Thread] = []
+        self._requests: dict[str, Future[GenerationResult]] = {}
+        self._generations: dict[str, Generation] = {}
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_WINDOW)  # seconds, tokens generated
+        self._lock = threading.Lock()
+
+    # -- life
+
+    def start(self) -> Self:
+        """Load the model if need be and begin to serve. Calling it twice is harmless."""
+        if self._status == "running":
+            return self
+        if self._aio.is_closed():
+            self._aio = asyncio.new_event_loop()
+        logging.getLogger("tonle").setLevel(self.config.log_level.upper())
+        model, text, name = self._open()
+        self._mailbox = ThreadMailbox(lambda message: self._aio.call_soon_threadsafe(self._deliver, message))
+        loop, card = build(model, self.config, self._mailbox)
+        self._front = Front(text, name, self._mailbox.put)
+        self._front.deliver(card)
+        self._threads = [
+            threading.Thread(target=self._run_front, name="tonle-front", daemon=True),
+            threading.Thread(target=self._run_loop, args=(loop,), name="tonle-engine", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._status = "running"
+        return self
+
+    def stop(self) -> None:
+        """Cancel what still runs and end both threads."""
+        if self._status == "stopped":
+            return
+        self._status = "stopped"
+        assert self._mailbox is not None and self._front is not None
+        self._mailbox.put(Stop())
+        self._threads[1].join()
+        self._aio.call_soon_threadsafe(self._shut_down)
+        self._threads[0].join()
+        self._aio.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- requests
+
+    def submit_request(
+        self,
+        text: Prompt,
+        generation_config: GenerationConfig | None = None,
+        priority: RequestPriority = RequestPriority.NORMAL,
+        callback: Callable[[GenerationResult], None] | None = None,
+        *,
+        config: GenerationConfig | None = None,
+    ) -> str:
+        """Queue a request from any thread and return its id. `callback` gets the result on a thread of ours."""
+        prompt, chosen = self._prepare(text, generation_config, config)
+        request_id, future = self._call(self._begin(prompt, chosen, priority, callback)).result()
+        with self._lock:
+            self._requests[request_id] = future
+            self._forget_old()
+        return request_id
+
+    def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
+        """Wait for a request. Raises `TimeoutError`, or what ended it."""
+        future = self._requests.get(request_id)
+        if future is None:
+            raise NotFound(f"no request {request_id!r} is known here (results are kept for the last {_KEPT_RESULTS})")
+        return future.result(timeout)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request and free what it holds. True if it was still under way; its result then says "cancelled"."""
+        generation = self._generations.get(request_id)
+        if generation is None:
+            return False
+        self._aio.call_soon_threadsafe(generation.cancel)
+        return True
+
+    async def submit_request_async(
+        self,
+        text: Prompt,
+        generation_config: GenerationConfig | None = None,
+        priority: RequestPriority = RequestPriority.NORMAL,
+        *,
+        config: GenerationConfig | None = None,
+    ) -> GenerationResult:
+        """Await the result on any event loop. Cancelling the await cancels the request."""
+        prompt, chosen = self._prepare(text, generation_config, config)
+        return await asyncio.wrap_future(self._call(self._complete(prompt, chosen, priority)))
+
+    async def stream(
+        self,
+        text: Prompt,
+        generation_config: GenerationConfig | None = None,
+        priority: RequestPriority = RequestPriority.NORMAL,
+        *,
+        config: GenerationConfig | None = None,
+    ) -> AsyncIterator[Delta]:
+        """Deltas as they are generated. Leaving the iteration early cancels the request."""
+        prompt, chosen = self._prepare(text, generation_config, config)
+        here = asyncio.get_running_loop()
+        arrivals: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+
+        async def forward() -> None:
+            generation = self._submit(prompt, chosen, priority)
+            end: BaseException | None = None
+            try:
+                async for delta in generation:
+                    here.call_soon_threadsafe(arrivals.put_nowait, delta)
+            except BaseException as error:
+                end = error
+            finally:
+                generation.cancel()
+                here.call_soon_threadsafe(arrivals.put_nowait, end)
+
+        task = self._call(forward())
+        try:
+            while (item := await arrivals.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            task.cancel()
+
+    # -- watching
+
+    def get_stats(self) -> dict[str, Any]:
+        """One snapshot of state, cache and recent performance."""
+        front = self._front
+        stats: dict[str, Any] = {"engine_status": self._status, "memory_usage": 0.0, "cache_info": {"num_entries": 0},
+                                 "performance_metrics": {}}  # fmt: skip
+        if front is None or front.card is None:
+            return stats
+        now, card = front.stats, front.card
+        stats["memory_usage"] = now.kv_usage
+        stats["num_running"], stats["num_waiting"] = now.num_running, now.num_waiting
+        stats["cache_info"] = {
+            "num_entries": now.num_cached_blocks,
+            "num_blocks": card.num_blocks,
+            "block_size": card.block_size,
+            "hit_rate": now.prefix_hits / now.prefix_queries if now.prefix_queries else 0.0,
+            "num_preemptions": now.num_preemptions,
+        }
+        if self.config.enable_metrics:
+            stats["performance_metrics"] = self._metrics()
+            stats["num_steps"] = now.num_steps
+            stats["prompt_tokens"], stats["generation_tokens"] = now.prompt_tokens, now.generation_tokens
+        if self.config.profile_performance:
+            stats["profile"] = dict(now.profile)
+        return stats
+
+    def optimize_memory(self) -> None:
+        """Forget every idle cached block and return unused memory."""
+        if self._mailbox is not None:
+            self._mailbox.put(DropCache())
+        gc.collect()
+
+    @property
+    def tokenizer(self) -> Text:
+        if self._front is None:
+            raise ConfigError("the engine has not been started: call start() first")
+        return self._front.text
+
+    def _metrics(self) -> dict[str, dict[str, float]]:
+        steps = list(self._steps)
+        if not steps:
+            return {}
+        times = sorted(seconds for seconds, _ in steps)
+        rates = sorted(tokens / seconds for seconds, tokens in steps if seconds > 0)
+        return {"batch_processing_time": _summary(times), "tokens_per_second": _summary(rates)}
+
+    # -- inside
+
+    def _open(self) -> tuple[Any, Text, str]:
+        if self._model is None or isinstance(self._model, str | Path):
+            source = resolve(self._model)
+            text = load_text(source) if self._tokenizer is None else Text.from_live(self._tokenizer)
+            return source, text, source.name
+        if self._tokenizer is None:
+            raise ConfigError("a live model needs its tokenizer: InferenceEngine(model, tokenizer, config)")
+        name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
+        return self._model, Text.from_live(self._tokenizer), name
+
+    def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
+        """Tokens and settings, on the caller's thread."""
+        if self._status != "running" or self._front is None:
+            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
+        given = [c for c in configs if c is not None]
+        if len(given) > 1:
+            raise InvalidRequest("give generation_config or config, not both")
+        config = given[0] if given else GenerationConfig()
+        if isinstance(text, str):
+            return self._front.text.encode(text), config
+        if isinstance(text, list) and text and isinstance(text[0], dict):
+            return self._front.text.encode_chat(text), config  # type: ignore[arg-type]
+        if isinstance(text, list) and all(isinstance(token, int) for token in text):
+            return list(text), config  # type: ignore[arg-type]
+        raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")
+
+    def _submit(self, prompt: list[int], config: GenerationConfig, priority: RequestPriority) -> Generation:
+        assert self._front is not None
+        return self._front.submit(prompt, config, priority=priority)
+
+    async def _complete(self, prompt: list[int], config: GenerationConfig, priority: RequestPriority) -> GenerationResult:
+        generation = self._submit(prompt, config, priority)
+        self._generations[generation.request_id] = generation
+        try:
+            return await generation.result()
+        finally:
+            generation.cancel()
+            del self._generations[generation.request_id]
+
+    async def _begin(
+        self, prompt: list[int], config: GenerationConfig, priority: RequestPriority,
+        callback: Callable[[GenerationResult], None] | None,
+    ) -> tuple[str, Future[GenerationResult]]:  # fmt: skip
+        generation = self._submit(prompt, config, priority)
+        self._generations[generation.request_id] = generation
+        future: Future[GenerationResult] = Future()
+        task = self._aio.create_task(self._finish(generation, future, callback))
+        future.add_done_callback(lambda _: task)  # keeps the task alive until it is done
+        return generation.request_id, future
+
+    async def _finish(
+        self, generation: Generation, future: Future[GenerationResult],
+        callback: Callable[[GenerationResult], None] | None,
+    ) -> None:  # fmt: skip
+        try:
+            result = await generation.result()
+            future.set_result(result)
+        except TonleError as error:
+            result = _failed(generation, error)
+            future.set_exception(error)
+        finally:
+            self._generations.pop(generation.request_id, None)
+        if callback is not None:
+            try:
+                await asyncio.to_thread(callback, result)
+            except Exception:
+                log.exception("the callback of request %s raised", generation.request_id)
+
+    def _forget_old(self) -> None:
+        for request_id in list(self._requests):
+            if len(self._requests) <= _KEPT_RESULTS:
+                return
+            if self._requests[request_id].done():
+                del self._requests[request_id]
+
+    def _deliver(self, message: ToFront) -> None:
+        assert self._front is not None
+        if isinstance(message, Step) and self.config.enable_metrics:
+            before = self._front.stats
+            if message.stats.num_steps > before.num_steps:
+                self._steps.append((message.stats.busy_s - before.busy_s, len(message.tokens)))
+        self._front.deliver(message)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._aio)
+
+    def _run_front(self) -> None:
+        asyncio.set_event_loop(self._aio)
+        self._aio.run_forever()
+
+    def _run_loop(self, loop: Loop) -> None:
+        try:
+            loop.run()
+        except Exception as error:
+            log.exception("the engine's loop ended")
+            self._status = "failed"
+            self._aio.call_soon_threadsafe(self._deliver, Failed(str(error), caller_fault=False))
+
+    def _shut_down(self) -> None:
+        """On the front's thread: tell everybody who still waits, let them run once more, and stop."""
+        assert self._front is not None
+        self._front.lose(InternalError("the engine was stopped"))
+        self._aio.call_later(0.05, self._aio.stop)
+
+
+def _summary(ordered: list[float]) -> dict[str, float]:
+    at = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
+    return {"mean": sum(ordered) / len(ordered), "min": ordered[0], "max": ordered[-1], "p50": at(0.5), "p95": at(0.95),
+            "p99": at(0.99), "count": float(len(ordered))}  # fmt: skip
+
+
+def _failed(generation: Generation, error: TonleError) -> GenerationResult:
+    n = generation.config.n
+    return GenerationResult(
+        request_id=generation.request_id, prompt_ids=generation.prompt, texts=[""] * n,
+        output_ids=[list[int]() for _ in range(n)], finish_reasons=["error"] * n, usage=Usage(len(generation.prompt)),
+        timings=Timings(generation.timings.arrived_s, finished_s=time.monotonic()), error=error.message,
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""The pool of KV blocks: reference counts, the prefix index, and eviction of the longest unused.
+
+A block is in exactly one of three places:
+  free   nobody holds it and its content is worthless
+  idle   nobody holds it, but its content is a known prefix and may be held again (oldest first)
+  held   `refs[block]` sequences read it; it may be published (known by its hash) or private
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int, *, max_idle: int | None = None, gc_threshold: float = 1.0) -> None:
+        self.num_blocks = num_blocks
+        self._max_idle = num_blocks if max_idle is None else min(max_idle, num_blocks)
+        self._max_occupied = int(num_blocks * gc_threshold)  # held + idle blocks tolerated before idle ones are dropped
+        self._refs = [0] * num_blocks
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 first
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    # -- counts
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks `take` can still give."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    # -- holding
+
+    def take(self) -> int:
+        """A block with no content and one reference. The caller checked `num_available`."""
+        block = self._free.pop() if self._free else self._evict()
+        self._refs[block] = 1
+        return block
+
+    def hold(self, block: int) -> None:
+        """One more reader of a published block."""
+        if self._refs[block] == 0:
+            del self._idle[block]
+        self._refs[block] += 1
+
+    def release(self, blocks: list[int]) -> None:
+        """One reader less of each. Last block first, so that a prefix outlives its continuation."""
+        for block in reversed(blocks):
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if block in self._hash_of:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+        self._collect()
+
+    # -- prefixes
+
+    def lookup(self, digest: bytes) -> int | None:
+        return self._block_of.get(digest)
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Let others find this held block. The first block with some content wins; later ones stay private."""
+        if digest not in self._block_of and block not in self._hash_of:
+            self._block_of[digest] = block
+            self._hash_of[block] = digest
+
+    def retract(self, block: int) -> None:
+        """The content of a held block turned out to be wrong: nobody may find it any more."""
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+
+    def drop_idle(self, keep: int = 0) -> int:
+        """Forget idle blocks, oldest first, until `keep` are left. Returns how many were dropped."""
+        dropped = max(0, len(self._idle) - keep)
+        for _ in range(dropped):
+            self._free.append(self._evict())
+        return dropped
+
+    def _collect(self) -> None:
+        over = len(self._idle) - self._max_idle
+        over = max(over, self.num_blocks - len(self._free) - self._max_occupied)
+        if over > 0:
+            self.drop_idle(keep=max(0, len(self._idle) - over))
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        self.retract(block)
+        return block
+
+    # -- truth
+
+    def verify(self, holders: Iterable[list[int]]) -> None:
+        """Recount everything against the block lists of all sequences. Raises AssertionError on any disagreement."""
+        counted = Counter(block for blocks in holders for block in blocks)
+        for block in range(self.num_blocks):
+            assert self._refs[block] == counted[block], f"block {block}: {self._refs[block]} refs, {counted[block]} holders"
+        free, idle = set(self._free), set(self._idle)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & idle, "a block is both free and idle"
+        for block in free | idle:
+            assert counted[block] == 0, f"block {block} is held and available"
+        assert len(free) + len(idle) + len(counted) == self.num_blocks, "a block leaked"
+        assert idle <= set(self._hash_of), "an idle block nobody can find"
+        assert not free & set(self._hash_of), "a free block that can be found"
+        assert {h: b for b, h in self._hash_of.items()} == self._block_of, "the two prefix indexes disagree"

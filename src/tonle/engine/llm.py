@@ -1,0 +1,78 @@
+"""`LLM`: whole batches offline, with a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tonle.config.engine import EngineConfig
+from tonle.engine.engine import InferenceEngine, Prompt
+from tonle.engine.request import GenerationConfig, GenerationResult
+from tonle.engine.text import Text
+
+
+class LLM:
+    """A model ready to generate. Keyword arguments are fields of `EngineConfig`: `LLM("path", max_batch_size=64)`."""
+
+    def __init__(self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None, **settings: Any) -> None:
+        unknown = sorted(set(settings) - set(EngineConfig.names()))
+        if unknown:
+            raise TypeError(f"LLM() got unknown settings {unknown}; EngineConfig has {EngineConfig.names()}")
+        self.engine = InferenceEngine(model, tokenizer, replace(config or EngineConfig(), **settings)).start()
+
+    def generate(
+        self, prompts: Prompt | list[Prompt], config: GenerationConfig | None = None, *, progress: bool | None = None
+    ) -> list[GenerationResult]:
+        """Continue each prompt (text, token ids, or chat messages); results come in the order of the prompts.
+
+        `progress`: show a bar; None = if standard error is a terminal.
+        """
+        batch = _as_batch(prompts)
+        show = sys.stderr.isatty() if progress is None else progress
+        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+                   TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), disable=not show) as bar:
+            task = bar.add_task("", total=len(batch), rate="")
+            tokens, lock = [0], threading.Lock()
+
+            def finished(result: GenerationResult) -> None:
+                with lock:
+                    tokens[0] += result.usage.completion_tokens
+                    elapsed = bar.tasks[0].elapsed or 0.0
+                    bar.update(task, advance=1, rate=f"{tokens[0] / elapsed:.0f} tok/s" if elapsed else "")
+
+            ids: list[str] = []
+            try:
+                ids += [self.engine.submit_request(prompt, config, callback=finished) for prompt in batch]
+                return [self.engine.result(request_id) for request_id in ids]
+            except BaseException:
+                for request_id in ids:
+                    self.engine.cancel(request_id)
+                raise
+
+    @property
+    def tokenizer(self) -> Text:
+        return self.engine.tokenizer
+
+    def close(self) -> None:
+        self.engine.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_batch(prompts: Prompt | list[Prompt]) -> list[Prompt]:
+    """One prompt or a list of them. A list of ints or of messages is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int | dict):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""The engine's loop: take mail, plan, launch, commit the step before, publish. The whole engine is these five lines.
+
+Runs on a thread or process of its own; nothing else touches the scheduler or the runner.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+import msgspec
+
+from tonle.engine.mailbox import Mailbox
+from tonle.engine.messages import Cancel, DropCache, LoopStats, Step, Stop, Submit
+from tonle.engine.plan import Plan
+from tonle.engine.run.runner import Flight, Runner
+from tonle.engine.schedule import Outcome, Scheduler
+
+log = logging.getLogger("tonle.engine")
+
+
+class Loop:
+    def __init__(self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, *, fatal: bool = False) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._mailbox = mailbox
+        self._fatal = fatal  # a broken step ends the loop: the device cannot be trusted after it
+        self._flights: deque[Flight] = deque()
+        self._refused: dict[int, str] = {}
+        self._stats = LoopStats(profile=runner.profile or {})
+        self._stopped = False
+
+    def run(self) -> None:
+        while not self._stopped:
+            self.step()
+
+    def step(self) -> None:
+        changed = self._take_mail()
+        began = time.monotonic()
+        plan = self._scheduler.plan(began)
+        if plan.rows:
+            self._launch(plan)
+        while len(self._flights) > (self._runner.lag if plan.rows else 0):
+            self._land(self._flights.popleft())
+            changed = False  # landing published the state
+        if plan.rows:
+            self._stats.busy_s += time.monotonic() - began
+        if changed:
+            self._publish(Outcome())
+
+    def _take_mail(self) -> bool:
+        """Handle what came. Sleeps when there is nothing to compute. True if anything came."""
+        wait_s: float | None = 0.0
+        if not self._flights and self._scheduler.idle:
+            wait_s = None
+        elif not self._flights and not self._scheduler.running:
+            wait_s = self._scheduler.wake_s(time.monotonic()) or 0.0
+        mail = self._mailbox.take(wait_s)
+        for message in mail:
+            match message:
+                case Submit(requests):
+                    for request in requests:
+                        if (why := self._scheduler.refusal(request)) is not None:
+                            self._refused[request.handle] = why
+                        else:
+                            self._scheduler.add(request)
+                case Cancel(handles):
+                    for handle in handles:
+                        self._scheduler.cancel(handle)
+                case DropCache():
+                    self._scheduler.pool.drop_idle()
+                case Stop():
+                    self._stopped = True
+        return bool(mail)
+
+    def _launch(self, plan: Plan) -> None:
+        try:
+            self._flights.append(self._runner.launch(plan))
+        except Exception:
+            self._break(plan)
+
+    def _land(self, flight: Flight) -> None:
+        try:
+            result = self._runner.land(flight)
+        except Exception:
+            return self._break(flight.plan)
+        self._stats.num_steps += 1
+        self._stats.generation_tokens += len(result.tokens)
+        self._stats.prompt_tokens += flight.plan.num_tokens - sum(chunk is None for chunk in flight.plan.chunks)
+        self._publish(self._scheduler.commit(flight.plan, result))
+
+    def _break(self, plan: Plan) -> None:
+        """A step failed. Its requests end with an error, and so do those of steps launched on top of it."""
+        log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
+        outcome = Outcome()
+        for broken in [plan, *(flight.plan for flight in self._flights)]:
+            for handle in self._scheduler.fail(broken):
+                outcome.finished[handle] = ("error", None)
+        self._flights.clear()
+        self._publish(outcome)
+        if self._fatal:
+            raise RuntimeError("a step failed and the device cannot be trusted any more")
+
+    def _publish(self, outcome: Outcome) -> None:
+        scheduler, pool, stats = self._scheduler, self._scheduler.pool, self._stats
+        stats.num_running = len(scheduler.running)
+        stats.num_waiting = len(scheduler.waiting)
+        stats.num_free_blocks = pool.num_free
+        stats.num_cached_blocks = pool.num_idle
+        stats.kv_usage = pool.num_held / pool.num_blocks
+        stats.prefix_queries = scheduler.prefix_queries
+        stats.prefix_hits = scheduler.prefix_hits
+        stats.num_preemptions = scheduler.num_preemptions
+        started, scheduler.started = scheduler.started, {}
+        refused, self._refused = self._refused, {}
+        self._mailbox.publish(
+            Step(
+                handles=outcome.handles,
+                counts=[1] * len(outcome.handles),
+                tokens=outcome.tokens,
+                finished=outcome.finished,
+                refused=refused,
+                started=started,
+                logprobs=outcome.logprobs,
+                prompt_logprobs=outcome.prompt_logprobs,
+                stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
+            )
+        )

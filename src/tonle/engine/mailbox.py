@@ -1,0 +1,102 @@
+"""The boundary between a front and an engine loop: an in-process queue, or a socket to another process.
+
+Framing on the socket: 4 bytes of length, little-endian, then one msgpack message (`messages.py`).
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tonle.engine.messages import Stop, ToEngine, ToFront
+
+_HEADER = struct.Struct("<I")
+
+
+class Mailbox(Protocol):
+    """The loop's end."""
+
+    def take(self, wait_s: float | None) -> list[ToEngine]:
+        """All mail there is. Sleeps up to `wait_s` (None = until something comes) if there is none."""
+        ...
+
+    def publish(self, message: ToFront) -> None: ...
+
+
+class ThreadMailbox:
+    """Loop and front share a process. `publish` calls `deliver` on the loop's thread: it must only hand over."""
+
+    def __init__(self, deliver: Callable[[ToFront], None]) -> None:
+        self._deliver = deliver
+        self._queue: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+
+    def put(self, message: ToEngine) -> None:
+        self._queue.put(message)
+
+    def take(self, wait_s: float | None) -> list[ToEngine]:
+        mail: list[ToEngine] = []
+        try:
+            if wait_s == 0.0:
+                mail.append(self._queue.get_nowait())
+            else:
+                mail.append(self._queue.get(timeout=wait_s))
+            while True:
+                mail.append(self._queue.get_nowait())
+        except queue.Empty:
+            return mail
+
+    def publish(self, message: ToFront) -> None:
+        self._deliver(message)
+
+
+class Frames:
+    """Bytes in, whole messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + size
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[_HEADER.size : end]))
+            del self._buffer[:end]
+        return frames
+
+
+def frame(message: ToEngine | ToFront, encoder: msgspec.msgpack.Encoder) -> bytes:
+    body = encoder.encode(message)
+    return _HEADER.pack(len(body)) + body
+
+
+class SocketMailbox:
+    """The loop's end of a socket. A closed socket reads as `Stop`: an engine never outlives its front."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._frames = Frames()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def take(self, wait_s: float | None) -> list[ToEngine]:
+        mail: list[ToEngine] = []
+        while select.select([self._sock], [], [], 0.0 if mail else wait_s)[0]:
+            data = self._sock.recv(1 << 20)
+            if not data:
+                return [*mail, Stop()]
+            mail += [self._decoder.decode(body) for body in self._frames.feed(data)]
+        return mail
+
+    def publish(self, message: ToFront) -> None:
+        self._sock.sendall(frame(message, self._encoder))

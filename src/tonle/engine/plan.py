@@ -1,0 +1,45 @@
+"""The plan of one step: everything the scheduler tells the runner, and the only thing they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tonle.engine.request import GenerationConfig, TokenLogprob
+
+
+@dataclass(slots=True)
+class Join:
+    """A sequence takes a row of the batch, or takes one again after it was preempted."""
+
+    row: int
+    prompt: list[int]
+    output: list[int]  # generated before a preemption; penalties and min_tokens count it
+    config: GenerationConfig
+    seed: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """Parallel lists, one entry per scheduled row."""
+
+    joins: list[Join] = field(default_factory=list)  # apply first
+    new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # row, first place in its table, blocks
+    rows: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # tokens of the row already in the cache
+    chunks: list[list[int] | None] = field(default_factory=list)  # tokens to compute; None = the one sampled last
+    samples: list[bool] = field(default_factory=list)  # the chunk ends at the last known token: sample the next
+    sequences: list[Any] = field(default_factory=list)  # the scheduler's own, for its commit; the runner does not look
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(1 if chunk is None else len(chunk) for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the runner read back, one entry per entry of the plan with `samples` set, in order."""
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # plan index -> of the sampled token
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)  # plan index -> of the chunk's successors

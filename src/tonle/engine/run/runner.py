@@ -1,0 +1,121 @@
+"""The runner: one plan in, one result out. The same path on every device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tonle.engine.plan import Plan, StepResult
+from tonle.engine.run.rows import Rows
+from tonle.engine.sample import Sampler
+from tonle.engine.sample.logprobs import token_logprobs
+from tonle.models.inputs import KVCache, StepInputs
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched step. `land` waits for the device; everything before it is asynchronous where the device is."""
+
+    plan: Plan
+    order: list[int]  # plan indices that sample, in the order of `tokens`
+    tokens: torch.Tensor  # (S,)
+    wanted: dict[int, int] = field(default_factory=dict)  # place in `order` -> alternatives wanted beside its log-probability
+    raw: torch.Tensor | None = None  # (wanted, V) their logits
+    described: list[tuple[int, torch.Tensor, list[int], int]] = field(default_factory=list)
+    # prompt log-probabilities: plan index, (chunk, V) logits, the tokens that followed, alternatives wanted
+
+
+class Runner:
+    """Owns the rows, the sampler and the KV tensors; reads plans, decides nothing."""
+
+    def __init__(self, model: Model, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
+        self.lag = lag  # steps that may be launched before the first of them is read
+        self.profile: dict[str, float] | None = None  # seconds per part, when somebody wants to know
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._rows = rows
+        self._prompts: dict[int, tuple[list[int], int]] = {}  # rows that want prompt log-probabilities: prompt, top
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Flight:
+        mark = time.perf_counter()
+        for join in plan.joins:
+            self._sampler.join(join)
+            self._prompts.pop(join.row, None)
+            if join.config.prompt_logprobs is not None:
+                self._prompts[join.row] = (join.prompt, join.config.prompt_logprobs)
+        self._rows.update(plan)
+        # Rows with one token first: attention treats them as one batch.
+        order = sorted(range(len(plan.rows)), key=lambda i: (chunk := plan.chunks[i]) is not None and len(chunk) > 1)
+        wanted, described = self._logit_indices(plan, order)
+        inputs = self._rows.build(plan, order, wanted)
+        mark = self._note("build", mark)
+        logits = self._model.forward(inputs, self._kv)  # (S + prompt positions, V)
+        mark = self._note("forward", mark)
+        flight = self._sample(plan, order, logits, described)
+        self._note("sample", mark)
+        return flight
+
+    @torch.inference_mode()
+    def land(self, flight: Flight) -> StepResult:
+        """Wait for the step and read it back, in the plan's order."""
+        values = flight.tokens.tolist()
+        result = StepResult(tokens=[token for _, token in sorted(zip(flight.order, values, strict=True))])
+        if flight.raw is not None:
+            records = token_logprobs(flight.raw, [values[i] for i in flight.wanted], max(flight.wanted.values()))
+            for (place, num_top), record in zip(flight.wanted.items(), records, strict=True):
+                record.top = record.top[:num_top]
+                result.logprobs[flight.order[place]] = record
+        for i, logits, targets, num_top in flight.described:
+            result.prompt_logprobs[i] = token_logprobs(logits[: len(targets)], targets, num_top)
+        return result
+
+    def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, slice]]:
+        """Indices into the step's tokens: first of the sampling entries, then of every prompt token to be described."""
+        last, extra, described, offset = [], [], {}, 0
+        for i in order:
+            chunk = plan.chunks[i]
+            size = 1 if chunk is None else len(chunk)
+            if plan.samples[i]:
+                last.append(offset + size - 1)
+            prompt, _ = self._prompts.get(plan.rows[i], ([], 0))
+            if plan.starts[i] < len(prompt) - 1:
+                described[i] = slice(len(extra), len(extra) + size)
+                extra += range(offset, offset + size)
+            offset += size
+        shift = len(last)
+        return last + extra, {i: slice(s.start + shift, s.stop + shift) for i, s in described.items()}
+
+    def _sample(self, plan: Plan, order: list[int], logits: torch.Tensor, described: dict[int, slice]) -> Flight:
+        sampling = [i for i in order if plan.samples[i]]
+        rows = [plan.rows[i] for i in sampling]
+        flight = Flight(plan, sampling, torch.empty(0, dtype=torch.int64))
+        for i, place in described.items():
+            prompt, num_top = self._prompts[plan.rows[i]]
+            start, size = plan.starts[i] + 1, place.stop - place.start
+            flight.described.append((i, logits[place], prompt[start : start + size], num_top))
+        if sampling:
+            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in sampling]
+            own = logits[: len(sampling)]
+            flight.wanted = self._sampler.logprobs_wanted(rows)
+            if flight.wanted:
+                flight.raw = own[list(flight.wanted)]  # a copy: sampling may change logits
+            flight.tokens = self._sampler.sample(own, rows, positions)
+            self._rows.remember(rows, flight.tokens)
+        return flight
+
+    def _note(self, part: str, since: float) -> float:
+        now = time.perf_counter()
+        if self.profile is not None:
+            self.profile[part] = self.profile.get(part, 0.0) + now - since
+        return now

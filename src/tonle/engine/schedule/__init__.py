@@ -1,0 +1,5 @@
+"""Who runs in the next step. Does: queue, admit, chunk, preempt, finish. Does not: touch tensors or time a step."""
+
+from tonle.engine.schedule.scheduler import Limits, Outcome, Scheduler
+
+__all__ = ["Limits", "Outcome", "Scheduler"]

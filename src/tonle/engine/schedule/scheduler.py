@@ -1,0 +1,296 @@
+"""The scheduler: one token budget per step, running sequences first, then the waiting line.
+
+It owns sequences, rows and (through the pool) blocks; it never sees a tensor. A step's tokens may still be unknown when
+the next step is planned (`Sequence.num_pending`): the loop commits them later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tonle.engine.kv.pool import BlockPool
+from tonle.engine.plan import Join, Plan, StepResult
+from tonle.engine.request import Request, TokenLogprob
+from tonle.engine.schedule.queue import WaitingLine, order_key
+from tonle.engine.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the scheduler must keep to."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    context_length: int
+    block_size: int
+    long_prefill_tokens: int  # most tokens of one prompt per step while others are present
+    ageing_s: float = 5.0
+    prefix_caching: bool = True
+    continuous: bool = True  # False: static batches
+    batch_timeout_s: float = 0.0  # static batches: longest wait for one to fill
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a commit means to the callers, in parallel lists."""
+
+    handles: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finished: dict[int, tuple[str, int | None]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.waiting = WaitingLine()
+        self.running: dict[int, Sequence] = {}  # by handle, in order of admission
+        self.started: dict[int, tuple[float, int]] = {}  # first scheduled since last asked: handle -> now, cached tokens
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.num_preemptions = 0
+        self._eos = frozenset(eos_ids)
+        self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._batch_left = 0  # static batches: members of the open batch not admitted yet
+
+    # -- mail
+
+    def refusal(self, request: Request) -> str | None:
+        """Why this request could never run, or None."""
+        total = len(request.prompt) + request.config.max_length
+        if not request.prompt:
+            return "the prompt is empty"
+        if total > self.limits.context_length:
+            return f"prompt ({len(request.prompt)} tokens) + max_length ({request.config.max_length}) exceed " \
+                   f"the context of {self.limits.context_length} tokens"  # fmt: skip
+        return None
+
+    def add(self, request: Request) -> None:
+        stops = frozenset(request.config.stop_token_ids)
+        if request.config.early_stopping:
+            stops |= self._eos
+        self.waiting.push(Sequence(request, key=order_key(request, self.limits.ageing_s), stops=stops))
+
+    def cancel(self, handle: int) -> bool:
+        """Free all it holds, wherever it is. A step already launched for it is ignored when it commits."""
+        sequence = self.waiting.remove(handle)
+        if sequence is None:
+            sequence = self.running.pop(handle, None)
+            if sequence is None:
+                return False
+            self._vacate(sequence)
+        sequence.done = True
+        self.started.pop(handle, None)
+        return True
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    # -- planning
+
+    def plan(self, now: float) -> Plan:
+        plan = Plan()
+        budget = self.limits.max_num_batched_tokens
+        # Rows with one token to go come first: a long prompt must not make others miss a beat.
+        order = sorted(self.running.values(), key=lambda s: (s.num_remaining > 1, s.key))
+        scheduled: set[int] = set()
+        for sequence in order:
+            if sequence.row is None or sequence.complete:
+                continue  # preempted a moment ago, or its last token is in flight
+            count = self._share(sequence, budget)
+            if count == 0 or not self._grow(sequence, count, plan, scheduled):
+                continue
+            scheduled.add(sequence.request.handle)
+            self._schedule(sequence, count, plan)
+            budget -= count
+        while budget > 0 and (sequence := self._admissible(now)) is not None:
+            self._admit(sequence, plan, now)
+            count = self._share(sequence, budget)
+            self._schedule(sequence, count, plan)
+            budget -= count
+        return plan
+
+    def wake_s(self, now: float) -> float | None:
+        """How long the loop may sleep before `plan` has something new to say; None = until mail comes."""
+        oldest = self.waiting.oldest_arrival_s()
+        if oldest is None or self.limits.continuous:
+            return None
+        return max(0.0, oldest + self.limits.batch_timeout_s - now)
+
+    def _share(self, sequence: Sequence, budget: int) -> int:
+        count = min(sequence.num_remaining, budget)
+        if len(self.running) + len(self.waiting) > 1:
+            count = min(count, max(1, self.limits.long_prefill_tokens))
+        return count
+
+    def _schedule(self, sequence: Sequence, count: int, plan: Plan) -> None:
+        assert sequence.row is not None
+        start, end = sequence.num_computed, sequence.num_computed + count
+        plan.rows.append(sequence.row)
+        plan.starts.append(start)
+        plan.chunks.append(sequence.tokens[start:end] if end <= len(sequence.tokens) else None)
+        plan.samples.append(end == sequence.num_known)
+        plan.sequences.append(sequence)
+        sequence.num_computed = end
+        if plan.samples[-1]:
+            sequence.num_pending += 1
+        self._publish(sequence)
+
+    def _grow(self, sequence: Sequence, count: int, plan: Plan, scheduled: set[int]) -> bool:
+        """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
+        have = len(sequence.blocks)
+        need = -(-(sequence.num_computed + count) // self.limits.block_size) - have
+        while self.pool.num_available < need:
+            victims = [s for h, s in self.running.items() if h not in scheduled]
+            victim = max(victims, key=lambda s: (s.key, s.request.handle))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        if need > 0:
+            assert sequence.row is not None
+            sequence.blocks += [self.pool.take() for _ in range(need)]
+            plan.new_blocks.append((sequence.row, have, sequence.blocks[have:]))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self.running[sequence.request.handle]
+        self._vacate(sequence)
+        self.waiting.push(sequence)
+        self.num_preemptions += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        self._rows.append(sequence.row)
+        self.pool.release(sequence.rewind())
+
+    # -- admission
+
+    def _admissible(self, now: float) -> Sequence | None:
+        """The next sequence to admit with its cached prefix held, or None if it has to wait."""
+        sequence = self.waiting.peek()
+        if sequence is None or not self._rows or sequence.num_pending or not self._batch_open(now):
+            return None
+        bs = self.limits.block_size
+        self._hold_prefix(sequence)
+        if self.pool.num_available < -(-sequence.num_known // bs) - len(sequence.blocks):
+            self.pool.release(sequence.rewind())
+            return None
+        return sequence
+
+    def _admit(self, sequence: Sequence, plan: Plan, now: float) -> None:
+        self.waiting.pop()
+        self.running[sequence.request.handle] = sequence
+        self._batch_left -= not self.limits.continuous
+        need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
+        sequence.blocks += [self.pool.take() for _ in range(need)]
+        sequence.row = self._rows.pop()
+        request = sequence.request
+        plan.joins.append(Join(sequence.row, request.prompt, sequence.output, request.config, request.seed))
+        plan.new_blocks.append((sequence.row, 0, list(sequence.blocks)))
+        if not sequence.started:
+            sequence.started = True
+            sequence.num_cached = sequence.num_computed
+            self.started[request.handle] = (now, sequence.num_cached)
+            self.prefix_queries += len(request.prompt)
+            self.prefix_hits += sequence.num_cached
+
+    def _batch_open(self, now: float) -> bool:
+        if self.limits.continuous or self._batch_left > 0:
+            return True
+        full = len(self.waiting) >= self.limits.max_num_seqs
+        due = (oldest := self.waiting.oldest_arrival_s()) is not None and now - oldest >= self.limits.batch_timeout_s
+        if self.running or not (full or due):
+            return False
+        self._batch_left = min(len(self.waiting), self.limits.max_num_seqs)
+        return True
+
+    def _hold_prefix(self, sequence: Sequence) -> None:
+        """Hold the longest cached prefix, always leaving at least one token to compute."""
+        if not self.limits.prefix_caching or sequence.request.config.prompt_logprobs is not None:
+            return
+        bs = self.limits.block_size
+        while (len(sequence.digests) + 1) * bs < len(sequence.tokens):
+            digest = sequence.next_digest(sequence.digests, bs)
+            block = self.pool.lookup(digest)
+            if block is None:
+                break
+            self.pool.hold(block)
+            sequence.blocks.append(block)
+            sequence.digests.append(digest)
+        sequence.num_computed = len(sequence.digests) * bs
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Blocks that are full, with all tokens known, can be found from now on.
+
+        A block planned in this step counts: within a step every layer writes all keys and values before it reads any.
+        """
+        if not self.limits.prefix_caching:
+            return
+        bs = self.limits.block_size
+        for i in range(len(sequence.digests), min(sequence.num_computed, len(sequence.tokens)) // bs):
+            digest = sequence.next_digest(sequence.digests, bs)
+            sequence.digests.append(digest)
+            self.pool.publish(sequence.blocks[i], digest)
+
+    # -- committing
+
+    def commit(self, plan: Plan, result: StepResult) -> Outcome:
+        """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
+        outcome = Outcome()
+        sampled = iter(result.tokens)
+        for i, sequence in enumerate(plan.sequences):
+            token = next(sampled) if plan.samples[i] else None
+            if sequence.done:
+                continue
+            handle = sequence.request.handle
+            if i in result.prompt_logprobs:
+                outcome.prompt_logprobs[handle] = (plan.starts[i] + 1, result.prompt_logprobs[i])
+            if token is None:
+                continue
+            sequence.num_pending -= 1
+            sequence.tokens.append(token)
+            outcome.handles.append(handle)
+            outcome.tokens.append(token)
+            if i in result.logprobs:
+                outcome.logprobs[handle] = [result.logprobs[i]]
+            if (reason := self._end(sequence, token)) is not None:
+                outcome.finished[handle] = (reason, token if reason == "stop" else None)
+                self.cancel(handle)
+            elif sequence.row is not None:
+                self._publish(sequence)
+        return outcome
+
+    def fail(self, plan: Plan) -> list[int]:
+        """A step broke: end its sequences and let nobody find what it may have written. Returns their handles."""
+        handles = []
+        for sequence in plan.sequences:
+            if not sequence.done:
+                for block in sequence.blocks:
+                    self.pool.retract(block)
+                handles.append(sequence.request.handle)
+                self.cancel(sequence.request.handle)
+        return handles
+
+    @staticmethod
+    def _end(sequence: Sequence, token: int) -> str | None:
+        if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
+            return "stop"
+        if sequence.num_output >= sequence.request.config.max_length:
+            return "length"
+        return None
+
+    # -- truth
+
+    def verify(self) -> None:
+        """Recount rows, blocks and progress; raises AssertionError on any disagreement."""
+        self.pool.verify(s.blocks for s in self.running.values())
+        rows = [s.row for s in self.running.values()]
+        assert None not in rows and len(set(rows)) == len(rows), "two sequences share a row"
+        assert sorted([*self._rows, *(r for r in rows if r is not None)]) == list(range(self.limits.max_num_seqs))
+        for s in self.running.values():
+            assert not s.done and 0 <= s.num_computed <= s.num_known <= self.limits.context_length + 1
+            assert len(s.blocks) * self.limits.block_size >= s.num_computed

@@ -1,0 +1,63 @@
+"""One sequence on its way: what is known of it and how far it is computed."""
+
+from __future__ import annotations
+
+from tonle.engine.kv.prefix import block_digest, root_digest
+from tonle.engine.request import Request
+
+
+class Sequence:
+    """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
+
+    __slots__ = ("blocks", "digests", "done", "key", "num_cached", "num_computed", "num_pending", "request", "row",
+                 "started", "stops", "tokens")  # fmt: skip
+
+    def __init__(self, request: Request, *, key: float, stops: frozenset[int]) -> None:
+        self.request = request
+        self.key = key  # smaller runs earlier
+        self.stops = stops  # token ids that end it
+        self.tokens = list(request.prompt)  # prompt + output whose values we have
+        self.num_pending = 0  # sampled on the device, value not read yet
+        self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
+        self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
+        self.blocks: list[int] = []
+        self.digests: list[bytes] = []  # of its full blocks, as far as published
+        self.row: int | None = None  # its place in the batch, while running
+        self.started = False
+        self.done = False
+
+    @property
+    def num_known(self) -> int:
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return self.num_known - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def complete(self) -> bool:
+        """Its last token has been sampled, though perhaps not read yet."""
+        return self.num_output + self.num_pending >= self.request.config.max_length
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    def next_digest(self, digests: list[bytes], block_size: int) -> bytes:
+        """The digest of the block after those in `digests`; its tokens must be known."""
+        parent = digests[-1] if digests else root_digest(self.request.salt)
+        start = len(digests) * block_size
+        return block_digest(parent, self.tokens[start : start + block_size])
+
+    def rewind(self) -> list[int]:
+        """Forget everything computed (preemption by recompute). Returns the blocks to release."""
+        blocks, self.blocks = self.blocks, []
+        self.digests = []
+        self.num_computed = 0
+        self.row = None
+        return blocks

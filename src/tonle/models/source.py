@@ -1,0 +1,138 @@
+"""`resolve`: from what a user calls a model to the files on this machine.
+
+Does: local folders, GGUF files, hub names, the default model; lists what is cached. Does not: read weights or need
+torch, so a process that only tokenizes can use it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tonle.errors import ModelError
+
+# What a folder needs to be served. Some hub repositories carry the weights a second time, in subfolders or as
+# `consolidated*`; those would only double the download.
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+_HUB_SKIPPED = ["*/*", "consolidated*"]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's files, present on this machine."""
+
+    kind: Literal["folder", "gguf"]
+    path: Path  # the folder with config.json, or the .gguf file
+    name: str  # what clients of the API call it
+
+
+def cache_dir() -> Path:
+    """Where Tonle keeps what it fetched: $TONLE_CACHE_DIR, else the user's cache directory."""
+    if own := os.environ.get("TONLE_CACHE_DIR"):
+        return Path(own)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "tonle"
+    return Path.home() / ".cache" / "tonle"
+
+
+def resolve(model: str | Path | None, *, progress: bool = True) -> ModelSource:
+    """Find the model, fetching it if it is a hub name or the default (None) and not here yet.
+
+    `progress` shows how a fetch is going on stderr. Raises `ModelError`.
+    """
+    from tonle.models import default_model
+
+    if model is None or model == default_model.NAME:
+        path = default_model.path(cache_dir())
+        if not default_model.is_present(path):
+            default_model.fetch(path, progress=progress)
+        return ModelSource("gguf", path, default_model.NAME)
+    path = Path(model).expanduser()
+    if path.exists():
+        return _local(path)
+    if isinstance(model, str) and _HUB_NAME.fullmatch(model):
+        return _from_hub(model, progress=progress)
+    raise ModelError(
+        f"no model at {path}: there is no such file or folder. "
+        f"Give a folder with config.json, a .gguf file, or a hub name like org/name"
+    )
+
+
+def cached_models() -> list[ModelSource]:
+    """Every model that `resolve` can return without a network: Tonle's own cache, then the hub's."""
+    from tonle.models import default_model
+
+    default = default_model.path(cache_dir())
+    found = [
+        ModelSource("gguf", path, default_model.NAME if path == default else path.stem)
+        for path in sorted(default.parent.glob("*.gguf"))
+    ]
+    return found + sorted(_in_hub_cache(), key=lambda source: source.name)
+
+
+def _local(path: Path) -> ModelSource:
+    path = path.resolve()
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{path} is neither a folder nor a .gguf file")
+        return ModelSource("gguf", path, path.stem)
+    if (path / "config.json").is_file():
+        return ModelSource("folder", path, path.name)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ModelSource("gguf", ggufs[0], ggufs[0].stem)
+    if ggufs:
+        raise ModelError(f"{path} holds {len(ggufs)} GGUF files; name one: {', '.join(file.name for file in ggufs)}")
+    raise ModelError(f"{path} is no model: it has neither a config.json nor a .gguf file")
+
+
+def _from_hub(name: str, *, progress: bool) -> ModelSource:
+    from huggingface_hub import snapshot_download
+
+    bars: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
+    try:
+        folder = snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED, **bars)
+    except Exception as error:  # the hub's client raises errors of five libraries; all mean the same to a user
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"{name!r} is neither a path on this machine nor could it be fetched as a hub model ({reason}). "
+            f"Check the name and the connection, or give the path of a folder or a .gguf file"
+        ) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(
+            f"the hub model {name!r} has no config.json. "
+            f"If it is a collection of GGUF files, fetch one of them and give its path"
+        )
+    return ModelSource("folder", Path(folder), name)
+
+
+def _silent_bar() -> type:
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class SilentBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+    return SilentBar
+
+
+def _in_hub_cache() -> Iterator[ModelSource]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in repos:
+        revision = max(repo.revisions, key=lambda revision: revision.last_modified, default=None)
+        if repo.repo_type != "model" or revision is None:
+            continue
+        names = {file.file_name for file in revision.files}
+        if "config.json" in names and any(name.endswith(".safetensors") for name in names):
+            yield ModelSource("folder", revision.snapshot_path, repo.repo_id)

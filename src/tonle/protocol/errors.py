@@ -1,0 +1,53 @@
+"""The only place where an exception becomes HTTP: status, OpenAI's error body, headers.
+
+Does: map, and keep what is inside the server inside. Does not: log or send.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tonle.errors import CallerError, CapacityError, TonleError
+from tonle.protocol.openai import ErrorBody, ErrorDetail
+
+
+class ErrorReply(NamedTuple):
+    status: int
+    body: ErrorBody
+    headers: list[tuple[str, str]]
+
+
+def error_reply(error: BaseException) -> ErrorReply:
+    """What the caller is told about `error`. Of an error that is not ours, nothing but that it happened."""
+    if not isinstance(error, TonleError):
+        message = "The server failed on this request. Its log has the details; look for the X-Request-Id of this reply."
+        return ErrorReply(500, _body(message, "server_error", code="internal_error"), [])
+    headers = []
+    if isinstance(error, CapacityError):
+        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+    body = _body(error.message, _error_type(error), param=error.param, code=error.code)
+    return ErrorReply(error.status, body, headers)
+
+
+def no_such_path(path: str) -> ErrorReply:
+    message = f"There is nothing at {path}. GET /docs lists what there is."
+    return ErrorReply(404, _body(message, "invalid_request_error", code="not_found"), [])
+
+
+def wrong_method(method: str, path: str, allowed: list[str]) -> ErrorReply:
+    message = f"{path} does not take {method}; use {' or '.join(allowed)}."
+    body = _body(message, "invalid_request_error", code="method_not_allowed")
+    return ErrorReply(405, body, [("allow", ", ".join(allowed))])
+
+
+def _error_type(error: TonleError) -> str:
+    if isinstance(error, CallerError):
+        return "invalid_request_error"
+    if isinstance(error, CapacityError):
+        return "service_unavailable_error"
+    return "server_error"
+
+
+def _body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> ErrorBody:
+    return ErrorBody(ErrorDetail(message, kind, param, code))

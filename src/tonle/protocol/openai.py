@@ -1,0 +1,294 @@
+"""OpenAI's bodies as data: what callers send and what they get back.
+
+Does: name every field we act on, with its type and a line of description (the docs page and /openapi.json are made from them).
+Does not: check values against a model, or decide what an unknown field means (`parse.py`, `fields.py`).
+In requests null means absent. In replies, fields OpenAI does not have are left out (UNSET) unless they carry something.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+
+def about(text: str) -> Meta:
+    return Meta(description=text)
+
+
+# 64 bits: arithmetic on what a caller sends never overflows further down.
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length"]
+
+
+# -- requests
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: Annotated[bool | None, about("End the stream with a chunk that carries the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Put the usage so far into every chunk.")] = None
+
+
+class Sampling(Struct, kw_only=True):
+    """What chat and text completions share."""
+
+    model: Annotated[str | None, about("Name of the model; may be left out.")] = None
+    max_tokens: Annotated[Integer | None, about("Most new tokens.")] = None
+    temperature: Annotated[float | None, about("0 = always the likeliest token. Default 1.")] = None
+    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this share of probability. Default 1.")] = None
+    n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
+    stream: Annotated[bool | None, about("Send the answer as server-sent events while it grows.")] = None
+    stream_options: StreamOptions | None = None
+    stop: Annotated[str | list[str] | None, about("End at any of these strings.")] = None
+    presence_penalty: Annotated[float | None, about("-2 to 2, on tokens already in the answer.")] = None
+    frequency_penalty: Annotated[float | None, about("-2 to 2, per occurrence in the answer.")] = None
+    logit_bias: Annotated[dict[str, float] | None, about("Token id to bias, -100 to 100.")] = None
+    seed: Annotated[int | None, about("Same seed, same answer.")] = None
+    # Not OpenAI's, known from other servers.
+    top_k: Annotated[Integer | None, about("Keep the k likeliest tokens; 0 or -1 = off (default).")] = None
+    min_p: Annotated[float | None, about("Drop tokens less likely than this share of the likeliest. Default 0.")] = None
+    repetition_penalty: Annotated[float | None, about("On tokens of prompt and answer; 1 = off (default).")] = None
+    min_tokens: Annotated[Integer | None, about("No end before this many new tokens. Default 0.")] = None
+    ignore_eos: Annotated[bool | None, about("Do not stop at the model's end-of-sequence token.")] = None
+    stop_token_ids: Annotated[list[Integer] | None, about("End at any of these tokens.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Keep the stop string in the answer.")] = None
+    skip_special_tokens: Annotated[bool | None, about("Leave special tokens out of the text. Default true.")] = None
+    prompt_logprobs: Annotated[
+        Integer | None, about("Log-probabilities of the prompt's tokens with so many alternatives; not with stream.")
+    ] = None
+    return_token_ids: Annotated[bool | None, about("Also return token ids, of the prompt and of the answer.")] = None
+    priority: Annotated[
+        int | str | None, about("critical, high, normal or low; or 0 to 3, 0 first. Default normal.")
+    ] = None
+
+
+class ContentPart(Struct, kw_only=True):
+    type: Annotated[str, about("Only text.")]
+    text: str | None = None
+
+
+class Message(Struct, kw_only=True):
+    role: Role
+    content: Annotated[str | list[ContentPart] | None, about("Text, or a list of text parts.")] = None
+    name: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, about("Calls an assistant made earlier.")] = None
+    tool_call_id: Annotated[str | None, about("Which call a tool message answers.")] = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    messages: Annotated[list[Message], about("The conversation, oldest first.")]
+    max_completion_tokens: Annotated[
+        Integer | None, about("Most new tokens; wins over max_tokens. Default: what the context leaves.")
+    ] = None
+    logprobs: Annotated[bool | None, about("Return log-probabilities of the answer's tokens.")] = None
+    top_logprobs: Annotated[Integer | None, about("And of so many alternatives, 0 to 20.")] = None
+    add_generation_prompt: Annotated[bool | None, about("End the prompt where the assistant begins. Default true.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    prompt: Annotated[
+        str | list[str | Integer | list[Integer]], about("Text, token ids, or a list of either: one answer for each.")
+    ]
+    echo: Annotated[bool | None, about("Begin the answer with the prompt.")] = None
+    logprobs: Annotated[Integer | None, about("Return log-probabilities with so many alternatives, 0 to 20.")] = None
+    best_of: Annotated[Integer | None, about("Accepted if equal to n.")] = None
+    add_special_tokens: Annotated[bool | None, about("Let the tokenizer add its begin token. Default true.")] = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    model: str | None = None
+    prompt: Annotated[str | None, about("Text to split. Give this or messages.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation, rendered with the chat template first.")] = None
+    add_special_tokens: Annotated[bool | None, about("With prompt only. Default true.")] = None
+    add_generation_prompt: Annotated[bool | None, about("With messages only. Default true.")] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Annotated[bool | None, about("Also return each token as text.")] = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: list[Integer]
+    model: str | None = None
+    skip_special_tokens: Annotated[bool | None, about("Default false.")] = None
+
+
+# -- replies
+
+
+class FieldWarning(Struct):
+    """A field of the request that was accepted and did nothing."""
+
+    param: str
+    message: str
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ChatTokenLogprob]
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]  # where each token begins in the choice's text, characters
+
+
+class PromptLogprob(Struct):
+    logprob: float
+    decoded_token: str
+    rank: int | None  # 1 = likeliest; null = not among the alternatives asked for
+
+
+# One entry per prompt token, by token id; the first token has nothing before it and so no entry.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class ChatMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+    stop_reason: str | int | UnsetType = UNSET  # the stop string or token that matched
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
+
+
+class ChatDelta(Struct):
+    content: str | UnsetType = UNSET
+    role: Literal["assistant"] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """Of a whole answer and of a chunk alike; only in a chunk may `finish_reason` be null."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Struct, kw_only=True):
+    """A whole answer, or a chunk of one: OpenAI gives both the same shape."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
+
+
+class Model(Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tonle"
+    root: str  # the model behind an alias
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Tokens(Struct, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+    warnings: list[FieldWarning] | UnsetType = UNSET
+
+
+class Detokenized(Struct, kw_only=True):
+    prompt: str
+    warnings: list[FieldWarning] | UnsetType = UNSET
+
+
+class Health(Struct, kw_only=True):
+    status: Literal["healthy", "unhealthy"]
+    reason: str | None = None  # why unhealthy
+    model: str
+    running: int  # requests
+    waiting: int
+    kv_usage: float  # 0..1
+    uptime_s: float
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail

@@ -1,0 +1,113 @@
+"""Bytes of a request body into a typed request, and a list of what was sent and did nothing.
+
+Does: explain what is wrong in the caller's words (field path, what was expected, what came); report every field we do not act
+on. Does not: check values against the model (`replica/translate.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from tonle.errors import InvalidRequest
+from tonle.protocol.fields import remark
+from tonle.protocol.openai import FieldWarning, Role
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+MAX_WARNINGS = 32  # a body of ten thousand unknown fields gets a short reply all the same
+
+_WORDS = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
+    "object": "an object", "null": "null",
+}  # fmt: skip
+_TYPE_ERROR = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_RANGE_ERROR = re.compile(r"Expected `[^`]+` (<=|>=) (-?\d+)")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[FieldWarning]]:
+    """Raises `InvalidRequest`."""
+    raw = _decode(body)
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {_word(raw)}")
+    try:
+        request = msgspec.convert(raw, request_type)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    warnings = list(_unused(raw, request, ""))
+    if len(warnings) > MAX_WARNINGS:
+        more = len(warnings) - MAX_WARNINGS
+        warnings[MAX_WARNINGS:] = [FieldWarning("", f"{more} more fields were not used")]
+    return request, warnings
+
+
+def _decode(body: bytes) -> Any:
+    if not body:
+        raise InvalidRequest("the body is empty; send a JSON object")
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"the body is not valid UTF-8 (byte {_first_bad_byte(body)})") from None
+    except msgspec.ValidationError:  # a number no float or integer can hold
+        raise InvalidRequest("the body contains a number that is out of range") from None
+    except msgspec.DecodeError as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        if reason == "Input data was truncated":
+            reason = f"it ends too early (byte {len(body)})"
+        raise InvalidRequest(f"the body is not valid JSON: {reason}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _first_bad_byte(body: bytes) -> int:
+    # msgspec counts from the start of the string it is in; the caller needs the place in the body
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
+
+
+def _word(value: Any) -> str:
+    kinds = {bool: "bool", int: "int", float: "float", str: "str", list: "array", type(None): "null"}
+    return _WORDS[kinds[type(value)]]
+
+
+def _explain(error: str) -> InvalidRequest:
+    """msgspec's message in the words of this API. Example: "max_tokens must be an integer, not a string"."""
+    path = found.group(1) if (found := _PATH.search(error)) else ""
+    subject = path or "the body"
+    if missing := _MISSING.match(error):
+        field = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return InvalidRequest(f"{field} is missing", param=field)
+    if wrong := _TYPE_ERROR.match(error):
+        expected = " or ".join(_WORDS.get(kind, kind) for kind in wrong.group(1).split(" | ") if kind != "null")
+        got = _WORDS.get(wrong.group(2), wrong.group(2))
+        if wrong.group(2) == "float" and "an integer" in expected:
+            got = "a number with a fraction"
+        return InvalidRequest(f"{subject} must be {expected}, not {got}", param=path or None)
+    if bound := _RANGE_ERROR.match(error):
+        word = "at most" if bound.group(1) == "<=" else "at least"
+        return InvalidRequest(f"{subject} must be {word} {bound.group(2)}", param=path or None)
+    if path.endswith(".role"):
+        return InvalidRequest(f"{path} must be one of {', '.join(get_args(Role))}", param=path)
+    return InvalidRequest(f"{subject}: {_PATH.sub('', error)}", param=path or None)
+
+
+def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
+    """Walk the body beside the request made from it; what is in the first and not in the second was not used."""
+    if isinstance(typed, msgspec.Struct):
+        known = set(typed.__struct_fields__)
+        for name, value in raw.items():
+            if name in known:
+                yield from _unused(value, getattr(typed, name), f"{path}{name}.")
+            elif value is not None and (message := "unknown field, ignored" if path else remark(name, value, raw)):
+                yield FieldWarning(path + name, message)
+    elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):
+        for index, (raw_item, item) in enumerate(zip(raw, typed, strict=True)):
+            yield from _unused(raw_item, item, f"{path[:-1]}[{index}].")
