@@ -19,8 +19,8 @@ EOS = 0
 class Device:
     """A model whose 'KV cache' remembers which token of which prefix was written where, so that reuse can be checked.
 
-    A slot holds the whole prefix up to its token. Reading a row back must give the row's own tokens: any stale, shared or
-    stolen block shows.
+    A slot holds its token, position and tenant. Reading a row back must give the row's own tokens: any stale, wrongly
+    shared or stolen block shows.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -167,5 +167,5 @@ def test_a_tight_pool_preempts_and_still_finishes_everyone(lag: int) -> None:
         if scheduler.idle and not flights:
             break
     assert scheduler.num_preemptions > 0
-    assert finished == {h: ("length", None) for h in range(6)}
+    assert finished == dict.fromkeys(range(6), ("length", None))
     assert pool.num_available == 12

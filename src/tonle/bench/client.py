@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -126,8 +127,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
 
     def data_received(self, data: bytes) -> None:
         self._now_s = perf_counter()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -36,6 +37,7 @@ class Sample(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     counted_by: TokenSource = "usage"
     finish_reason: str | None = None
+    delay_s: float | None = None  # open loop: how long after its time the request left
     failure: str | None = None  # "kind: detail"; None = answered in full
 
     @property
@@ -57,7 +59,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
     @property
     def itl_s(self) -> list[float]:
-        return [after - before for before, after in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.arrivals_s)]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     e2el_ms: Spread | None
     failures: list[FailureGroup]  # most frequent first
     reconnects: int  # requests sent again because an idle connection had been closed by the server
-    client_cpu_share: float  # CPU seconds of the client per second; near 1 the client itself is the limit
+    client_cpu_share: float  # CPU seconds of the client's thread per second; near 1 the client itself is the limit
     max_send_delay_ms: float | None  # open loop: the latest a request left after its time
     interrupted: bool
     rows: list[RequestRow] | None  # only if asked for
@@ -133,7 +135,6 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     reconnects: int = 0
     client_cpu_s: float = 0.0
-    max_send_delay_s: float | None = None
     interrupted: bool = False
 
 
@@ -175,7 +176,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     output_tokens = sum(sample.output_tokens for sample in good)
     prompt_tokens = _total(sample.prompt_tokens for sample in good)
-    delay_s = circumstances.max_send_delay_s
+    delays_s = [sample.delay_s for sample in samples if sample.delay_s is not None]
     return LevelReport(
         label=circumstances.label,
         concurrency=circumstances.concurrency,
@@ -198,7 +199,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         failures=group_failures(sample.failure for sample in samples if sample.failure is not None),
         reconnects=circumstances.reconnects,
         client_cpu_share=circumstances.client_cpu_s * per_s,
-        max_send_delay_ms=None if delay_s is None else delay_s * 1e3,
+        max_send_delay_ms=max(delays_s) * 1e3 if delays_s else None,
         interrupted=circumstances.interrupted,
         rows=[_row(sample, begin_s) for sample in samples] if keep_rows else None,
     )
@@ -213,11 +214,11 @@ def _total(counts: Iterable[int | None]) -> int | None:
 def _row(sample: Sample, begin_s: float) -> RequestRow:
     return RequestRow(
         index=sample.index,
-        start_s=sample.start_s - begin_s,
+        start_s=round(sample.start_s - begin_s, 6),
         ttft_ms=_milliseconds(sample.ttft_s),
         tpot_ms=_milliseconds(sample.tpot_s),
         e2el_ms=_milliseconds(sample.e2el_s),
-        itl_ms=[gap * 1e3 for gap in sample.itl_s],
+        itl_ms=[round(gap * 1e3, 3) for gap in sample.itl_s],
         prompt_tokens=sample.prompt_tokens,
         cached_tokens=sample.cached_tokens,
         output_tokens=sample.output_tokens,
@@ -227,4 +228,4 @@ def _row(sample: Sample, begin_s: float) -> RequestRow:
 
 
 def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+    return None if seconds is None else round(seconds * 1e3, 3)

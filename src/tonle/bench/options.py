@@ -66,9 +66,7 @@ def parse_numbers(text: str, name: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(
-            f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name
-        ) from None
+        raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +136,11 @@ class BenchOptions:
         for name, span in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if not 1 <= span.low <= span.high:
                 raise ConfigError(f"{name} {span} must be at least 1 and go upwards", param=name)
+        for name in ("messages", "n", "prompt", "stream"):
+            if name in self.extra_body:
+                raise ConfigError(
+                    f"extra_body must not hold {name!r}: the benchmark sets it itself", param="extra_body"
+                )
         self._check_prompts()
 
     def _check_prompts(self) -> None:

@@ -14,6 +14,8 @@ import msgspec
 
 from tonle.bench.measure import TokenSource
 
+MAX_MESSAGE_CHARS = 300
+
 
 class _Delta(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
@@ -139,9 +141,10 @@ def _says_something(delta: _Delta) -> bool:
 
 
 def error_text(error: Any) -> str:
-    """The message inside an OpenAI-style error object, or whatever stands in its place."""
+    """The message inside an OpenAI-style error object, or whatever stands in its place, as one printable line."""
     if isinstance(error, dict):
         for name in ("message", "detail", "error"):
             if error.get(name):
                 return error_text(error[name])
-    return str(error)
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"

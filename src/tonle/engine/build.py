@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import Any
 
@@ -81,8 +80,6 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is none of auto, cpu, cuda, cuda:N", param="device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no CUDA device here", param="device")
-    if device.type == "cpu":
-        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return device
 
 

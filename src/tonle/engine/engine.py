@@ -72,7 +72,7 @@ class InferenceEngine:
             self._aio = asyncio.new_event_loop()
         logging.getLogger("tonle").setLevel(self.config.log_level.upper())
         model, text, name = self._open()
-        self._mailbox = ThreadMailbox(lambda message: self._aio.call_soon_threadsafe(self._deliver, message))
+        self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
         self._front = Front(text, name, self._mailbox.put)
         self._front.deliver(card)
@@ -307,6 +307,10 @@ class InferenceEngine:
             if self._requests[request_id].done():
                 del self._requests[request_id]
 
+    def _hand_over(self, message: ToFront) -> None:
+        """From the loop's thread to the front's."""
+        self._aio.call_soon_threadsafe(self._deliver, message)
+
     def _deliver(self, message: ToFront) -> None:
         assert self._front is not None
         if isinstance(message, Step) and self.config.enable_metrics:
@@ -328,7 +332,7 @@ class InferenceEngine:
         except Exception as error:
             log.exception("the engine's loop ended")
             self._status = "failed"
-            self._aio.call_soon_threadsafe(self._deliver, Failed(str(error), caller_fault=False))
+            self._hand_over(Failed(str(error), caller_fault=False))
 
     def _shut_down(self) -> None:
         """On the front's thread: tell everybody who still waits, let them run once more, and stop."""
@@ -338,7 +342,9 @@ class InferenceEngine:
 
 
 def _summary(ordered: list[float]) -> dict[str, float]:
-    at = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
     return {"mean": sum(ordered) / len(ordered), "min": ordered[0], "max": ordered[-1], "p50": at(0.5), "p95": at(0.95),
             "p99": at(0.99), "count": float(len(ordered))}  # fmt: skip
 

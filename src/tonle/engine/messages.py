@@ -64,7 +64,7 @@ class LoopStats(msgspec.Struct, array_like=True):
     profile: dict[str, float] = {}  # seconds per part of the step, if asked for
 
 
-class Step(msgspec.Struct, tag="step", array_like=True, omit_defaults=True):
+class Step(msgspec.Struct, tag="step", array_like=True):
     """What one step produced. `handles[i]` got the next `counts[i]` entries of `tokens`."""
 
     handles: list[int]
@@ -75,7 +75,7 @@ class Step(msgspec.Struct, tag="step", array_like=True, omit_defaults=True):
     started: dict[int, tuple[float, int]] = {}  # handle -> when first scheduled, prompt tokens found in cache
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each
-    stats: LoopStats = LoopStats()
+    stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 
 ToEngine = Submit | Cancel | DropCache | Stop

@@ -50,8 +50,8 @@ def is_present(file: Path) -> bool:
 
 
 def fetch(target: Path, *, progress: bool) -> None:
-    """Download, check and put the file at `target`. Several processes may do this at once: each works in a folder of its
-    own and the last one to finish replaces the same bytes with the same bytes."""
+    """Download, check and put the file at `target`. Several processes may do this at once: each works in a folder of
+    its own, and the last one to finish replaces the file with an equal one."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)

@@ -158,7 +158,7 @@ class GGUFFile:
 def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # copy on write: torch may wrap views
     except ValueError:
         raise ModelError(f"{path}: the file is empty, not a GGUF model") from None
     except OSError as error:

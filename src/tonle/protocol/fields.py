@@ -36,11 +36,11 @@ _TEXT_ONLY = Refusal("this server reads and writes text only")
 _BEAMS = Refusal("beam search is not supported")
 _ADAPTER = Refusal("adapters are not supported in this version")
 _TOKENS = Refusal("restricting the vocabulary is not supported; use logit_bias", ([],))
-_REASONING = Refusal("the served model has no such control; use chat_template_kwargs if its chat template has", ("none",))
+_REASONING = Refusal("the server has no such control; use chat_template_kwargs if the chat template has", ("none",))
 
 # They would change the answer, so that ignoring them would be a lie.
 REFUSED: dict[str, Refusal] = {
-    "response_format": Refusal(f"only the type 'text' is: {_STRUCTURED.why}", ({"type": "text"},)),
+    "response_format": Refusal(f'{_STRUCTURED.why}; only {{"type": "text"}} is', ({"type": "text"},)),
     "structured_outputs": _STRUCTURED,
     "guided_json": _STRUCTURED,
     "guided_regex": _STRUCTURED,
@@ -98,7 +98,7 @@ def remark(name: str, value: Any, body: dict[str, Any]) -> str | None:
         return None
     if name == "tools" and body.get("tool_choice") == "none":
         return "accepted, has no effect with tool_choice none"
-    raise InvalidRequest(f"{name} is not supported: {REFUSED[name].why}", param=name)
+    raise InvalidRequest(f"{name} cannot be served: {REFUSED[name].why}", param=name)
 
 
 def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

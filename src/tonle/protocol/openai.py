@@ -1,6 +1,6 @@
 """OpenAI's bodies as data: what callers send and what they get back.
 
-Does: name every field we act on, with its type and a line of description (the docs page and /openapi.json are made from them).
+Does: name every field we act on, with its type and a line about it (the docs page and /openapi.json come from them).
 Does not: check values against a model, or decide what an unknown field means (`parse.py`, `fields.py`).
 In requests null means absent. In replies, fields OpenAI does not have are left out (UNSET) unless they carry something.
 """
@@ -36,7 +36,7 @@ class Sampling(Struct, kw_only=True):
     model: Annotated[str | None, about("Name of the model; may be left out.")] = None
     max_tokens: Annotated[Integer | None, about("Most new tokens.")] = None
     temperature: Annotated[float | None, about("0 = always the likeliest token. Default 1.")] = None
-    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this share of probability. Default 1.")] = None
+    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability. Default 1.")] = None
     n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
     stream: Annotated[bool | None, about("Send the answer as server-sent events while it grows.")] = None
     stream_options: StreamOptions | None = None
@@ -83,7 +83,9 @@ class ChatRequest(Sampling, kw_only=True):
     ] = None
     logprobs: Annotated[bool | None, about("Return log-probabilities of the answer's tokens.")] = None
     top_logprobs: Annotated[Integer | None, about("And of so many alternatives, 0 to 20.")] = None
-    add_generation_prompt: Annotated[bool | None, about("End the prompt where the assistant begins. Default true.")] = None
+    add_generation_prompt: Annotated[bool | None, about("End the prompt where the assistant begins. Default yes.")] = (
+        None
+    )
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
 
 

@@ -1,7 +1,7 @@
 """Bytes of a request body into a typed request, and a list of what was sent and did nothing.
 
-Does: explain what is wrong in the caller's words (field path, what was expected, what came); report every field we do not act
-on. Does not: check values against the model (`replica/translate.py`).
+Does: explain what is wrong in the caller's words (field path, what was expected, what came); report every field we do
+not act on. Does not: check values against the model (`replica/translate.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from tonle.protocol.openai import FieldWarning, Role
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
-MAX_WARNINGS = 32  # a body of ten thousand unknown fields gets a short reply all the same
+# A body of ten thousand unknown fields, or one of enormous name, gets a short reply all the same.
+MAX_WARNINGS = 32
+MAX_NAME_CHARS = 100
 
 _WORDS = {
-    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "a list",
     "object": "an object", "null": "null",
 }  # fmt: skip
 _TYPE_ERROR = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
@@ -87,9 +89,7 @@ def _explain(error: str) -> InvalidRequest:
         return InvalidRequest(f"{field} is missing", param=field)
     if wrong := _TYPE_ERROR.match(error):
         expected = " or ".join(_WORDS.get(kind, kind) for kind in wrong.group(1).split(" | ") if kind != "null")
-        got = _WORDS.get(wrong.group(2), wrong.group(2))
-        if wrong.group(2) == "float" and "an integer" in expected:
-            got = "a number with a fraction"
+        got = "a number with a fraction" if wrong.group(2) == "float" else _WORDS.get(wrong.group(2), wrong.group(2))
         return InvalidRequest(f"{subject} must be {expected}, not {got}", param=path or None)
     if bound := _RANGE_ERROR.match(error):
         word = "at most" if bound.group(1) == "<=" else "at least"
@@ -107,7 +107,7 @@ def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
             if name in known:
                 yield from _unused(value, getattr(typed, name), f"{path}{name}.")
             elif value is not None and (message := "unknown field, ignored" if path else remark(name, value, raw)):
-                yield FieldWarning(path + name, message)
+                yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
     elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):
         for index, (raw_item, item) in enumerate(zip(raw, typed, strict=True)):
             yield from _unused(raw_item, item, f"{path[:-1]}[{index}].")

@@ -82,7 +82,10 @@ class Runner:
 
     def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, slice]]:
         """Indices into the step's tokens: first of the sampling entries, then of every prompt token to be described."""
-        last, extra, described, offset = [], [], {}, 0
+        last: list[int] = []
+        extra: list[int] = []
+        described: dict[int, slice] = {}
+        offset = 0
         for i in order:
             chunk = plan.chunks[i]
             size = 1 if chunk is None else len(chunk)

@@ -107,10 +107,10 @@ class Scheduler:
             scheduled.add(sequence.request.handle)
             self._schedule(sequence, count, plan)
             budget -= count
-        while budget > 0 and (sequence := self._admissible(now)) is not None:
-            self._admit(sequence, plan, now)
-            count = self._share(sequence, budget)
-            self._schedule(sequence, count, plan)
+        while budget > 0 and (newcomer := self._admissible(now)) is not None:
+            self._admit(newcomer, plan, now)
+            count = self._share(newcomer, budget)
+            self._schedule(newcomer, count, plan)
             budget -= count
         return plan
 

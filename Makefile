@@ -1,0 +1,65 @@
+# make serve    serve the default model on http://127.0.0.1:8000      make serve ARGS="--port 9000"
+# make test     everything that must hold before a change goes in     make test ARGS="tests/unit -k config"
+# make help     the rest
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+
+# Installed when these files exist and are newer than pyproject.toml. The second includes the tools for development.
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help serve chat bench test model check format clean
+
+help: ## Show this
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(INSTALLED) ## Serve a model: make serve ARGS="MODEL --port 9000"
+	@$(BIN)/tonle serve $(ARGS)
+
+chat: $(INSTALLED) ## Chat in the terminal
+	@$(BIN)/tonle chat $(ARGS)
+
+bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 1,4,16"
+	@$(BIN)/tonle bench $(ARGS)
+
+test: check model ## Checks, then all tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+# Tests never touch a network; those that need the default model are skipped where it cannot be fetched.
+model: $(INSTALLED_DEV)
+	@$(BIN)/tonle pull || echo "The default model cannot be fetched here: tests that need it will be skipped."
+
+check: $(INSTALLED_DEV) ## Format, lint, types, import rules
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(INSTALLED_DEV) ## Format the code and fix what can be fixed
+	@$(BIN)/ruff check --fix-only
+	@$(BIN)/ruff format
+
+clean: ## Remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tonle needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	@echo "Installing Tonle into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
+	@$(PIP) --quiet --progress-bar on -e .
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml | $(BIN)/python
+	@echo "Installing Tonle and its development tools into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
+	@$(PIP) --quiet --progress-bar on -e '.[dev]'
+	@touch $@ $(INSTALLED)

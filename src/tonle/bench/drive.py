@@ -1,0 +1,118 @@
+"""Push: send one job and judge its answer; keep N under way (closed loop) or let them arrive at random (open loop).
+
+Does: turn jobs into samples; a failure is a sample too. Does not: choose prompts, summarize or print.
+Runs: on the event loop of the caller; cancel it to stop early, samples taken so far have been handed to `keep`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from time import perf_counter
+
+import msgspec
+
+from tonle.bench.client import TRUNCATED, HttpClient, Reply, RequestError
+from tonle.bench.measure import Sample
+from tonle.bench.stream import StreamedAnswer, error_text
+from tonle.bench.workload import Job
+
+Send = Callable[[Job], Awaitable[Sample]]
+Keep = Callable[[Sample], None]
+
+PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
+
+
+async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
+    """Send one job. Whatever goes wrong is in the sample's `failure`."""
+    request = client.request("POST", job.path, job.body)
+    answer = StreamedAnswer()
+    start_s = perf_counter()
+    try:
+        reply = await client.send(request, timeout_s=timeout_s, on_data=answer.feed)
+        failure = _judge(reply, answer)
+    except RequestError as error:
+        # A server that drops the connection right after [DONE] has said everything.
+        failure = None if error.kind == TRUNCATED and answer.done else str(error)
+    end_s = perf_counter()
+    output_tokens, counted_by = answer.count_output()
+    if failure is None and counted_by == "usage" and job.exact_tokens not in (None, output_tokens):
+        failure = f"wrong token count: {output_tokens} instead of {job.exact_tokens}"
+    return Sample(
+        index=job.index,
+        start_s=start_s,
+        end_s=end_s,
+        arrivals_s=answer.arrivals_s,
+        last_s=answer.last_s,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        output_tokens=output_tokens,
+        counted_by=counted_by,
+        finish_reason=answer.finish_reason,
+        failure=failure,
+    )
+
+
+def _judge(reply: Reply, answer: StreamedAnswer) -> str | None:
+    """What is wrong with an answer that arrived whole; None = nothing."""
+    if reply.status != 200:
+        return f"HTTP {reply.status}: {body_message(reply.body)}"
+    if answer.failure is not None:
+        return answer.failure
+    if answer.complete:
+        return None
+    if answer.last_s is None and "event-stream" not in reply.content_type:
+        return f"unreadable answer: not an event stream but {reply.content_type or 'of no content type'}"
+    return f"{TRUNCATED}: ended without finish reason or [DONE]"
+
+
+def body_message(body: bytes) -> str:
+    """The error message in a body, JSON or not."""
+    try:
+        return error_text(msgspec.json.decode(body))
+    except msgspec.MsgspecError:
+        return error_text(body.decode("utf-8", "replace"))
+
+
+async def closed_loop(
+    jobs: Iterator[Job], *, users: int, send: Send, keep: Keep, duration_s: float | None = None
+) -> None:
+    """`users` workers; each sends its next job when its last one is answered, until the jobs or the time run out."""
+    until_s = float("inf") if duration_s is None else perf_counter() + duration_s
+
+    async def work() -> None:
+        while perf_counter() < until_s:
+            job = next(jobs, None)
+            if job is None:
+                return
+            sample = await send(job)
+            keep(sample)
+            if sample.failure is not None:
+                await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(users):
+            group.create_task(work())
+
+
+async def open_loop(
+    jobs: Iterator[Job], *, rate: float, rng: random.Random, send: Send, keep: Keep, duration_s: float | None = None
+) -> None:
+    """Jobs leave at the moments of a Poisson process of `rate` per second, answered or not; all answers are awaited."""
+    begin_s = perf_counter()
+    offset_s = 0.0
+
+    async def work(job: Job, due_s: float) -> None:
+        sample = await send(job)
+        sample.delay_s = max(0.0, sample.start_s - due_s)
+        keep(sample)
+
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            due_s = begin_s + offset_s
+            await asyncio.sleep(due_s - perf_counter())
+            group.create_task(work(job, due_s))
+            offset_s += rng.expovariate(rate)
+            if duration_s is not None and offset_s >= duration_s:
+                return

@@ -1,0 +1,138 @@
+"""`BenchReport`: everything one benchmark found, as data; saving it; the remarks a careful reader would make.
+
+Does: hold, judge and save. Does not: print (`tables.py`) or measure.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import tonle
+from tonle.bench.measure import LevelReport
+from tonle.bench.options import BenchOptions, Span
+from tonle.errors import ConfigError
+
+SCHEMA = "tonle.bench/1"
+BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
+LATE_SEND_MS = 20.0
+CACHE_SLACK_TOKENS = 32  # per request: blocks and templates make hits that nobody planned
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """The machine and software of the client, not of the server."""
+
+    tonle: str
+    python: str
+    platform: str
+    cpus: int
+    event_loop: str
+
+
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark: one level after the other against one server."""
+
+    schema: str = SCHEMA
+    started_at: str  # ISO 8601, UTC
+    url: str
+    model: str | None  # None: stopped before it was known
+    prompt_kind: str | None  # ids, words or file
+    settings: dict[str, Any]
+    environment: Environment
+    levels: list[LevelReport]
+    notes: list[str]
+    interrupted: bool
+
+    @property
+    def ok(self) -> bool:
+        """Every request of every level was answered in full."""
+        return bool(self.levels) and not self.interrupted and not any(level.failed for level in self.levels)
+
+
+def describe_environment(event_loop: str) -> Environment:
+    return Environment(
+        tonle=tonle.__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpus=os.cpu_count() or 1,
+        event_loop=event_loop,
+    )
+
+
+def describe_settings(options: BenchOptions) -> dict[str, Any]:
+    """Options as plain data, without the key."""
+    settings: dict[str, Any] = {}
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if isinstance(value, Span | Path):
+            value = str(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        if option.name != "api_key":
+            settings[option.name] = value
+    return settings
+
+
+def remark(level: LevelReport, options: BenchOptions) -> list[str]:
+    """What the reader of this level's numbers should know about them."""
+    return [f"{level.label}: {text}" for text in _remarks(level, options)]
+
+
+def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
+    if level.succeeded and level.counted_by != ["usage"]:
+        how = "token ids" if level.counted_by == ["token_ids"] else "chunks, perhaps of several tokens each"
+        yield f"the server reports no usage: output tokens are a count of {how}"
+    if level.succeeded and level.prompt_tokens is None:
+        yield "prompt tokens are unknown: total tok/s is output tok/s"
+    planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
+    if options.file is None and level.cached_tokens is not None and level.cached_tokens > planned:
+        yield (
+            f"{level.cached_tokens} prompt tokens came from the server's prefix cache, more than the shared prefix: "
+            "it has seen these prompts before; use another --seed"
+        )
+    if level.client_cpu_share > BUSY_CLIENT_SHARE:
+        yield f"the client was busy {level.client_cpu_share:.0%} of the time: latencies include its own delays"
+    if level.max_send_delay_ms is not None and level.max_send_delay_ms > LATE_SEND_MS:
+        yield f"a request left {level.max_send_delay_ms:.0f} ms after its time"
+    if level.reconnects:
+        yield f"{level.reconnects} requests were sent again because the server had closed their idle connection"
+    if any(group.example.startswith("wrong token count") for group in level.failures):
+        yield "a server that does not know ignore_eos ends answers early; --no-ignore-eos accepts that"
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where no report can be written, before an hour of measuring rather than after."""
+    if path.is_dir():
+        raise ConfigError(f"cannot save the report: {path} is a folder", param="json")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot save the report: {path.parent} is no folder that can be written to", param="json")
+
+
+def save_report(report: BenchReport, path: Path) -> None:
+    """Write the report as indented JSON, whole or not at all."""
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load_report(path: Path) -> BenchReport:
+    """Read what `save_report` wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BenchReport)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="report") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no report of `tonle bench`: {error}", param="report") from None

@@ -1,0 +1,182 @@
+"""Find out, before measuring, which model the server offers and how it counts the tokens of a prompt.
+
+Does: ask /v1/models, /tokenize and one or two one-token completions. Does not: measure anything.
+
+Two kinds of synthetic prompt. `ids`: random token ids out of those that plain words have, so that a prompt has exactly
+the wanted tokens; needs /tokenize and a completions endpoint that takes ids. `words`: text, its length fitted to what
+the server says about two probes in its usage.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from tonle.bench.client import UNREACHABLE, HttpClient, Reply, RequestError
+from tonle.bench.drive import body_message, send_job
+from tonle.bench.measure import Sample
+from tonle.bench.options import BenchOptions
+from tonle.bench.words import WORDS
+from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
+from tonle.errors import ConfigError
+
+ASK_TIMEOUT_S = 30.0  # for questions that need no model
+MIN_POOL = 64  # different token ids, so that prompts differ
+MAX_IDS_OVERHEAD = 8  # tokens a server may add to a prompt of ids (beginning-of-text)
+PROBE_IDS = 32
+PROBE_WORDS = 16
+ASSUMED_IDS = range(1000, 9000)  # inside every usual vocabulary and past its special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the server turned out to be."""
+
+    model: str
+    workload: Workload
+    scale: PromptScale | None  # None: prompts from a file
+    notes: list[str] = field(default_factory=list)  # for the reader of the report
+
+
+async def explore(client: HttpClient, options: BenchOptions) -> Target:
+    """Get to know the server; raise `ConfigError`, saying what to do, if no benchmark can be run against it."""
+    notes: list[str] = []
+    lines = None if options.file is None else read_file(options.file, options.endpoint)
+    model = await _find_model(client, options, notes)
+    if lines is not None:
+        return Target(model, FileWorkload(options, model, lines), None, notes)
+    scale = await _Prober(client, options, model, notes).find_scale()
+    return Target(model, SyntheticWorkload(options, model, scale), scale, notes)
+
+
+async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str]) -> str:
+    try:
+        reply = await client.send(client.request("GET", "/v1/models"), timeout_s=ASK_TIMEOUT_S)
+    except RequestError as error:
+        if error.kind in UNREACHABLE:
+            raise ConfigError(
+                f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
+                "or give its address with --url",
+                param="url",
+            ) from None
+        raise ConfigError(f"{client.address} did not answer GET /v1/models ({error})", param="url") from None
+    if reply.status in (401, 403):
+        raise ConfigError(f"{client.address} refuses the key: HTTP {reply.status}, {body_message(reply.body)}. "
+                          "Give one with --api-key or OPENAI_API_KEY", param="api_key")  # fmt: skip
+    if options.model is not None:
+        return options.model
+    names = _model_names(reply)
+    if not names:
+        notes.append('the server lists no models: "default" is sent as the model\'s name (--model sets another)')
+        return "default"
+    if len(names) > 1:
+        notes.append(f"the server lists {len(names)} models: {names[0]} is measured (--model chooses another)")
+    return names[0]
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+def _model_names(reply: Reply) -> list[str]:
+    if reply.status != 200:
+        return []
+    try:
+        return [model.id for model in msgspec.json.decode(reply.body, type=_ModelList).data]
+    except msgspec.MsgspecError:
+        return []
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Prober:
+    """Owns the search for a `PromptScale`."""
+
+    def __init__(self, client: HttpClient, options: BenchOptions, model: str, notes: list[str]) -> None:
+        self._client = client
+        self._options = options
+        self._model = model
+        self._notes = notes
+        self._rng = random.Random(f"{options.seed}/probe")
+
+    async def find_scale(self) -> PromptScale:
+        kind = self._options.prompt_kind
+        if kind == "words" or self._options.endpoint == "chat":
+            return await self._fit_words()
+        pool = await self._token_pool()
+        if pool is None and kind == "auto":
+            return await self._fit_words()
+        scale = await self._try_ids(pool or tuple(ASSUMED_IDS))
+        return scale or await self._fit_words()
+
+    async def _try_ids(self, pool: tuple[int, ...]) -> PromptScale | None:
+        """None: the server does not read a list of token ids as such, and words may be used instead."""
+        sample = await self._probe(self._rng.choices(pool, k=PROBE_IDS))
+        if sample.failure is not None:
+            reason = sample.failure
+        elif sample.prompt_tokens is None:
+            return PromptScale("ids", pool)
+        else:
+            overhead = sample.prompt_tokens - PROBE_IDS
+            if 0 <= overhead <= MAX_IDS_OVERHEAD:
+                return PromptScale("ids", pool, overhead)
+            reason = f"it counts {PROBE_IDS} ids as {sample.prompt_tokens} tokens"
+        if self._options.prompt_kind == "ids":
+            raise ConfigError(f"the server takes no token ids as prompt ({reason}); use --prompt-kind words",
+                              param="prompt_kind")  # fmt: skip
+        self._notes.append(f"prompts are words: the server takes no token ids ({reason})")
+        return None
+
+    async def _fit_words(self) -> PromptScale:
+        few, many = PROBE_WORDS, PROBE_WORDS + min(max(self._options.input_tokens.high, 64), 512)
+        counts: list[int | None] = []
+        for length in (few, many):
+            sample = await self._probe(" ".join(self._rng.choices(WORDS, k=length)))
+            if sample.failure is not None:
+                raise ConfigError(f"the server does not answer a simple request: {sample.failure}", param="url")
+            counts.append(sample.prompt_tokens)
+        if counts[0] is None or counts[1] is None:
+            self._notes.append("prompt lengths are estimates, one token per word: the server reports no usage")
+            return PromptScale("words", WORDS)
+        slope = max((counts[1] - counts[0]) / (many - few), 0.01)
+        return PromptScale("words", WORDS, max(0.0, counts[0] - slope * few), slope)
+
+    async def _probe(self, content: str | list[int]) -> Sample:
+        endpoint = self._options.endpoint or "completions"
+        job = build_job(self._options, self._model, endpoint, 0, content, output_tokens=1)
+        return await send_job(self._client, replace(job, exact_tokens=None), timeout_s=self._options.timeout_s)
+
+    async def _token_pool(self) -> tuple[int, ...] | None:
+        """Token ids that stand for plain words; None if the server does not tell."""
+        half = len(WORDS) // 2
+        first = await self._tokenize(" ".join(WORDS[:half]))
+        second = await self._tokenize(" ".join(WORDS[half:]))
+        # No word is in both halves: an id that is came from elsewhere, such as a beginning-of-text token.
+        pool = set(first) ^ set(second)
+        return tuple(sorted(pool)) if len(pool) >= MIN_POOL else None
+
+    async def _tokenize(self, text: str) -> list[int]:
+        """Ids of a text, or none. vLLM and Tonle call it `prompt`, llama-server `content`."""
+        bodies: tuple[dict[str, Any], ...] = (
+            {"model": self._model, "prompt": text, "add_special_tokens": False},
+            {"content": text, "add_special": False},
+        )
+        for body in bodies:
+            request = self._client.request("POST", "/tokenize", msgspec.json.encode(body))
+            try:
+                reply = await self._client.send(request, timeout_s=ASK_TIMEOUT_S)
+                tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens if reply.status == 200 else []
+            except (RequestError, msgspec.MsgspecError):
+                continue
+            if tokens:
+                return tokens
+        return []

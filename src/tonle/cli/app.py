@@ -1,0 +1,109 @@
+"""The verbs under one roof, and how each of them ends: exit code 0, 1 (an error of ours), 2 (usage) or 130 (Ctrl-C).
+
+A verb's module is imported when the verb is called, not before: help must not wait for an HTTP client.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tonle import __version__
+from tonle.cli.screen import show_error
+from tonle.errors import TonleError
+
+_DEBUG_VARIABLE = "TONLE_DEBUG"
+_INTERRUPTED = 130  # 128 + SIGINT, what shells report
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# Each is the function of that name in the module of that name, and the first line of its help.
+VERBS = {
+    "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "chat": "Chat with a model in the terminal.",
+    "run": "Answer one prompt and leave.",
+    "pull": "Fetch a model, so that it starts without a network later.",
+    "models": "List the models on this machine: fetched by Tonle, or in the hub's cache.",
+    "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
+}
+
+
+class Verbs(TyperGroup):
+    """Finds verbs by name and ends each the same way."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What an overview needs of a verb; `resolve_command` gets the verb itself."""
+        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_verb(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TonleError as error:
+            if os.environ.get(_DEBUG_VARIABLE):
+                raise
+            show_error(error)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(_INTERRUPTED) from interrupt
+        except BrokenPipeError as error:
+            # Whoever read our output has had enough (`tonle run ... | head`). Python would complain again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(_BROKEN_PIPE) from error
+
+
+def _typer(**settings: Any) -> typer.Typer:
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,  # a bug shows Python's own traceback, ready for a report
+        **settings,
+    )
+
+
+def load_verb(name: str) -> Any:
+    """The verb as a command that can be run."""
+    single = _typer()
+    single.command(name)(getattr(import_module(f"tonle.cli.{name}"), name))
+    return typer.main.get_command(single)
+
+
+app = _typer(cls=Verbs, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tonle {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="[dim]Start here:[/dim]  tonle chat     [dim]Explain a verb:[/dim]  tonle serve --help")
+def about(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            metavar="",
+            help="Show the version and exit.",
+            callback=lambda wanted: _show_version(wanted=wanted),
+            is_eager=True,
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar="", help="Show where an error came from (also TONLE_DEBUG=1).")
+    ] = False,
+) -> None:
+    """Serve language models and talk to them: an engine of its own and an OpenAI-compatible server."""
+    if debug:
+        os.environ[_DEBUG_VARIABLE] = "1"

@@ -1,0 +1,165 @@
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch.
+
+Exit status: 0 every request was answered in full · 1 some were not · 2 it could not start · 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tonle.bench import BenchOptions, BenchReport, Span, Watch, run_bench, save_report
+from tonle.bench.options import parse_numbers
+from tonle.bench.progress import LineWatch, LiveWatch
+from tonle.bench.report import check_writable
+from tonle.bench.tables import print_report
+from tonle.cli.screen import show_error
+from tonle.errors import ConfigError, TonleError
+
+SOME_FAILED = 1
+COULD_NOT_START = 2
+INTERRUPTED = 130
+
+_target = partial(typer.Option, rich_help_panel="Target")
+_load = partial(typer.Option, rich_help_panel="Load")
+_prompts = partial(typer.Option, rich_help_panel="Prompts")
+_report = partial(typer.Option, rich_help_panel="Report")
+
+_CONCURRENCY = "Closed loop: users who each wait for their answer; 1,4,16 is one level each. Default: 1."
+_RATE = "Open loop instead: requests per second, arriving at random (Poisson); a list is one level each."
+_REQUESTS = "Requests per level. Default: 4 per user and at least 8, or 20 s of arrivals; no limit with --duration."
+_KIND = "Synthetic prompts of token ids (exact length) or of words (fitted length); auto: ids if the server takes them."
+_FILE = 'Prompts from a JSONL file: {"prompt": …} or {"messages": […]} on each line, optionally with "max_tokens".'
+
+
+class EndpointName(enum.StrEnum):
+    chat = "chat"
+    completions = "completions"
+
+
+class PromptKindName(enum.StrEnum):
+    auto = "auto"
+    ids = "ids"
+    words = "words"
+
+
+def bench(
+    url: Annotated[str, _target(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, _target(help="Default: the first that /v1/models lists.")] = None,
+    api_key: Annotated[str | None, _target(help="Bearer token; never saved.", envvar="OPENAI_API_KEY")] = None,
+    endpoint: Annotated[
+        EndpointName | None, _target(help="Default: completions; chat for lines of --file with messages.")
+    ] = None,
+    insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
+    concurrency: Annotated[str | None, _load(help=_CONCURRENCY)] = None,
+    rate: Annotated[str | None, _load(help=_RATE)] = None,
+    requests: Annotated[int | None, _load(help=_REQUESTS)] = None,
+    duration: Annotated[float | None, _load(help="Seconds per level; requests under way then are awaited.")] = None,
+    warmup: Annotated[int, _load(help="Requests before each level that are not counted.")] = 2,
+    timeout: Annotated[float, _load(help="Seconds until a request counts as failed.")] = 600.0,
+    input_tokens: Annotated[str, _prompts(help="Tokens of a prompt: 128, or a range such as 32-400.")] = "128",
+    output_tokens: Annotated[str, _prompts(help="Tokens of an answer: 64, or a range such as 128-512.")] = "64",
+    shared_prefix_tokens: Annotated[int, _prompts(help="Tokens all prompts begin with, before their own.")] = 0,
+    prompt_kind: Annotated[PromptKindName, _prompts(help=_KIND)] = PromptKindName.auto,
+    file: Annotated[Path | None, _prompts(help=_FILE)] = None,
+    ignore_eos: Annotated[
+        bool | None,
+        _prompts(
+            "--ignore-eos/--no-ignore-eos",
+            metavar="",
+            help="Ask for answers of full length. Default: yes, but not with --file.",
+        ),
+    ] = None,
+    temperature: Annotated[float, _prompts(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, _prompts(help="Same seed, same prompts; another one misses a warm prefix cache.")] = 0,
+    extra_body: Annotated[
+        str | None, _prompts(help="JSON object merged into every request; null takes a field out.")
+    ] = None,
+    json_file: Annotated[Path | None, _report("--json", help="Save the whole report here.")] = None,
+    save_requests: Annotated[bool, _report("--save-requests", metavar="", help="Also save a row per request.")] = False,
+    quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
+) -> None:
+    """Measure an OpenAI-compatible server: time to first token, time per token, throughput.
+
+    [dim]Example:[/dim]  tonle bench --concurrency 1,4,16 --input-tokens 128 --output-tokens 64 --json report.json
+
+    Exit status: 0 all requests answered in full, 1 some failed, 2 could not start, 130 stopped with Ctrl-C.
+    """
+    try:
+        if json_file is not None:
+            check_writable(json_file)
+        options = BenchOptions(
+            url=url,
+            model=model,
+            api_key=api_key,
+            endpoint=None if endpoint is None else endpoint.value,
+            verify_tls=not insecure,
+            concurrency=_users(concurrency, rate),
+            rates=() if rate is None else parse_numbers(rate, "rate"),
+            requests=requests,
+            duration_s=duration,
+            warmup=warmup,
+            timeout_s=timeout,
+            file=file,
+            input_tokens=Span.parse(input_tokens, "input_tokens"),
+            output_tokens=Span.parse(output_tokens, "output_tokens"),
+            shared_prefix_tokens=shared_prefix_tokens,
+            prompt_kind=prompt_kind.value,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            extra_body=_object(extra_body),
+            keep_requests=save_requests,
+        )
+        report = run_bench(options, _watch(quiet=quiet))
+    except TonleError as error:
+        show_error(error)
+        raise typer.Exit(COULD_NOT_START) from None
+    if json_file is not None:
+        save_report(report, json_file)
+    if not quiet:
+        print_report(report, Console())
+    _leave(report)
+
+
+def _users(concurrency: str | None, rate: str | None) -> tuple[int, ...]:
+    if concurrency is None:
+        return (1,)
+    if rate is not None:
+        raise ConfigError("--concurrency (closed loop) and --rate (open loop) exclude each other", param="rate")
+    numbers = parse_numbers(concurrency, "concurrency")
+    if any(number != int(number) for number in numbers):
+        raise ConfigError(f"concurrency counts users: {concurrency!r} has a fraction", param="concurrency")
+    return tuple(int(number) for number in numbers)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"extra_body is not JSON: {error}", param="extra_body") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"extra_body must be a JSON object, not {text!r}", param="extra_body")
+    return value
+
+
+def _watch(*, quiet: bool) -> Watch | None:
+    if quiet:
+        return None
+    console = Console(stderr=True)
+    return LiveWatch(console) if console.is_terminal else LineWatch(console)
+
+
+def _leave(report: BenchReport) -> None:
+    if report.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not report.ok:
+        raise typer.Exit(SOME_FAILED)

@@ -1,0 +1,126 @@
+"""`tonle serve`: one model behind HTTP. The engine runs in a process of its own; this one never loads torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from tonle import __version__
+from tonle.cli import screen
+from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
+from tonle.config.load import load
+from tonle.config.serve import ServeConfig
+from tonle.errors import TonleError
+
+if TYPE_CHECKING:
+    from tonle.engine.front import Front
+    from tonle.engine.messages import ModelCard
+    from tonle.models.source import ModelSource
+
+log = logging.getLogger("tonle.cli")
+
+
+@with_flags(*SERVE_FLAGS)
+def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
+    """Serve a model over an OpenAI-compatible HTTP API.
+
+    Every option can also stand in a file or in the environment: [bold]--max-num-seqs 64[/bold] is
+    [bold]max_num_seqs: 64[/bold] in the file given with --config, and [bold]TONLE_MAX_NUM_SEQS=64[/bold]
+    in the environment. Flags win over the environment, and that over the file.
+
+    [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
+    """
+    from tonle.models.source import resolve
+    from tonle.replica.serve import bind, run
+    from tonle.telemetry import logs
+
+    settings = load(flags | ({"model": model} if model else {}), file=config)
+    logs.configure(settings.log_level, json=settings.log_json)
+    with bind(settings.host, settings.port) as listener:  # before a model is fetched in vain
+        source = resolve(settings.model)
+        run(_serve(settings, source, listener))
+
+
+async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.socket) -> None:
+    """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
+    from tonle.engine.front import Front
+    from tonle.engine.process import EngineProcess
+    from tonle.engine.text import load_text
+    from tonle.replica.options import ReplicaOptions
+    from tonle.replica.serve import serve as serve_http
+
+    began = time.monotonic()
+    name, *aliases = settings.served_model_name or (source.name,)
+    options = ReplicaOptions(
+        max_body_bytes=settings.max_body_bytes,
+        strict=settings.strict,
+        aliases=tuple(aliases),
+        write_timeout_s=settings.write_timeout_s,
+    )
+    engine = EngineProcess(source, settings.engine())
+    front = Front(load_text(source), name, engine.send)
+    url = _url(listener)
+    stop = asyncio.Event()
+
+    async def await_model() -> None:
+        try:
+            await engine.wait_ready()
+        except TonleError:
+            stop.set()
+            raise
+        _announce(front, url, time.monotonic() - began, as_log=settings.log_json)
+
+    log.info("loading %s; %s answers 503 until it is ready", source.name, url)
+    await engine.start(front)
+    model = asyncio.create_task(await_model())
+    try:
+        await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
+        if model.done():
+            model.result()  # raises what kept the engine from starting
+    finally:
+        model.cancel()
+        await engine.stop()
+
+
+def _url(listener: socket.socket) -> str:
+    """Where a program on this machine reaches us."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(front: Front, url: str, took_s: float, *, as_log: bool) -> None:
+    assert front.card is not None
+    if as_log:
+        log.info("%s is ready at %s after %.1f s", front.name, url, took_s)
+    else:
+        screen.stdout().print(banner(front.name, front.card, url, took_s, chats=front.text.chat_template is not None))
+
+
+def banner(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool) -> str:
+    """What a person wants to know first, and a line to paste."""
+    from rich.markup import escape
+
+    facts = {
+        "Model": f"{name} ({card.architecture}, {card.dtype} on {card.device})",
+        "Context": f"{card.context_length} tokens",
+        "KV cache": f"{card.num_blocks * card.block_size} tokens, up to {card.max_num_seqs} requests at once",
+        "API": f"{url}/v1",
+        "Docs": f"{url}/docs",
+    }
+    lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]
+    lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
+    return "\n".join([*lines, "\n  [dim]Try it:[/dim]", f"  {escape(_curl(name, url, chats=chats))}\n"])
+
+
+def _curl(name: str, url: str, *, chats: bool) -> str:
+    path, body = "/v1/completions", {"model": name, "prompt": "The capital of Cambodia is", "max_tokens": 16}
+    if chats:
+        question = {"role": "user", "content": "What is the capital of Cambodia?"}
+        path, body = "/v1/chat/completions", {"model": name, "messages": [question]}
+    return f"curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -1,0 +1,71 @@
+"""Who answers in `tonle chat` and `tonle run`: an engine of our own, or a server somewhere.
+
+Does: one way to ask either, with the same counts and moments. Does not: keep a conversation or print.
+
+    engine.EngineVoice    starts an engine in a process of its own
+    remote.RemoteVoice    asks any OpenAI-compatible server
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+Message = dict[str, str]  # role, content
+Prompt = str | list[Message]  # text as it is, or a chat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to answer."""
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    max_tokens: int = 512
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """One answer in numbers. Filled while the answer is read; moments are `time.monotonic()` seconds."""
+
+    asked_s: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    completion_tokens: int = 0
+    context_length: int | None = None  # None: a server did not say
+    finish_reason: str | None = None  # None: not finished
+    exact: bool = True  # False: completion_tokens counts pieces of text, because the server did not count
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.asked_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the tokens after the first: what the reader sees once the answer has begun."""
+        if self.first_s is None or self.last_s is None or self.completion_tokens < 2 or self.last_s <= self.first_s:
+            return None
+        return (self.completion_tokens - 1) / (self.last_s - self.first_s)
+
+
+class Voice(Protocol):
+    """Use from one event loop. Closing the generator that `answer` returns really ends the work behind it."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        ...
+
+    async def start(self) -> None:
+        """Until it can be asked. Raises `TonleError`."""
+        ...
+
+    def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
+        """The answer piece by piece. Raises `ContextOverflow` if the prompt leaves no room for one."""
+        ...
+
+    async def close(self) -> None: ...

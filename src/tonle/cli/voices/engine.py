@@ -1,0 +1,90 @@
+"""`EngineVoice`: an engine of our own, in a process of its own. No HTTP, and no torch in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from tonle.cli.voices import Prompt, Sampling, Tally
+from tonle.config.engine import EngineConfig
+from tonle.engine.front import Front, Generation
+from tonle.engine.messages import ModelCard
+from tonle.engine.process import EngineProcess
+from tonle.engine.request import GenerationConfig
+from tonle.engine.text import load_text
+from tonle.errors import ContextOverflow, ModelError
+from tonle.models.source import ModelSource
+
+_ROOM_SHARE = 4  # an answer gets at least a quarter of the context, unless it may not be that long
+_POLL_S = 0.05
+
+
+class EngineVoice:
+    def __init__(self, source: ModelSource, config: EngineConfig, *, chats: bool) -> None:
+        """`chats`: it will be asked with messages, so the model must have a chat template. Raises `ModelError`."""
+        self._text = load_text(source)
+        if chats and self._text.chat_template is None:
+            raise ModelError(
+                f"{source.name} has no chat template: it continues text and does not answer. "
+                'Try: tonle run --raw "Once upon a time"'
+            )
+        self._engine = EngineProcess(source, config)
+        self._front = Front(self._text, source.name, self._engine.send)
+
+    @property
+    def name(self) -> str:
+        return self._front.name
+
+    async def start(self) -> None:
+        await self._engine.start(self._front)
+        await self._engine.wait_ready()
+
+    async def close(self) -> None:
+        await self._engine.stop()
+
+    async def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
+        card = await self._card()
+        tokens = self._text.encode(prompt) if isinstance(prompt, str) else self._text.encode_chat(list(prompt))
+        tally.asked_s = time.monotonic()
+        tally.context_length = card.context_length
+        config = GenerationConfig(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            max_length=_room(len(tokens), sampling.max_tokens, card.context_length),
+        )
+        generation = self._front.submit(tokens, config)
+        try:
+            async for delta in generation:
+                _count(generation, tally)
+                tally.finish_reason = delta.finish_reason
+                if delta.text:
+                    yield delta.text
+        finally:
+            generation.cancel()
+
+    async def _card(self) -> ModelCard:
+        """Of the running engine; if it died since the last answer, it is on its way back."""
+        while (card := self._front.card) is None:  # noqa: ASYNC110  (the front has no event for it, and this is rare)
+            await asyncio.sleep(_POLL_S)
+        return card
+
+
+def _room(num_prompt_tokens: int, max_tokens: int, context_length: int) -> int:
+    """How long the answer may get: as long as asked for, or what the context has left if that is enough for one."""
+    room = context_length - num_prompt_tokens
+    if room < max(1, min(max_tokens, context_length // _ROOM_SHARE)):
+        raise ContextOverflow(
+            f"the prompt has {num_prompt_tokens} tokens and the context holds {context_length}: "
+            "that leaves too little room for an answer. Shorten the prompt"
+        )
+    return min(max_tokens, room)
+
+
+def _count(generation: Generation, tally: Tally) -> None:
+    tally.first_s = generation.timings.first_token_s
+    tally.last_s = time.monotonic()
+    tally.prompt_tokens = generation.usage.prompt_tokens
+    tally.cached_tokens = generation.usage.cached_tokens
+    tally.completion_tokens = generation.usage.completion_tokens

@@ -1,0 +1,137 @@
+"""`RemoteVoice`: any OpenAI-compatible server, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import httpx
+
+from tonle.cli.voices import Prompt, Sampling, Tally
+from tonle.errors import CallerError, ContextOverflow, InternalError
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class RemoteVoice:
+    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
+        """`url` with or without /v1. `model` None: the first one the server lists."""
+        base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._base = base
+        # No limit on reading: a long prompt on a busy server takes its time, and Ctrl-C is at hand.
+        self._client = httpx.AsyncClient(
+            base_url=f"{base}/v1/",
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+        )
+
+    @property
+    def name(self) -> str:
+        return self._model or self._base
+
+    async def start(self) -> None:
+        """Ask which models there are, to learn that the server is there and what to call the model."""
+        with self._translated():
+            response = await self._client.get("models")
+            await _check(response)
+            names = [entry["id"] for entry in response.json()["data"]]
+        if not names:
+            raise CallerError(f"{self._base} lists no model")
+        if self._model is not None and self._model not in names:
+            raise CallerError(f"{self._base} has no model {self._model!r}; it has {', '.join(names)}")
+        self._model = self._model or names[0]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
+        path, body = self._request(prompt, sampling)
+        tally.asked_s = time.monotonic()
+        with self._translated():
+            async with self._client.stream("POST", path, json=body) as response:
+                await _check(response)
+                async for chunk in _events(response):
+                    if text := _take(chunk, tally):
+                        yield text
+        if tally.finish_reason is None:
+            raise InternalError(f"{self._base} ended its answer before it was complete")
+
+    def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if isinstance(prompt, str):
+            return "completions", body | {"prompt": prompt}
+        return "chat/completions", body | {"messages": prompt}
+
+    @contextlib.contextmanager
+    def _translated(self) -> Any:
+        """Foreign errors become ours here, and nowhere else."""
+        try:
+            yield
+        except httpx.InvalidURL as error:
+            raise CallerError(f"{self._base} is no URL: {error}") from error
+        except httpx.ConnectError as error:
+            raise CallerError(f"no server answers at {self._base} ({error}). Is it running?") from error
+        except httpx.HTTPError as error:
+            raise InternalError(f"the connection to {self._base} broke: {error or type(error).__name__}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InternalError(f"{self._base} does not speak the OpenAI protocol: {error}") from error
+
+
+async def _check(response: httpx.Response) -> None:
+    """Raise what the server refused with."""
+    if response.is_success:
+        return
+    body = await response.aread()
+    try:
+        error = json.loads(body)["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = body.decode(errors="replace").strip()[:200] or response.reason_phrase, None
+    if code == "context_length_exceeded" or "context length" in message:
+        raise ContextOverflow(message)
+    raise CallerError(f"the server says {response.status_code}: {message}")
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each `data:` line. Only \\n ends one: JSON may hold the other characters that look like line ends."""
+    tail = b""
+    async for data in response.aiter_bytes():
+        *lines, tail = (tail + data).split(b"\n")
+        for line in lines:
+            payload = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and payload != b"[DONE]":
+                yield json.loads(payload)
+
+
+def _take(chunk: dict[str, Any], tally: Tally) -> str:
+    """Count what a chunk brings, and return its text."""
+    if error := chunk.get("error"):
+        raise InternalError(f"the server stopped: {error.get('message', error) if isinstance(error, dict) else error}")
+    text = ""
+    for choice in chunk.get("choices") or ():
+        text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+        tally.finish_reason = choice.get("finish_reason") or tally.finish_reason
+    if text:
+        tally.last_s = time.monotonic()
+        tally.first_s = tally.first_s or tally.last_s
+        tally.completion_tokens += 1
+        tally.exact = False
+    if usage := chunk.get("usage"):
+        tally.prompt_tokens = usage.get("prompt_tokens") or 0
+        tally.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        tally.completion_tokens = usage.get("completion_tokens") or tally.completion_tokens
+        tally.exact = True
+    return text

@@ -1,0 +1,94 @@
+"""Settings from a file, the environment and the command line, in that order of strength: file < environment < flags.
+
+Does: read, refuse what it does not know, say where a wrong value came from. Does not: hold defaults (`serve.py`) or
+know how values are written (`kinds.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tonle.config.serve import ENV_PREFIX, KNOBS, Knob, ServeConfig
+from tonle.errors import ConfigError
+
+# Variables of ours that are no settings of a server.
+_CONFIG_VARIABLE = "TONLE_CONFIG"
+_OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG", "TONLE_CACHE_DIR")
+
+# Kubernetes describes a service called "tonle" or "tonle-..." to every pod in variables that begin like ours, one of
+# them being TONLE_PORT=tcp://10.0.0.1:8000. They are not meant for us.
+_SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_ADDRESS = re.compile(rf"{ENV_PREFIX}(\w+_)?PORT=(tcp|udp|sctp)://.*")
+
+
+def load(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> ServeConfig:
+    """Settings by public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
+    environ = os.environ if environ is None else environ
+    if file is None and environ.get(_CONFIG_VARIABLE):
+        file = Path(environ[_CONFIG_VARIABLE])
+    values: dict[str, Any] = {} if file is None else _from_file(file)
+    values |= _from_environment(environ)
+    values |= {name: _read(KNOBS[name], value, KNOBS[name].flag) for name, value in flags.items()}
+    config = ServeConfig(**{KNOBS[name].field: value for name, value in values.items()})
+    config.engine().validate()
+    return config
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the settings in {file}: {reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{file} must hold one setting per line, such as `port: 8000`, not a {type(content).__name__}"
+        )
+    for key in content:
+        if key not in KNOBS:
+            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), KNOBS)}", param=str(key))
+    return {name: _read(KNOBS[name], value, f"{file}: {name}") for name, value in content.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """An empty variable counts as none: that is how compose files and shells unset one."""
+    knobs = {knob.env: knob for knob in KNOBS.values()}
+    values = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:
+            continue
+        if _SERVICE_LINK.fullmatch(variable) or _SERVICE_ADDRESS.fullmatch(f"{variable}={value}"):
+            continue
+        if variable not in knobs:
+            nearest = _nearest(variable, [*knobs, *_OTHER_VARIABLES])
+            raise ConfigError(f"unknown environment variable {variable}; {nearest}", param=variable)
+        values[knobs[variable].name] = _read(knobs[variable], value, f"the environment variable {variable}")
+    return values
+
+
+def _read(knob: Knob, value: object, origin: str) -> Any:
+    try:
+        return knob.kind.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{origin} {error}", param=knob.name) from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """What the writer of `name` may have meant. The prefix all variables share says nothing."""
+    bare = {entry.removeprefix(ENV_PREFIX): entry for entry in known}
+    wanted = name.removeprefix(ENV_PREFIX).replace("-", "_")
+    near = difflib.get_close_matches(wanted, bare, n=1)
+    return f"did you mean {bare[near[0]]}?" if near else f"there are: {', '.join(bare.values())}"

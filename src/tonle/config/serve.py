@@ -1,0 +1,141 @@
+"""`ServeConfig`: every setting of a server, as one flat table.
+
+The table is the only list there is: file keys, variables and flags are derived from it (`Knob`), so they cannot
+diverge. A unit at the end of a field's name (`_s`, `_bytes`) is not part of its public name, because there a value
+carries its own: field `drain_s`, file key `drain: 30s`, variable `TONLE_DRAIN=30s`, flag `--drain 30s`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tonle.config import kinds
+from tonle.config.engine import EngineConfig
+from tonle.config.kinds import Kind
+
+ENV_PREFIX = "TONLE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting as users meet it."""
+
+    field: str  # of ServeConfig
+    default: Any
+    kind: Kind
+    group: str  # heading in help texts
+    help: str
+    engine: str | None  # the field of EngineConfig it sets
+
+    @property
+    def name(self) -> str:
+        """The key in a file."""
+        return re.sub("_(s|bytes)$", "", self.field)
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _knob(group: str, default: Any, kind: Kind, help: str, *, engine: str | None = None) -> Any:
+    return field(default=default, metadata={"kind": kind, "group": group, "help": help, "engine": engine})
+
+
+def _server(default: Any, kind: Kind, help: str) -> Any:
+    return _knob("Server", default, kind, help)
+
+
+def _engine(engine_field: str, kind: Kind, help: str) -> Any:
+    """A knob of the engine: the default is the engine's own."""
+    return _knob("Engine", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
+
+
+_OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
+
+    model: str | None = _knob(
+        "Model",
+        None,
+        kinds.optional(kinds.text(), none="SmolLM2-135M-Instruct"),
+        "A folder with config.json, a .gguf file, or a hub name such as org/name.",
+    )
+    host: str = _server("127.0.0.1", kinds.text(), "Address to listen on; 0.0.0.0 for every network interface.")
+    port: int = _server(8000, kinds.whole(0, 65535), "Port to listen on; 0 picks a free one.")
+    served_model_name: tuple[str, ...] = _server(
+        (), kinds.names(), "Name of the model in the API. Give it several times (or with commas) for aliases."
+    )
+    strict: bool = _server(
+        False, kinds.switch(), "Refuse requests with fields the server does not know, rather than warn."
+    )
+    max_body_bytes: int = _server(8 * 1024**2, kinds.size(), "Largest request body accepted.")
+    drain_s: float = _server(
+        30.0, kinds.duration(), "How long running requests may still take after SIGTERM or Ctrl-C."
+    )
+    write_timeout_s: float = _server(
+        60.0, kinds.duration(), "Give up on a client that reads nothing of its answer for this long."
+    )
+
+    max_num_seqs: int = _engine("max_batch_size", kinds.whole(1), "Most requests computed together.")
+    max_num_batched_tokens: int = _engine(
+        "max_num_batched_tokens", kinds.whole(1), "Most tokens computed in one step, prompts and answers together."
+    )
+    max_model_len: int | None = _knob(
+        "Engine", None, _OWN_CONTEXT, "Longest request, prompt and answer, in tokens.", engine="max_sequence_length"
+    )
+    kv_cache_memory_bytes: int = _engine(
+        "memory_pool_size", kinds.size(), "Memory for keys and values: 2GiB, 512MB, or bytes."
+    )
+    block_size: int = _engine("block_size", kinds.whole(1), "Tokens per block of the KV cache.")
+    long_prefill_token_threshold: int = _engine(
+        "long_prefill_token_threshold",
+        kinds.whole(0),
+        "Most tokens of one prompt in a step while others run; 0 = half the step.",
+    )
+    prefix_caching: bool = _engine(
+        "enable_prefix_caching", kinds.switch(), "Reuse what was computed for equal beginnings of prompts."
+    )
+    priority_ageing_s: float = _engine(
+        "priority_ageing_s",
+        kinds.duration(),
+        "A request overtakes the next higher priority after waiting this much longer.",
+    )
+    device: str = _engine(
+        "device",
+        kinds.pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N"),
+        "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one.",
+    )
+    dtype: str = _engine(
+        "dtype",
+        kinds.choice("auto", "float32", "bfloat16", "float16"),
+        "Precision of weights and cache: auto, float32, bfloat16 or float16.",
+    )
+
+    log_level: str = _knob(
+        "Logging",
+        "INFO",
+        kinds.choice("DEBUG", "INFO", "WARNING", "ERROR"),
+        "Least severity that is logged: DEBUG, INFO, WARNING or ERROR.",
+        engine="log_level",
+    )
+    log_json: bool = _knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
+
+    def engine(self) -> EngineConfig:
+        """The engine's share of the settings."""
+        return EngineConfig(**{knob.engine: getattr(self, knob.field) for knob in KNOBS.values() if knob.engine})
+
+
+# By public name, in the order of the table.
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (Knob(field=entry.name, default=entry.default, **entry.metadata) for entry in fields(ServeConfig))
+}

@@ -1,0 +1,110 @@
+"""Chat templates: messages in, the prompt's text out.
+
+Does: make messages what templates expect, choose the template, turn its failures into errors a caller understands. Does
+not: run Jinja itself (see `sandbox.py`), or tokenize.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from tonle.engine.text.sandbox import TemplateRefusedError, run_template
+from tonle.errors import InvalidRequest
+
+
+class ChatTemplate:
+    """A model's template, or several by name: `default`, and `tool_use` for requests with tools."""
+
+    def __init__(self, source: str | Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ...: templates write them out
+
+    @property
+    def source(self) -> str:
+        return self._sources.get("default") or next(iter(self._sources.values()))
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Raises `InvalidRequest` with the template's own words where it refuses the messages."""
+        source = self._sources.get("tool_use", self.source) if tools else self.source
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            "messages": plain_messages(messages),
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if extra and (taken := variables.keys() & extra.keys()):
+            raise InvalidRequest(f"{sorted(taken)[0]!r} is set by the server and cannot be a template argument")
+        return _render(source, {**variables, **(extra or {})})
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of `messages` with contents as strings and tool arguments as objects, which is what templates read."""
+    if not messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where} must be an object with a role", param=where)
+    plain = dict(message)
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list):
+        plain["content"] = "\n".join(_part_text(part, f"{where}.content") for part in content)
+    elif content is None:
+        plain["content"] = None if calls else ""  # templates tell a bare tool call by its missing content
+    elif not isinstance(content, str):
+        raise InvalidRequest(f"{where}.content must be a string or a list of parts", param=f"{where}.content")
+    if calls:
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
+    return plain
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text":
+        raise InvalidRequest(f"{where} has a part of type {kind!r}; this model takes text only", param=where)
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where} has a text part whose text is not a string", param=where)
+    text: str = part["text"]
+    return text
+
+
+def _plain_call(call: Any) -> Any:
+    """OpenAI sends a call's arguments as a string of JSON; templates write them out as an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _render(source: str, variables: dict[str, Any]) -> str:
+    try:
+        return run_template(source, variables)
+    except TemplateRefusedError as error:
+        raise InvalidRequest(str(error), param="messages") from None
+    except RecursionError:
+        raise InvalidRequest("the model's chat template failed: it calls itself without end") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidRequest(f"the model's chat template is broken: line {error.lineno}: {error.message}") from error
+    except Exception as error:  # a template is a program: it can fail in any way Python can
+        reason = str(error) or type(error).__name__
+        raise InvalidRequest(f"the model's chat template failed on these messages: {reason}") from error

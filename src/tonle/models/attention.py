@@ -1,0 +1,173 @@
+"""Attention over the paged KV cache: the seam `decoder.attention`, and its reference in torch operations.
+
+Does: write a step's keys and values to their slots, attend every row to its own blocks. Runs on any device torch has.
+Does not: choose blocks. What all layers share (gather indices, masks) is computed once per step, in `prepare`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tonle.models.inputs import KVCache, StepInputs
+from tonle.models.spec import ModelSpec
+
+_SMALLEST_BUCKET = 8  # blocks; rows shorter than this are not worth telling apart
+
+
+class StepAttention(Protocol):
+    """Attention for one step, called once per layer, in order."""
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q (T, heads, dim), k and v (T, kv heads, dim), rotated -> (T, heads, dim).
+
+        All of the step's keys and values are in the cache before any row attends, so that a row may read blocks
+        another row fills in the same step.
+        """
+
+
+class Attention(Protocol):
+    """Where kernels are swapped."""
+
+    def prepare(self, inputs: StepInputs, kv: KVCache) -> StepAttention: ...
+
+
+class TorchAttention:
+    """The reference: gather blocks, then torch's scaled dot product."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    def prepare(self, inputs: StepInputs, kv: KVCache) -> StepAttention:
+        return _TorchStep(self._spec, inputs, kv)
+
+
+@dataclass(slots=True, eq=False)
+class _Decoding:
+    """Rows with one token each and contexts of similar length, attended in one call."""
+
+    rows: torch.Tensor | slice  # which of the T tokens
+    blocks: torch.Tensor  # (rows * blocks per row,) int32
+    num_rows: int
+    num_keys: int  # keys looked at per row; beyond a row's own context they are masked
+    masks: dict[int | None, torch.Tensor | None]  # by window; additive, (rows, 1, 1, num_keys)
+
+
+@dataclass(slots=True, eq=False)
+class _Prefilling:
+    """One row with several tokens."""
+
+    tokens: slice
+    blocks: torch.Tensor | None  # (blocks,) int32; None: nothing was cached, this step's keys are all there is
+    num_keys: int
+    masks: dict[int | None, torch.Tensor | None]  # by window; additive, (tokens, num_keys); None: plainly causal
+
+
+class _TorchStep:
+    def __init__(self, spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> None:
+        self._windows = spec.windows
+        self._num_kv_heads = spec.num_kv_heads
+        self._slots = inputs.slots
+        self._k_blocks, self._v_blocks = kv.k.unbind(0), kv.v.unbind(0)  # per layer (blocks, block, kv heads, dim)
+        self._k_slots, self._v_slots = kv.k.flatten(1, 2).unbind(0), kv.v.flatten(1, 2).unbind(0)
+        self._decoding = _plan_decoding(spec, inputs, kv)
+        self._prefilling = _plan_prefilling(spec, inputs, kv)
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._k_slots[layer].index_copy_(0, self._slots, k)
+        self._v_slots[layer].index_copy_(0, self._slots, v)
+        if len(self._decoding) == 1 and not self._prefilling:
+            return self._decode(self._decoding[0], layer, q)
+        out = torch.empty_like(q)
+        for group in self._decoding:
+            out[group.rows] = self._decode(group, layer, q[group.rows])
+        for row in self._prefilling:
+            out[row.tokens] = self._prefill(row, layer, q[row.tokens], k[row.tokens], v[row.tokens])
+        return out
+
+    def _decode(self, group: _Decoding, layer: int, q: torch.Tensor) -> torch.Tensor:
+        # The queries that share a key-value head stand in for query positions: no key is copied per head.
+        q = q.reshape(group.num_rows, self._num_kv_heads, -1, q.shape[-1])  # (rows, kv heads, heads per kv head, dim)
+        k, v = self._gather(layer, group.blocks, group.num_rows, group.num_keys)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=group.masks[self._windows[layer]])
+        return out.reshape(group.num_rows, -1, q.shape[-1])
+
+    def _prefill(self, row: _Prefilling, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if row.blocks is None:
+            k, v = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)  # (1, kv heads, keys, dim)
+        else:
+            k, v = self._gather(layer, row.blocks, 1, row.num_keys)
+        mask = row.masks[self._windows[layer]]
+        q = q.transpose(0, 1).unsqueeze(0)  # (1, heads, tokens, dim)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return out.squeeze(0).transpose(0, 1)
+
+    def _gather(
+        self, layer: int, blocks: torch.Tensor, num_rows: int, num_keys: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of rows, each (rows, kv heads, num_keys, dim)."""
+        k = self._k_blocks[layer].index_select(0, blocks)  # (rows * blocks, block, kv heads, dim)
+        v = self._v_blocks[layer].index_select(0, blocks)
+        shape = (num_rows, -1, *k.shape[2:])
+        return k.view(shape)[:, :num_keys].transpose(1, 2), v.view(shape)[:, :num_keys].transpose(1, 2)
+
+
+def _plan_decoding(spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> list[_Decoding]:
+    """Group rows so that padding at most doubles what is gathered, however uneven the contexts."""
+    buckets: defaultdict[int, list[int]] = defaultdict(list)
+    for row in range(inputs.num_decode):
+        num_blocks = -(-inputs.context_lens[row] // kv.block_size)
+        buckets[max(num_blocks - 1, _SMALLEST_BUCKET - 1).bit_length()].append(row)
+    groups = []
+    for rows in buckets.values():
+        whole = len(rows) == inputs.num_decode
+        chosen = slice(0, len(rows)) if whole else torch.tensor(rows, device=inputs.tokens.device)
+        lens = [inputs.context_lens[row] for row in rows]
+        num_keys = max(lens)
+        blocks = inputs.block_tables[chosen, : -(-num_keys // kv.block_size)].flatten()
+        masks = {window: _decoding_mask(lens, num_keys, window, kv.k) for window in set(spec.windows)}
+        groups.append(_Decoding(chosen, blocks, len(rows), num_keys, masks))
+    return groups
+
+
+def _decoding_mask(lens: list[int], num_keys: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    """(rows, 1, 1, num_keys), or None where every row sees every key."""
+    if min(lens) == num_keys and (window is None or num_keys <= window):
+        return None
+    ends = torch.tensor(lens, device=like.device)[:, None]  # (rows, 1)
+    keys = torch.arange(num_keys, device=like.device)
+    hidden = keys >= ends
+    if window is not None:
+        hidden |= keys < ends - window
+    return _additive(hidden, like)[:, None, None, :]
+
+
+def _plan_prefilling(spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> list[_Prefilling]:
+    rows = []
+    for row in range(inputs.num_decode, len(inputs.context_lens)):
+        start, end = inputs.row_starts[row], inputs.row_starts[row + 1]
+        num_tokens, num_keys = end - start, inputs.context_lens[row]
+        blocks = inputs.block_tables[row, : -(-num_keys // kv.block_size)] if num_tokens < num_keys else None
+        masks = {window: _prefilling_mask(num_tokens, num_keys, window, kv.k) for window in set(spec.windows)}
+        rows.append(_Prefilling(slice(start, end), blocks, num_keys, masks))
+    return rows
+
+
+def _prefilling_mask(num_tokens: int, num_keys: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    """(num_tokens, num_keys), or None where the plain causal triangle will do."""
+    if num_tokens == num_keys and (window is None or num_keys <= window):
+        return None
+    own = torch.arange(num_keys - num_tokens, num_keys, device=like.device)[:, None]  # each query's own place
+    keys = torch.arange(num_keys, device=like.device)
+    hidden = keys > own
+    if window is not None:
+        hidden |= keys <= own - window
+    return _additive(hidden, like)
+
+
+def _additive(hidden: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)

@@ -1,0 +1,98 @@
+"""Weights from a Hugging Face folder: one safetensors file, or several with an index.
+
+Does: check every tensor's presence and shape before reading any. Does not: read pickled weights or quantized
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tonle.errors import ModelError
+from tonle.models.decoder import Decoder
+from tonle.models.load.precision import default_dtype
+from tonle.models.read_spec import read_json, read_spec
+from tonle.models.source import ModelSource
+from tonle.models.weights import LM_HEAD, Owned, Shape, assemble, check_tensors, tensor_shapes
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def load_folder(source: ModelSource, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
+    spec = read_spec(source)
+    _refuse_quantized(source.path)
+    files = [_open(file) for file in _weight_files(source.path)]
+    homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
+    shapes: dict[str, Shape] = {name: tuple(file.get_slice(name).get_shape()) for name, file in homes.items()}
+    # Old checkpoints carry rotary tables; tied ones sometimes a second copy of the embedding.
+    ignored = [name for name in homes if name.endswith("rotary_emb.inv_freq")] + [LM_HEAD] * spec.tie_embeddings
+    check_tensors(str(source.path), tensor_shapes(spec), shapes, ignored)
+
+    def fetch(name: str) -> torch.Tensor:
+        tensor: torch.Tensor = homes[name].get_tensor(name)
+        return tensor
+
+    return Decoder(spec, assemble(spec, fetch, Owned(device, dtype or default_dtype(spec.dtype, device))))
+
+
+def _refuse_quantized(folder: Path) -> None:
+    quantization = read_json(folder / "config.json").get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise ModelError(
+            f"{folder}: checkpoints quantized with {method!r} are not supported; "
+            f"use the original checkpoint, or a GGUF file of the model"
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelError(f"{index}: has no weight_map")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        for file in files:
+            if not file.is_file():
+                raise ModelError(f"{file}: is named by {_INDEX} but missing")
+        return files
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    if any(folder.glob("*.bin")):
+        raise ModelError(f"{folder}: holds pickled weights (.bin) only; convert them to safetensors")
+    raise ModelError(f"{folder}: has neither {_SINGLE} nor {_INDEX}")
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ModelError(f"{file}: {_diagnose(file) or f'not a valid safetensors file: {error}'}") from error
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
+
+
+def _diagnose(file: Path) -> str | None:
+    """If the file was cut short, where. The format is a length, a JSON header of that length, the tensors' bytes."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        header_size = int.from_bytes(opened.read(8), "little")
+        if size < 8 or header_size > size - 8:
+            return (
+                f"truncated or not a safetensors file: its header should have {header_size} bytes, the file has {size}"
+            )
+        try:
+            header = json.loads(opened.read(header_size))
+            ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return None
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        if 8 + header_size + end > size:
+            return f"truncated: tensor {name} ends at byte {8 + header_size + end} but the file has {size}"
+    return None

@@ -1,0 +1,107 @@
+"""Every endpoint with its types and an example: what the docs page and /openapi.json are made from.
+
+Does: describe. Does not: route (`app.py`); a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tonle import __version__
+from tonle.protocol.openai import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    Detokenized,
+    DetokenizeRequest,
+    ErrorBody,
+    Health,
+    Model,
+    ModelList,
+    TokenizeRequest,
+    Tokens,
+)
+
+_REF = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    method: str
+    path: str
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    reply: type[msgspec.Struct] | None = None  # None: see `media`
+    media: str = "application/json"
+    example: dict[str, Any] | None = None  # a body that works
+
+
+ENTRIES = (
+    Entry(
+        "POST", "/v1/chat/completions", "Answer a conversation; with stream, as server-sent events.",
+        ChatRequest, ChatCompletion,
+        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 50},
+    ),
+    Entry(
+        "POST", "/v1/completions", "Continue a text; with stream, as server-sent events.",
+        CompletionRequest, Completion, example={"prompt": "The capital of France is", "max_tokens": 16},
+    ),
+    Entry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
+    Entry("GET", "/v1/models/{id}", "One of them.", reply=Model),
+    Entry(
+        "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
+        example={"prompt": "Hello, world", "return_token_strs": True},
+    ),
+    Entry("POST", "/detokenize", "Put tokens together again.", DetokenizeRequest, Detokenized,
+          example={"tokens": [1, 2, 3]}),
+    Entry("GET", "/health", "State and load in one look; 503 when unhealthy.", reply=Health),
+    Entry("GET", "/health/live", "200 while the process lives."),
+    Entry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
+    Entry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
+    Entry("GET", "/version", "The version of Tonle."),
+    Entry("GET", "/docs", "This page.", media="text/html"),
+    Entry("GET", "/openapi.json", "The API in OpenAPI 3.1."),
+)  # fmt: skip
+
+
+@functools.cache
+def schemas() -> dict[str, dict[str, Any]]:
+    """JSON schema of every type in the catalog, by name."""
+    types = {entry.request for entry in ENTRIES} | {entry.reply for entry in ENTRIES} | {ErrorBody}
+    named = sorted((kind for kind in types if kind is not None), key=lambda kind: kind.__name__)
+    return msgspec.json.schema_components(named, ref_template=_REF)[1]
+
+
+def openapi() -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for entry in ENTRIES:
+        paths.setdefault(entry.path, {})[entry.method.lower()] = _operation(entry)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tonle", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas()},
+    }
+
+
+def _operation(entry: Entry) -> dict[str, Any]:
+    ok: dict[str, Any] = {"description": "OK", "content": {entry.media: {"schema": _schema(entry.reply)}}}
+    error = {"description": "Error", "content": {"application/json": {"schema": _schema(ErrorBody)}}}
+    operation: dict[str, Any] = {"summary": entry.summary, "responses": {"200": ok, "default": error}}
+    if entry.request is not None:
+        body: dict[str, Any] = {"schema": _schema(entry.request)}
+        if entry.example is not None:
+            body["example"] = entry.example
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    if "{id}" in entry.path:
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+def _schema(kind: type[msgspec.Struct] | None) -> dict[str, Any]:
+    return {} if kind is None else {"$ref": _REF.format(name=kind.__name__)}

@@ -1,0 +1,124 @@
+"""`POST /v1/chat/completions`.
+
+Does: put deltas into OpenAI's chat shapes. Does not: template, tokenize or send.
+"""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import UNSET
+
+from tonle.engine.request import Delta
+from tonle.protocol import sse
+from tonle.protocol.openai import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+)
+from tonle.replica.delivery import Envelope, answer
+from tonle.replica.draft import Draft, wire_reason
+from tonle.replica.exchange import Exchange
+from tonle.replica.job import Job
+from tonle.replica.logprobs import chat_logprobs, prompt_logprobs
+from tonle.replica.replica import Replica
+from tonle.replica.served import Words
+from tonle.replica.stream_usage import StreamUsage
+from tonle.replica.translate import chat_order
+
+
+async def chat(replica: Replica, exchange: Exchange) -> None:
+    await answer(replica, exchange, ChatRequest, chat_order, ChatAnswer, int(time.time()))
+
+
+class ChatAnswer:
+    def __init__(self, request: ChatRequest, envelope: Envelope, job: Job, text: Words) -> None:
+        self._envelope = envelope
+        self._job = job
+        self._text = text
+        self._want_ids = bool(request.return_token_ids)
+        self._usage = StreamUsage(request.stream_options, job)
+        self._drafts = [Draft() for _ in range(job.num_choices)]
+
+    # -- as events
+
+    def opening(self) -> bytes:
+        """The role of each choice, and in the first chunk what there is to say once."""
+        chunks = [
+            self._chunk([ChatChunkChoice(choice, ChatDelta("", "assistant"))]) for choice in range(len(self._drafts))
+        ]
+        if self._envelope.warnings:
+            chunks[0].warnings = self._envelope.warnings
+        if self._want_ids:
+            chunks[0].prompt_token_ids = self._job.running(0).prompt
+        return b"".join(sse.event(chunk) for chunk in chunks)
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        logprobs = self._logprobs(delta)
+        token_ids = delta.tokens if self._want_ids else UNSET
+        events = b""
+        if delta.text or delta.logprobs or token_ids:
+            content = ChatChunkChoice(choice, ChatDelta(delta.text), logprobs, token_ids=token_ids)
+            events = sse.event(self._chunk([content]))
+        if delta.finish_reason is not None:
+            reason = wire_reason(delta)
+            end = ChatChunkChoice(
+                choice, ChatDelta(), None, reason, UNSET if delta.stop_reason is None else delta.stop_reason
+            )
+            events += sse.event(self._chunk([end]))
+        return events
+
+    def closing(self) -> bytes:
+        if not self._usage.at_end:
+            return b""
+        chunk = self._chunk([])
+        chunk.usage = self._job.wire_usage
+        return sse.event(chunk)
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        envelope = self._envelope
+        return ChatChunk(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=choices,
+            usage=self._usage.in_chunk(),
+        )
+
+    # -- whole
+
+    def add(self, choice: int, delta: Delta) -> None:
+        self._drafts[choice].add(delta)
+
+    def whole(self) -> ChatCompletion:
+        envelope, running = self._envelope, self._job.running(0)
+        records = running.prompt_logprobs
+        return ChatCompletion(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            choices=[self._choice(index, draft) for index, draft in enumerate(self._drafts)],
+            usage=self._job.wire_usage,
+            prompt_logprobs=UNSET if records is None else prompt_logprobs(records, self._text),
+            prompt_token_ids=running.prompt if self._want_ids else UNSET,
+            warnings=envelope.warnings or UNSET,
+        )
+
+    def _choice(self, index: int, draft: Draft) -> ChatChoice:
+        delta = draft.delta()
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(delta.text),
+            logprobs=self._logprobs(delta),
+            finish_reason=wire_reason(delta),
+            stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
+            token_ids=delta.tokens if self._want_ids else UNSET,
+        )
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._text)

@@ -1,0 +1,92 @@
+"""The docs page: one self-contained HTML document, no scripts, nothing loaded from elsewhere.
+
+Does: lay out the catalog. Does not: hold any text about particular fields; that is in the wire types.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+from tonle import __version__
+from tonle.replica.catalog import ENTRIES, Entry, schemas
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h2 { margin-top: 2.5rem; font-size: 1.1rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
+pre { background: var(--soft); padding: .75rem; overflow-x: auto; border-radius: 4px; }
+table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
+.scroll { overflow-x: auto; }
+"""
+
+_HEADERS = (
+    ("X-Request-Id", "Yours, if you send one; it is in the log and in every reply."),
+    ("X-Tonle-Strict: 1", "Make a field that has no effect an error instead of a warning."),
+    (
+        "X-Tonle-Warnings",
+        "In replies: how many fields had no effect, and which. The body says why, in <code>warnings</code>.",
+    ),
+    ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
+    ("Retry-After", "With 503: seconds to wait before trying again."),
+)
+
+
+def docs_page(model: str, base_url: str) -> str:
+    base_url = html.escape(base_url)
+    sections = "\n".join(_section(entry, base_url) for entry in ENTRIES)
+    headers = "\n".join(f"<tr><td><code>{name}</code></td><td>{text}</td></tr>" for name, text in _HEADERS)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Tonle API</title><style>{_STYLE}</style></head><body>
+<h1>Tonle API</h1>
+<p>Serving <code>{html.escape(model)}</code>, version {__version__}. Any OpenAI client works with the base URL
+<code>{base_url}/v1</code>. Machine-readable: <a href="/openapi.json">/openapi.json</a>.</p>
+{sections}
+<h2>Headers</h2>
+<div class="scroll"><table>{headers}</table></div>
+</body></html>
+"""
+
+
+def _section(entry: Entry, base_url: str) -> str:
+    parts = [f"<h2><code>{entry.method} {html.escape(entry.path)}</code></h2>", f"<p>{html.escape(entry.summary)}</p>"]
+    url = base_url + html.escape(entry.path)
+    if entry.example is None:
+        parts.append(f"<pre>curl {url}</pre>")
+    else:
+        body = html.escape(json.dumps(entry.example), quote=False)
+        parts.append(f"<pre>curl {url} -H 'Content-Type: application/json' \\\n  -d '{body}'</pre>")
+    if entry.request is not None:
+        parts.append(_fields("Fields", entry.request.__name__))
+    if entry.reply is not None:
+        parts.append(_fields("Reply", entry.reply.__name__))
+    return "\n".join(parts)
+
+
+def _fields(title: str, name: str) -> str:
+    schema = schemas()[name]
+    required = set(schema.get("required", ()))
+    rows = []
+    for field, shape in schema["properties"].items():
+        note = html.escape(shape.get("description", ""))
+        mark = "" if field not in required or title != "Fields" else " (required)"
+        rows.append(f"<tr><td><code>{field}</code>{mark}</td><td>{html.escape(_type(shape))}</td><td>{note}</td></tr>")
+    heading = f"<tr><th>{title}</th><th>Type</th><th></th></tr>"
+    return f'<div class="scroll"><table>{heading}{"".join(rows)}</table></div>'
+
+
+def _type(shape: dict[str, Any]) -> str:
+    """A JSON schema in a few words: `string or list of string`."""
+    if "$ref" in shape:
+        return str(shape["$ref"]).rsplit("/", 1)[-1]
+    if "anyOf" in shape:
+        return " or ".join(word for word in map(_type, shape["anyOf"]) if word != "null")
+    if "const" in shape or "enum" in shape:
+        return " or ".join(json.dumps(value) for value in shape.get("enum", [shape.get("const")]))
+    if shape.get("type") == "array":
+        return f"list of {_type(shape.get('items', {})) or 'anything'}"
+    return str(shape.get("type", "anything"))

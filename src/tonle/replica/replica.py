@@ -1,0 +1,74 @@
+"""`Replica`: what every endpoint shares: the front, the options, the metrics, and whether we are open.
+
+Does: answer "is it ready", "is that our model", "is that strict". Does not: handle requests.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tonle.engine.messages import ModelCard
+from tonle.errors import EngineRestarting, InvalidRequest, NotFound
+from tonle.protocol.openai import FieldWarning
+from tonle.replica.exchange import Exchange
+from tonle.replica.options import ReplicaOptions
+from tonle.replica.served import Served
+from tonle.telemetry.metrics import Metrics
+
+_HEADER_CHARS = 256  # of X-Tonle-Warnings
+
+
+class Replica:
+    def __init__(self, front: Served, options: ReplicaOptions) -> None:
+        self.front = front
+        self.options = options
+        self.metrics = Metrics(front.name, front)
+        self.started_s = time.monotonic()
+        self.draining = False  # set when told to stop: finish what runs, take nothing new
+
+    @property
+    def names(self) -> list[str]:
+        return [self.front.name, *self.options.aliases]
+
+    def why_not_ready(self) -> str | None:
+        if self.draining:
+            return "the server is shutting down"
+        if self.front.failure is not None:
+            return f"the engine is not running: {self.front.failure.message}"
+        if not self.front.ready:
+            return "the model is still being loaded"
+        return None
+
+    def card(self) -> ModelCard:
+        """The model's card. Raises `EngineRestarting` (503) if there is no engine to ask."""
+        reason, card = self.why_not_ready(), self.front.card
+        if reason is not None or card is None:
+            raise EngineRestarting(f"not ready: {reason}", retry_after_s=5)
+        return card
+
+    def resolve(self, model: str | None) -> str:
+        """The name to answer under. Raises `NotFound`."""
+        if model is None:
+            return self.front.name
+        if model not in self.names:
+            error = NotFound(
+                f"there is no model {model!r} here; this server has {', '.join(self.names)}", param="model"
+            )
+            error.code = "model_not_found"
+            raise error
+        return model
+
+    def check_strict(self, exchange: Exchange, warnings: list[FieldWarning]) -> None:
+        """Raises `InvalidRequest` if there are warnings and the caller or the server is strict about them."""
+        strict = self.options.strict or exchange.header("x-tonle-strict").lower() in ("1", "true")
+        if strict and warnings:
+            what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
+            raise InvalidRequest(f"strict mode: {what}", param=warnings[0].param)
+
+
+def warning_headers(warnings: list[FieldWarning]) -> list[tuple[str, str]]:
+    """`X-Tonle-Warnings: 2; user, top_a`. Field names come from the caller: only plain ASCII goes into a header."""
+    if not warnings:
+        return []
+    names = ", ".join(warning.param for warning in warnings).encode("unicode_escape").decode()
+    return [("x-tonle-warnings", f"{len(warnings)}; {names}"[:_HEADER_CHARS].rstrip())]

@@ -1,0 +1,169 @@
+"""Run a replica until it is told to stop.
+
+Does: bind, serve, drain on the first signal, end at once on the second. Does not: start or stop the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+
+from tonle.errors import ConfigError
+from tonle.replica.app import ReplicaApp, build_app
+from tonle.replica.options import ReplicaOptions
+from tonle.replica.served import Served
+
+log = logging.getLogger("tonle.replica")
+
+BACKLOG = 2048  # connections the kernel holds before we accept them
+KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that they and not we close them
+ABORT_GRACE_S = 0.5  # after a second signal, for the last bytes to leave
+
+ResultT = TypeVar("ResultT")
+
+
+async def serve(
+    front: Served, *, host: str = "127.0.0.1", port: int = 8000, listener: socket.socket | None = None,
+    options: ReplicaOptions | None = None, drain_s: float = 30.0, on_ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT, then let running requests finish for at most `drain_s` seconds.
+
+    `listener` is a socket from `bind`; without it, host and port are bound here (`ConfigError` if that fails).
+    `on_ready` is called with the base URL when connections are accepted. Setting `stop` does what a signal does; in a
+    thread other than the main one it is the only way.
+    """
+    listener = listener or bind(host, port)
+    app = build_app(front, options)
+    config = uvicorn.Config(
+        app,
+        loop="none",  # we are inside one
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(drain_s),
+    )
+    server = _Server(config, app, on_ready)
+    watch = asyncio.create_task(_stop_when(stop, server)) if stop is not None else None
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
+async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
+    await stop.wait()
+    server.stop()
+
+
+def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """`asyncio.run`, on uvloop where there is one."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Claim the address, before anything slow is begun. Port 0 takes a free one. Raises `ConfigError`."""
+    if not 0 <= port < 2**16:
+        raise ConfigError(f"cannot listen on {host}, port {port}: ports go from 0 to 65535. Check --port.", param="port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"cannot listen on {host}: there is no such address. Check --host.", param="host") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(host, port, error) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        why = "another program is using it. Stop that, or choose another port with --port"
+    elif error.errno == errno.EACCES:
+        why = "ports below 1024 need more rights. Choose another port with --port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        why = "this machine has no such address. Choose another with --host"
+    else:
+        why = f"{error.strerror}. Check --host and --port"
+    return ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port")
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, app: ReplicaApp, on_ready: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._app = app
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None and sockets:
+            self._on_ready(_url(sockets[0]))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ours: uvicorn raises the signal again when it is done, which would end the process before the engine is."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in signals}
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def stop(self) -> None:
+        """First call: close the door and drain. Second call: end what still runs."""
+        if not self.should_exit:
+            running = len(self.server_state.tasks)
+            log.info("stopping: %d requests to finish, at most %s s", running, self.config.timeout_graceful_shutdown)
+            self._app.replica.draining = True
+            self.should_exit = True
+            return
+        log.warning("stopping at once")
+        self.force_exit = True
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._abort)
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

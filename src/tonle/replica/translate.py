@@ -1,0 +1,205 @@
+"""A wire request into an order for the engine: token ids, sampling settings, priority.
+
+Does: apply the API's defaults, render and tokenize, check against the model, and complain in the names the caller used.
+Does not: touch the connection. Pure functions; long prompts are translated on a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tonle.engine.messages import ModelCard
+from tonle.engine.request import GenerationConfig, RequestPriority
+from tonle.errors import ContextOverflow, InvalidRequest
+from tonle.protocol.openai import ChatRequest, CompletionRequest, Sampling
+from tonle.replica.conversation import template_messages
+from tonle.replica.served import Words
+
+DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; a chat answer may fill the context
+
+# What the engine calls it, and what a caller of this API called it.
+_CHAT_NAMES = {"max_length": "max_tokens", "logprobs": "top_logprobs"}
+_COMPLETION_NAMES = {"max_length": "max_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    prompt: list[int]
+    config: GenerationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one HTTP request asks of the engine: each part is answered n times."""
+
+    parts: list[Part]
+    n: int
+    priority: RequestPriority
+    prompt_only: bool = False  # the answer's tokens are not wanted, only what is known about the prompt
+
+
+def chat_order(request: ChatRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
+    """Raises `CallerError`."""
+    _check_stream(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    config = _config(request)
+    if request.logprobs:
+        config.logprobs = request.top_logprobs or 0
+    config.prompt_logprobs = request.prompt_logprobs
+    prompt = text.encode_chat(
+        template_messages(request.messages),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        extra=request.chat_template_kwargs,
+    )
+    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    _check_prompt(prompt, "messages", card)
+    config.max_length = _room(prompt, "messages", asked, card)
+    return _order(request, [Part(prompt, config)], card, max_choices, _CHAT_NAMES)
+
+
+def completion_order(request: CompletionRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
+    """Raises `CallerError`."""
+    _check_stream(request)
+    n = 1 if request.n is None else request.n
+    if request.best_of not in (None, n):
+        raise InvalidRequest(f"best_of is only accepted when equal to n ({n}); ask for n and choose", param="best_of")
+    prompts = _prompts(request, text, max_choices)
+    config = _config(request)
+    config.logprobs = request.logprobs
+    config.prompt_logprobs = request.prompt_logprobs
+    if request.echo and request.logprobs is not None:  # the echoed prompt has log-probabilities like the answer
+        config.prompt_logprobs = max(request.logprobs, request.prompt_logprobs or 0)
+    # max_tokens 0 with echo asks about the prompt alone; the engine always makes one token, which is then left out
+    prompt_only = request.max_tokens == 0 and request.echo is True
+    parts = []
+    for place, prompt in enumerate(prompts):
+        name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
+        _check_prompt(prompt, name, card)
+        asked = 1 if prompt_only else request.max_tokens
+        length = _room(prompt, name, asked, card)
+        if asked is None:
+            length = min(length, DEFAULT_COMPLETION_TOKENS)
+        parts.append(Part(prompt, msgspec.structs.replace(config, max_length=length)))
+    return _order(request, parts, card, max_choices, _COMPLETION_NAMES, prompt_only=prompt_only)
+
+
+def _order(
+    request: Sampling, parts: list[Part], card: ModelCard, max_choices: int, names: dict[str, str], *,
+    prompt_only: bool = False,
+) -> Order:  # fmt: skip
+    for part in parts:
+        _validate(part.config, names)
+    config = parts[0].config
+    for name, tokens in (("logit_bias", config.logit_bias), ("stop_token_ids", config.stop_token_ids)):
+        for token in tokens:
+            if not 0 <= token < card.vocab_size:
+                raise InvalidRequest(
+                    f"{name}: the model has tokens 0 to {card.vocab_size - 1}, not {token}", param=name
+                )
+    if len(parts) * config.n > max_choices:
+        raise InvalidRequest(
+            f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
+            param="n",
+        )
+    return Order(parts, config.n, _priority(request.priority), prompt_only)
+
+
+def _config(request: Sampling) -> GenerationConfig:
+    """Everything but the lengths and log-probabilities. Absent fields keep the engine's defaults: OpenAI's."""
+    config = GenerationConfig()
+    for name in (
+        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "seed",
+        "min_tokens", "stop_token_ids", "skip_special_tokens",
+    ):  # fmt: skip
+        if (value := getattr(request, name)) is not None:
+            setattr(config, name, value)
+    if request.seed is not None and not -(2**63) <= request.seed < 2**64:
+        raise InvalidRequest("seed must fit in 64 bits", param="seed")
+    if request.stop is not None:
+        config.stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    config.top_k = 0 if request.top_k in (None, -1) else request.top_k
+    config.logit_bias = _logit_bias(request.logit_bias or {})
+    config.early_stopping = not request.ignore_eos
+    config.include_stop_text = bool(request.include_stop_str_in_output)
+    return config
+
+
+def _validate(config: GenerationConfig, names: dict[str, str]) -> None:
+    try:
+        config.validate()
+    except InvalidRequest as error:
+        name = names.get(error.param or "")
+        if name is None:
+            raise
+        raise InvalidRequest(error.message.replace(str(error.param), name, 1), param=name) from None
+
+
+def _check_stream(request: Sampling) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest("prompt_logprobs is not available with stream", param="prompt_logprobs")
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias") from None
+
+
+def _priority(priority: int | str | None) -> RequestPriority:
+    if priority is None:
+        return RequestPriority.NORMAL
+    if isinstance(priority, str) and priority.upper() in RequestPriority.__members__:
+        return RequestPriority[priority.upper()]
+    if isinstance(priority, int) and 0 <= priority <= max(RequestPriority):
+        return RequestPriority(priority)
+    raise InvalidRequest(f"priority must be critical, high, normal, low or 0 to 3, not {priority!r}", param="priority")
+
+
+def _prompts(request: CompletionRequest, text: Words, max_choices: int) -> list[list[int]]:
+    """A prompt may be text or token ids, or a list of texts, or a list of lists of token ids."""
+    add_special_tokens = request.add_special_tokens is not False
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [text.encode(prompt, add_special_tokens=add_special_tokens)]
+    if not prompt:
+        raise InvalidRequest("prompt is an empty list", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [prompt]  # type: ignore[list-item]
+    if len(prompt) > max_choices:
+        raise InvalidRequest(
+            f"{len(prompt)} prompts are more than the {max_choices} one request may have", param="prompt"
+        )
+    if all(isinstance(item, str) for item in prompt):
+        return [text.encode(item, add_special_tokens=add_special_tokens) for item in prompt]  # type: ignore[arg-type]
+    if all(isinstance(item, list) for item in prompt):
+        return prompt  # type: ignore[return-value]
+    raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids", param="prompt")
+
+
+def _check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
+    if not prompt:
+        raise InvalidRequest(f"{name} is empty; the model needs at least one token to continue", param=name)
+    if min(prompt) < 0 or max(prompt) >= card.vocab_size:
+        raise InvalidRequest(f"{name}: the model has tokens 0 to {card.vocab_size - 1}", param=name)
+
+
+def _room(prompt: list[int], name: str, asked: int | None, card: ModelCard) -> int:
+    """How many new tokens there may be: as many as asked for, or all that the context leaves."""
+    left = card.context_length - len(prompt)
+    if left < 1:
+        raise ContextOverflow(
+            f"{name} has {len(prompt)} tokens; the model's context is {card.context_length} tokens, prompt and answer "
+            "together. Shorten the prompt.", param=name,
+        )  # fmt: skip
+    if asked is not None and asked > left:
+        raise ContextOverflow(
+            f"{name} has {len(prompt)} tokens and max_tokens asks for {asked} more; the model's context is "
+            f"{card.context_length} tokens. Ask for at most {left}, or shorten the prompt.", param="max_tokens",
+        )  # fmt: skip
+    return left if asked is None else asked

@@ -1,0 +1,89 @@
+"""The engine's state as metrics, read at the moment of a scrape.
+
+Does: translate counters the engine keeps anyway. Does not: keep numbers of its own, or touch the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+
+class Stats(Protocol):
+    """The part of the engine's statistics that is exported."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def kv_usage(self) -> float: ...
+    @property
+    def prefix_queries(self) -> int: ...
+    @property
+    def prefix_hits(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def generation_tokens(self) -> int: ...
+
+
+class Card(Protocol):
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+
+
+class EngineView(Protocol):
+    """Whoever knows the engine's latest statistics; `card` is None until it is ready."""
+
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def card(self) -> Card | None: ...
+
+
+class EngineState(Collector):
+    def __init__(self, model_name: str, engine: EngineView) -> None:
+        self._model_name = model_name
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield self._gauge("num_requests_running", "Sequences in the running batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Sequences waiting to be scheduled.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks that requests hold, 0 to 1.", stats.kv_usage)
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
+        )
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._counter("num_preemptions", "Times a running sequence was set back.", stats.num_preemptions)
+        # As in vLLM the whole prompt counts; the engine counts what it computed and what it found apart.
+        prompt_tokens = stats.prompt_tokens + stats.prefix_hits
+        yield self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.", prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        if (card := self._engine.card) is not None:
+            info = GaugeMetricFamily(
+                "vllm:cache_config_info",
+                "Shape of the KV cache, in the labels.",
+                labels=["model_name", "block_size", "num_gpu_blocks"],
+            )
+            info.add_metric([self._model_name, str(card.block_size), str(card.num_blocks)], 1)
+            yield info
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family

@@ -1,0 +1,65 @@
+"""Log lines: one format, one place to set it up.
+
+Does: configure the loggers `tonle` and `uvicorn` to write to stderr, as lines for people or as JSON for collectors.
+Does not: touch the root logger; a program that embeds Tonle keeps its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from tonle.errors import ConfigError
+
+
+def configure(level: str | int, *, json: bool = False) -> None:
+    """Set up logging of a Tonle process. Calling it again replaces what it did before."""
+    number = level if isinstance(level, int) else logging.getLevelName(level.upper())
+    if not isinstance(number, int):
+        raise ConfigError(f"log level {level!r} is none of DEBUG, INFO, WARNING, ERROR", param="log_level")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if json else Lines())
+    # uvicorn's INFO tells of sockets and processes; the CLI says that better
+    for name, least in (("tonle", number), ("uvicorn", max(number, logging.WARNING))):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+        logger.propagate = False
+
+
+def room(logger_name: str) -> str:
+    """`tonle.engine.loop` -> `engine`; `uvicorn.error` -> `uvicorn`."""
+    parts = logger_name.split(".")
+    return parts[1] if parts[0] == "tonle" and len(parts) > 1 else parts[0]
+
+
+class Lines(logging.Formatter):
+    """`2025-01-31 09:30:00.123 INFO    replica  message`, local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {room(record.name):<8} {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line; times are UTC. What a caller passes as `extra={"fields": {...}}` is added."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, Any] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "room": room(record.name),
+            "message": record.getMessage(),
+        }
+        entry.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry).decode()

@@ -1,0 +1,70 @@
+"""Metrics under vLLM's names, so that existing dashboards, autoscalers and routers work unchanged.
+
+Does: observe requests as they end, gaps between deltas as they come, and read the engine's state when scraped.
+Does not: use prometheus_client's global registry: every server has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from tonle.telemetry.engine_state import EngineState, EngineView
+
+# Upper bounds of the buckets. Seconds for a wait of the caller, seconds for one token, tokens.
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_TOKENS = tuple(float(2**exponent) for exponent in range(18))
+
+# vLLM's word for the engine's, where they differ.
+_REASONS = {"cancelled": "abort"}
+
+
+class Metrics:
+    """Everything one server exports. Histograms are public: callers observe seconds or tokens."""
+
+    def __init__(self, model_name: str, engine: EngineView) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self.registry.register(EngineState(model_name, engine))
+        ProcessCollector(registry=self.registry)
+        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _WAIT_S)
+        self.itl = self._histogram("inter_token_latency_seconds", "Gap between two deltas of one answer.", _TOKEN_S)
+        self.tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first, per answer.", _TOKEN_S
+        )
+        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _WAIT_S)
+        self.queue = self._histogram("request_queue_time_seconds", "Arrival to first scheduled.", _WAIT_S)
+        self.prefill = self._histogram("request_prefill_time_seconds", "First scheduled to first token.", _WAIT_S)
+        self.decode = self._histogram("request_decode_time_seconds", "First token to last token.", _WAIT_S)
+        self.inference = self._histogram("request_inference_time_seconds", "First scheduled to last token.", _WAIT_S)
+        self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self.generation_tokens = self._histogram("request_generation_tokens", "New tokens per request.", _TOKENS)
+        self._finished = Counter(
+            "vllm:request_success", "Answers by how they ended.", ("model_name", "finished_reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        for reason in ("stop", "length", "abort", "error"):
+            self._finished.labels(model_name, reason)  # a rate needs the zero before the first event
+        self._http = Counter(
+            "tonle:http_requests", "HTTP requests by route and status.", ("method", "path", "status"),
+            registry=self.registry,
+        )  # fmt: skip
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", help_text, ("model_name",), registry=self.registry, buckets=buckets)
+        return histogram.labels(self._model_name)
+
+    def count_finished(self, reason: str) -> None:
+        self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
+
+    def count_http(self, method: str, path: str, status: int) -> None:
+        """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
+        self._http.labels(method, path, str(status)).inc()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition and its content type, in the format the `Accept` header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

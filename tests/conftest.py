@@ -1,0 +1,17 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tonle.models import default_model as pinned
+from tonle.models.source import ModelSource, cache_dir, resolve
+
+
+@pytest.fixture(scope="session")
+def default_model() -> ModelSource:
+    """The default model, if it is on this machine: tests never fetch."""
+    path = pinned.path(cache_dir())
+    if not pinned.is_present(path):
+        pytest.skip(f"the default model is not at {path}; `tonle pull` (or `make test`) fetches it")
+    return resolve(None, progress=False)

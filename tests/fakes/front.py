@@ -1,0 +1,197 @@
+"""A scripted twin of an engine's front: a byte tokenizer, and answers that are written down beforehand.
+
+Does: everything a replica may expect of a front, on one event loop, with no engine behind it. It obeys max_length,
+stop, n, logprobs and cancel; it samples nothing. Tests turn its screws: `reply`, `stall_after`, `die_after`...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tonle.engine.messages import LoopStats, ModelCard
+from tonle.engine.request import Delta, GenerationConfig, RequestPriority, Timings, TokenLogprob, Usage
+from tonle.errors import EngineDied, EngineRestarting, TonleError
+
+BEGIN, END = 256, 257  # the special tokens; 0..255 are bytes
+CACHED_TOKENS = 4  # of every prompt, so that tests can see the number arrive
+
+
+class ByteText:
+    """Tokens are the bytes of UTF-8."""
+
+    chat_template = "<role>content\n"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [BEGIN] * add_special_tokens + list(text.encode())
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        pieces = (self.token_bytes(token) for token in tokens if token < BEGIN or not skip_special_tokens)
+        return b"".join(pieces).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return {BEGIN: b"<begin>", END: b"<end>"}.get(token) or bytes([token])
+
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> str:
+        lines = [f"<{message['role']}>{message['content']}\n" for message in messages]
+        lines += [f"[{name}={value}]" for name, value in (extra or {}).items()]
+        return "".join(lines) + "<assistant>" * add_generation_prompt
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> list[int]:
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        return self.encode(text)
+
+
+class FakeGeneration:
+    def __init__(self, front: FakeFront, prompt: list[int], config: GenerationConfig, request_id: str) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.config = config
+        self.usage = Usage(prompt_tokens=len(prompt), cached_tokens=min(CACHED_TOKENS, len(prompt)))
+        self.timings = Timings(time.monotonic())
+        self.prompt_logprobs = None
+        if config.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *(_logprob(token, config.prompt_logprobs) for token in prompt[1:])]
+        self._front = front
+        self._ended = False
+
+    def cancel(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._front.cancelled.put(self.request_id)
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self._deltas()
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        front, config = self._front, self.config
+        choices = [front.script(self.prompt, config, index) for index in range(config.n)]
+        self.timings.scheduled_s = time.monotonic()
+        num_tokens = 0
+        while any(choices):
+            for script in choices:
+                if not script:
+                    continue
+                if front.die_after is not None and num_tokens >= front.die_after:
+                    self._ended = True
+                    raise EngineDied("the engine stopped while it worked on this request: scripted")
+                if front.stall_after is not None and num_tokens >= front.stall_after:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(front.delay_s)
+                delta = script.pop(0)
+                num_tokens += len(delta.tokens)
+                self.usage.completion_tokens += len(delta.tokens)
+                front.count(generation_tokens=len(delta.tokens))
+                self.timings.first_token_s = self.timings.first_token_s or time.monotonic()
+                if not any(choices):
+                    self._ended = True
+                    self.timings.finished_s = time.monotonic()
+                yield delta
+
+
+class FakeFront:
+    """`reply(prompt text, choice index)` is what it answers."""
+
+    def __init__(self, reply: Callable[[str, int], str] | None = None) -> None:
+        self.text = ByteText()
+        self.name = "scripted"
+        self.created = 1_700_000_000
+        self.card: ModelCard | None = ModelCard(
+            architecture="Scripted", context_length=512, vocab_size=258, eos_ids=[END], device="none", dtype="none",
+            block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, load_s=0.0,
+        )  # fmt: skip
+        self.stats = LoopStats()
+        self.failure: TonleError | None = None
+        self.reply = reply or (lambda prompt, index: "សួស្តី, I am scripted." + "!" * index)
+        self.refusal: TonleError | None = None  # raised by submit
+        self.die_after: int | None = None  # tokens of one request
+        self.stall_after: int | None = None  # tokens of one request, then nothing comes any more
+        self.delay_s = 0.0  # between deltas
+        self.submitted: list[tuple[FakeGeneration, RequestPriority]] = []
+        self.cancelled: queue.Queue[str] = queue.Queue()  # ids of requests cancelled before their end
+
+    @property
+    def ready(self) -> bool:
+        return self.card is not None
+
+    def submit(
+        self,
+        prompt: list[int],
+        config: GenerationConfig,
+        *,
+        priority: RequestPriority = RequestPriority.NORMAL,
+        salt: bytes = b"",
+        request_id: str | None = None,
+    ) -> FakeGeneration:
+        config.validate()
+        if self.refusal is not None:
+            raise self.refusal
+        if self.card is None:
+            raise EngineRestarting("scripted to be away")
+        generation = FakeGeneration(self, prompt, config, request_id or f"req-{len(self.submitted)}")
+        self.submitted.append((generation, priority))
+        cached = generation.usage.cached_tokens
+        self.count(prompt_tokens=len(prompt) - cached, prefix_hits=cached, prefix_queries=len(prompt))
+        return generation
+
+    def count(self, **more: int) -> None:
+        totals = {name: getattr(self.stats, name) + number for name, number in more.items()}
+        self.stats = msgspec.structs.replace(self.stats, **totals)
+
+    def script(self, prompt: list[int], config: GenerationConfig, index: int) -> list[Delta]:
+        """One delta per token. The text of a character comes with its last byte, so tokens run ahead of text."""
+        tokens = [*self.reply(self.text.decode(prompt), index).encode(), END]
+        if not config.early_stopping:
+            tokens = (tokens[:-1] * config.max_length)[: config.max_length]
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        deltas: list[Delta] = []
+        text = ""
+        for token in tokens[: config.max_length]:
+            piece = decoder.decode(bytes([token])) if token < BEGIN else ""
+            deltas.append(Delta(index, piece, [token]))
+            if config.logprobs is not None:
+                deltas[-1].logprobs = [_logprob(token, config.logprobs)]
+            text += piece
+            if stop := next((stop for stop in config.stop if text.endswith(stop)), None):
+                _cut(deltas, len(stop))
+                deltas[-1].finish_reason, deltas[-1].stop_reason = "stop", stop
+                return deltas
+        deltas[-1].finish_reason = "stop" if deltas[-1].tokens == [END] else "length"
+        return deltas
+
+
+def _cut(deltas: list[Delta], num_chars: int) -> None:
+    """Take the last characters back."""
+    for delta in reversed(deltas):
+        kept = max(0, len(delta.text) - num_chars)
+        num_chars -= len(delta.text) - kept
+        delta.text = delta.text[:kept]
+
+
+def _logprob(token: int, num_top: int) -> TokenLogprob:
+    """The likelihood falls with the distance from the token."""
+    top = [((token + step) % BEGIN, -0.5 - step) for step in range(num_top)]
+    return TokenLogprob(token, -0.5, top)

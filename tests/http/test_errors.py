@@ -1,0 +1,220 @@
+"""What goes wrong is said in OpenAI's shape, with the field and the reason; nothing wrong reaches the engine."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.front import FakeFront
+from tests.http.serving import Call, events
+from tonle.errors import CapacityError, ConfigError, ModelError
+from tonle.replica.app import build_app
+from tonle.replica.options import ReplicaOptions
+from tonle.replica.serve import run
+
+PATH = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def refused(reply: httpx.Response, status: int) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json" and reply.headers["x-request-id"]
+    body = reply.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b"{", "the body is not valid JSON: it ends too early (byte 1)"),
+        (b'{"messages": @}', "the body is not valid JSON: invalid character (byte 13)"),
+        (b"[]", "the body must be a JSON object, not a list"),
+        (b'"hello"', "the body must be a JSON object, not a string"),
+        (b'{"messages": "\xff"}', "the body is not valid UTF-8 (byte 14)"),
+        (b'{"a":' + b"[" * 20_000, "the body is nested too deeply"),
+    ],
+)
+def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
+    error = refused(client.post(PATH, content=body), 400)
+    assert error == {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_value"}
+
+
+@pytest.mark.parametrize(
+    ("field", "param", "message"),
+    [
+        ({"max_tokens": "3"}, "max_tokens", "must be an integer, not a string"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": -5}, "max_tokens", "max_tokens must be at least 1"),
+        ({"max_tokens": 10**30}, "max_tokens", "must be at most"),
+        ({"max_tokens": 2000}, "max_tokens", "the model's context is 512 tokens"),
+        ({"temperature": -1}, "temperature", "must be between 0 and 100, not -1"),
+        ({"temperature": "hot"}, "temperature", "must be a number, not a string"),
+        ({"top_p": 0}, "top_p", "0 excluded"),
+        ({"top_k": -2}, "top_k", "must be at least 0"),
+        ({"n": 0}, "n", "must be between 1 and"),
+        ({"n": 9}, "n", "more than the 8 answers"),
+        ({"stop": [""]}, "stop", "empty string"),
+        ({"stop": 5}, "stop", "must be a string or a list, not an integer"),
+        ({"seed": 2**64}, "seed", "must fit in 64 bits"),
+        ({"seed": 10**400}, "seed", "must fit in 64 bits"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "must be token ids"),
+        ({"logit_bias": {"258": 1}}, "logit_bias", "the model has tokens 0 to 257, not 258"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "the model has tokens 0 to 257"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be between 0 and 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available with stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+        ({"priority": "urgent"}, "priority", "critical, high, normal, low or 0 to 3"),
+        ({"priority": 4}, "priority", "critical, high, normal, low or 0 to 3"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "must be between 0 and 5"),
+        ({"messages": []}, "messages", "send at least one message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of system, developer"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+        ({"messages": "hi"}, "messages", "must be a list, not a string"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type", "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages", "Shorten the prompt"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"functions": [{}]}, "functions", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "structured output"),
+        ({"guided_json": {}}, "guided_json", "structured output"),
+        ({"modalities": ["text", "audio"]}, "modalities", "text only"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"best_of": 2}, "best_of", "choose"),
+    ],
+)  # fmt: skip
+def test_bad_fields(client: httpx.Client, front: FakeFront, field: dict[str, Any], param: str, message: str) -> None:
+    error = refused(client.post(PATH, json={**HELLO, **field}), 400)
+    assert error["param"] == param and message in error["message"], error
+    assert not front.submitted
+
+
+def test_context_overflow_has_openais_code(client: httpx.Client) -> None:
+    assert refused(client.post(PATH, json={**HELLO, "max_tokens": 2000}), 400)["code"] == "context_length_exceeded"
+
+
+def test_unknown_model(client: httpx.Client) -> None:
+    error = refused(client.post(PATH, json={**HELLO, "model": "gpt-4"}), 404)
+    assert error["code"] == "model_not_found" and error["param"] == "model"
+    assert "scripted" in error["message"] and "nickname" in error["message"]
+
+
+def test_strict_header(client: httpx.Client, front: FakeFront) -> None:
+    strict = {"X-Tonle-Strict": "1"}
+    error = refused(client.post(PATH, json={**HELLO, "user": "me", "top_a": 1}, headers=strict), 400)
+    assert error["param"] == "user" and "top_a: unknown field" in error["message"]
+    assert not front.submitted
+    assert client.post(PATH, json=HELLO, headers=strict).status_code == 200
+    assert client.post("/tokenize", json={"prompt": "x", "y": 1}, headers=strict).status_code == 400
+
+
+def test_strict_server() -> None:
+    async def main() -> Call:
+        call = Call(PATH, {**HELLO, "user": "me"})
+        await call.run(build_app(FakeFront(), ReplicaOptions(strict=True)))
+        return call
+
+    assert run(main()).status == 400
+
+
+def test_unknown_path_and_method(client: httpx.Client) -> None:
+    assert refused(client.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert refused(client.post("/"), 404)["code"] == "not_found"
+    reply = client.get(PATH)
+    assert refused(reply, 405)["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"
+    assert refused(client.delete("/v1/models"), 405)["message"].endswith("use GET.")
+    assert "\\n" in refused(client.get("/a%0Ab"), 404)["message"]
+
+
+def test_overload(client: httpx.Client, front: FakeFront) -> None:
+    front.refusal = CapacityError("the queue is full", retry_after_s=2.3)
+    for stream in (False, True):
+        reply = client.post(PATH, json={**HELLO, "stream": stream})
+        error = refused(reply, 503)
+        assert reply.headers["retry-after"] == "3"
+        assert error["type"] == "service_unavailable_error" and error["code"] == "overloaded"
+
+
+def test_not_ready(client: httpx.Client, front: FakeFront) -> None:
+    front.card = None
+    reply = client.post(PATH, json=HELLO)
+    assert "still being loaded" in refused(reply, 503)["message"] and reply.headers["retry-after"]
+    front.failure = ModelError("weights are missing")
+    assert "weights are missing" in refused(client.post(PATH, json=HELLO), 503)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_engine_dies_before_the_first_token(client: httpx.Client, front: FakeFront, stream: bool) -> None:
+    front.die_after = 0
+    error = refused(client.post(PATH, json={**HELLO, "stream": stream}), 500)
+    assert error["type"] == "server_error" and error["code"] == "engine_died"
+
+
+def test_engine_dies_in_the_middle(client: httpx.Client, front: FakeFront) -> None:
+    front.die_after = 20
+    error = refused(client.post(PATH, json=HELLO), 500)
+    reply = client.post(PATH, json={**HELLO, "stream": True})
+    assert reply.status_code == 200
+    *chunks, last = events(reply.text)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks).startswith("សួស្តី")
+    assert last == {"error": error}, "the same body, and no [DONE] after it"
+
+
+def test_one_of_several_prompts_fails(client: httpx.Client, front: FakeFront) -> None:
+    front.die_after = 3
+    front.reply = lambda prompt, index: "x" * (1 if prompt == "short" else 50)
+    refused(client.post("/v1/completions", json={"prompt": ["short", "long"], "max_tokens": 60}), 500)
+
+
+def test_what_is_inside_stays_inside(client: httpx.Client, front: FakeFront) -> None:
+    def broken(prompt: str, index: int) -> str:
+        raise RuntimeError("secret")
+
+    front.reply = broken
+    error = refused(client.post(PATH, json=HELLO), 500)
+    assert error["code"] == "internal_error" and "secret" not in error["message"]
+
+
+def test_body_too_large(client: httpx.Client, url: str) -> None:
+    reply = client.post(PATH, content=b"x" * 3_000_000)
+    assert refused(reply, 413)["code"] == "request_too_large" and reply.headers["connection"] == "close"
+
+    def pieces() -> Any:  # no Content-Length: chunked
+        for _ in range(30):
+            yield b"x" * 100_000
+
+    refused(client.post(PATH, content=pieces()), 413)
+    assert client.post(PATH, json=HELLO).status_code == 200
+
+
+def test_body_too_large_is_refused_before_it_is_sent(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\nExpect: 100-continue\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="max_body_bytes must be more than 0"):
+        ReplicaOptions(max_body_bytes=0)
+
+
+def test_draining_refuses_new_work() -> None:
+    async def main() -> Call:
+        app = build_app(FakeFront())
+        app.replica.draining = True
+        call = Call(PATH, HELLO)
+        await call.run(app)
+        return call
+
+    call = run(main())
+    assert call.status == 503 and b"shutting down" in call.reply

@@ -1,0 +1,105 @@
+"""Binding, draining and stopping, with real signals to a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.serving import events
+from tonle.errors import ConfigError
+from tonle.replica.serve import _url, bind
+
+ROOT = Path(__file__).parents[2]
+
+# A process that serves a slow scripted front, says where, and says goodbye only if `serve` returned.
+PROGRAM = """
+import sys
+from tests.fakes.front import FakeFront
+from tonle.replica.serve import run, serve
+
+front = FakeFront(lambda prompt, index: "x" * 40)
+front.delay_s = float(sys.argv[1])
+run(serve(front, port=0, drain_s=float(sys.argv[2]), on_ready=lambda url: print(url, flush=True)))
+print("goodbye", flush=True)
+"""
+
+
+@contextmanager
+def process(delay_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    search_path = os.pathsep.join([str(ROOT), *sys.path])
+    server = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(delay_s), str(drain_s)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": search_path},
+    )  # fmt: skip
+    assert server.stdout is not None
+    try:
+        yield server, server.stdout.readline().strip()
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def read_stream(url: str, server: subprocess.Popen[str], signals: list[int]) -> list[object]:
+    """Send one signal with each of the first chunks, and read what comes."""
+    text = ""
+    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 60, "stream": True}) as reply:
+        for piece in reply.iter_text():
+            text += piece
+            if signals:
+                server.send_signal(signals.pop(0))
+    return events(text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_drain(number: signal.Signals) -> None:
+    with process(delay_s=0.02, drain_s=20) as (server, url):
+        chunks = read_stream(url, server, [number])
+        assert chunks[-1] == "[DONE]" and len(chunks) > 40, "what runs may finish"
+        assert server.stdout is not None and server.stdout.read() == "goodbye\n", "and the caller gets to clean up"
+        assert server.wait(timeout=10) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+@pytest.mark.parametrize(("drain_s", "signals"), [(600, [signal.SIGINT, signal.SIGINT]), (1, [signal.SIGTERM])])
+def test_drain_has_an_end(drain_s: float, signals: list[int]) -> None:
+    """After `drain_s`, or at the second signal, streams are told why they end."""
+    with process(delay_s=0.3, drain_s=drain_s) as (server, url):
+        *chunks, last = read_stream(url, server, signals)
+        assert len(chunks) < 20
+        assert last["error"]["message"] == "the server is shutting down"  # type: ignore[index]
+        assert server.wait(timeout=10) == 0
+
+
+def test_port_in_use() -> None:
+    with closing(bind("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port}: another program is using it.*--port"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("x" * 300, 0), ("203.0.113.7", 0), ("127.0.0.1", 70_000)])
+def test_address_that_cannot_be(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on .* --(host|port)"):
+        bind(host, port)
+
+
+def test_ipv6_url() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        listener = bind("::1", 0)
+    except ConfigError:
+        pytest.skip("no IPv6 here")
+    with closing(listener):
+        assert _url(listener).startswith("http://[::1]:")

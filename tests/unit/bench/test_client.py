@@ -1,0 +1,193 @@
+"""The HTTP client against servers that do it right, and servers that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bench.scripted import Behaviour, Cut, ScriptedServer, Step, json_reply, serving
+from tonle.bench.client import Address, HttpClient, NeverAnsweredError, Reply, RequestError
+from tonle.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8000", Address("127.0.0.1", 8000)),
+        ("http://127.0.0.1:8000/", Address("127.0.0.1", 8000)),
+        ("http://127.0.0.1:8000/v1", Address("127.0.0.1", 8000)),
+        ("http://127.0.0.1:8000/v1/", Address("127.0.0.1", 8000)),
+        ("localhost:9000", Address("localhost", 9000)),
+        ("http://models.example/serve/v1", Address("models.example", 80, prefix="/serve")),
+        ("https://models.example", Address("models.example", 443, tls=True)),
+        ("http://[::1]:8000", Address("::1", 8000)),
+    ],
+)
+def test_addresses(url: str, expected: Address) -> None:
+    assert Address.parse(url) == expected
+
+
+def test_an_address_reads_back_without_v1() -> None:
+    assert str(Address.parse("https://[::1]:8443/x/v1")) == "https://[::1]:8443/x"
+    assert str(Address.parse("http://a:80")) == "http://a"
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:port", "http://a:99999"])
+def test_a_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Address.parse(url)
+
+
+def with_client(server: ScriptedServer, work: Any, **options: Any) -> Any:
+    async def run() -> Any:
+        client = HttpClient(Address.parse(server.url), **options)
+        try:
+            return await work(client)
+        finally:
+            client.close()
+
+    return asyncio.run(run())
+
+
+def get(client: HttpClient, path: str = "/v1/completions", timeout_s: float = 10.0) -> Coroutine[Any, Any, Reply]:
+    return client.send(client.request("GET", path), timeout_s=timeout_s)
+
+
+def scripted(*steps: Step, **behaviour: Any) -> Behaviour:
+    return Behaviour(script=lambda asked: steps, **behaviour)
+
+
+def test_connections_are_reused_and_grow_with_need() -> None:
+    async def work(client: HttpClient) -> None:
+        for _ in range(5):
+            await get(client)
+        await asyncio.gather(*(get(client) for _ in range(3)))
+        for _ in range(5):
+            await get(client)
+
+    with serving(scripted(0.01, json_reply(200, {}))) as server:
+        with_client(server, work)
+        assert server.num_connections == 3
+        assert len(server.asked) == 13
+
+
+def test_prepare_opens_connections_ahead() -> None:
+    async def work(client: HttpClient) -> None:
+        await client.prepare(4, timeout_s=10)
+        await asyncio.gather(*(get(client) for _ in range(4)))
+
+    with serving(scripted(json_reply(200, {}))) as server:
+        with_client(server, work)
+        assert server.num_connections == 4
+
+
+def test_a_request_says_who_it_is_for() -> None:
+    async def work(client: HttpClient) -> Reply:
+        return await client.send(client.request("POST", "/v1/completions", b'{"a":1}'), timeout_s=10)
+
+    with serving(scripted(json_reply(418, {"x": "y"}))) as server:
+        reply = with_client(server, work, api_key="k")
+        assert (reply.status, reply.body) == (418, b'{"x": "y"}')
+        asked = server.asked[0]
+        assert asked.headers["host"] == f"127.0.0.1:{server.port}"
+        assert asked.headers["authorization"] == "Bearer k"
+        assert asked.body == {"a": 1}
+
+
+def test_a_body_that_ends_with_the_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    with serving(scripted(head, b"{}", Cut())) as server:
+        assert with_client(server, get).body == b"{}"
+
+
+def test_interim_answers_are_skipped() -> None:
+    with serving(scripted(b"HTTP/1.1 100 Continue\r\n\r\n", json_reply(200, {"a": 1}))) as server:
+        assert with_client(server, get).body == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind"),
+    [
+        ([Cut()], "connection closed"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", Cut()], "truncated stream"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", Cut()], "truncated stream"),
+        ([b"SSH-2.0-OpenSSH_9.9\r\n", 5.0], "unreadable answer"),
+        ([5.0], "timeout"),
+    ],
+)
+def test_failures_have_names(steps: list[Step], kind: str) -> None:
+    with serving(scripted(*steps)) as server, pytest.raises(RequestError) as caught:
+        with_client(server, lambda client: get(client, timeout_s=0.5 if kind == "timeout" else 30))
+    assert caught.value.kind == kind
+
+
+def test_nobody_there() -> None:
+    with serving() as server:
+        address = server.url
+    server.behaviour = Behaviour()
+    with pytest.raises(RequestError) as caught:
+        with_client(server, get)
+    assert caught.value.kind == "connection refused"
+    assert address in str(caught.value)
+
+
+def test_an_idle_connection_the_server_closed_is_replaced_once() -> None:
+    """The second request finds its connection cut without an answer; the third request's own new connection too."""
+
+    def script(asked: Any) -> list[Step]:
+        return [Cut()] if asked.number in (1, 3, 4) else [json_reply(200, {})]
+
+    async def work(client: HttpClient) -> int:
+        assert (await get(client)).status == 200
+        assert (await get(client)).status == 200  # cut, then again on a fresh connection
+        with pytest.raises(NeverAnsweredError):
+            await get(client)  # cut, then cut again
+        return client.reconnects
+
+    with serving(Behaviour(script=script)) as server:
+        assert with_client(server, work) == 2
+
+
+def test_a_timed_out_connection_is_not_used_again() -> None:
+    def script(asked: Any) -> list[Step]:
+        return [2.0, json_reply(200, {"late": True})] if asked.number == 0 else [json_reply(200, {"late": False})]
+
+    async def work(client: HttpClient) -> Reply:
+        with pytest.raises(RequestError):
+            await get(client, timeout_s=0.2)
+        return await get(client)
+
+    with serving(Behaviour(script=script)) as server:
+        assert with_client(server, work).body == b'{"late": false}'
+        assert server.num_connections == 2
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> ssl.SSLContext:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is needed to make a certificate")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+def test_tls(certificate: ssl.SSLContext) -> None:
+    with serving(scripted(json_reply(200, {"secret": 1})), tls=certificate) as server:
+        assert with_client(server, get, verify_tls=False).body == b'{"secret": 1}'
+        with pytest.raises(RequestError) as caught:
+            with_client(server, get)
+    assert caught.value.kind == "TLS error"

@@ -1,0 +1,79 @@
+"""Settings: what is read, what is refused, what a level is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonle.bench import BenchOptions, Load, Span
+from tonle.bench.options import parse_numbers
+from tonle.errors import ConfigError
+
+
+def test_spans() -> None:
+    assert Span.parse("128", "x") == Span(128, 128)
+    assert Span.parse(" 32 - 400 ", "x") == Span(32, 400)
+    assert str(Span(32, 400)) == "32-400"
+    assert str(Span(5, 5)) == "5"
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-3", "1-2-3", "1.5"])
+def test_what_is_no_span(text: str) -> None:
+    with pytest.raises(ConfigError, match="input_tokens"):
+        Span.parse(text, "input_tokens")
+
+
+def test_lists_of_numbers() -> None:
+    assert parse_numbers("1,4, 16", "x") == (1, 4, 16)
+    with pytest.raises(ConfigError, match="concurrency"):
+        parse_numbers("1,,2", "concurrency")
+
+
+def test_a_level_per_number_of_users_or_per_rate() -> None:
+    assert [load.label for load in BenchOptions(concurrency=(1, 16)).levels] == ["concurrency 1", "concurrency 16"]
+    assert [load.label for load in BenchOptions(rates=(0.5,)).levels] == ["rate 0.5/s"]
+
+
+def test_how_many_requests_a_level_has() -> None:
+    one, many, rate = Load("concurrency", 1), Load("concurrency", 16), Load("rate", 2.0)
+    assert [BenchOptions().num_requests(load) for load in (one, many, rate)] == [8, 64, 40]
+    assert BenchOptions(requests=5).num_requests(many) == 5
+    assert BenchOptions(duration_s=3.0).num_requests(many) is None
+    assert BenchOptions(duration_s=3.0, requests=7).num_requests(many) == 7
+
+
+def test_full_length_answers_are_the_default_of_synthetic_prompts_only() -> None:
+    assert BenchOptions().ignores_eos
+    assert not BenchOptions(file=Path("x")).ignores_eos
+    assert BenchOptions(file=Path("x"), ignore_eos=True).ignores_eos
+    assert not BenchOptions(ignore_eos=False).ignores_eos
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"concurrency": ()}, "concurrency"),
+        ({"concurrency": (1, 0)}, "concurrency"),
+        ({"rates": (float("inf"),)}, "rate"),
+        ({"requests": 0}, "requests"),
+        ({"duration_s": 0.0}, "duration"),
+        ({"timeout_s": float("nan")}, "timeout"),
+        ({"warmup": -1}, "warmup"),
+        ({"shared_prefix_tokens": -1}, "shared_prefix_tokens"),
+        ({"input_tokens": Span(0, 4)}, "input_tokens"),
+        ({"output_tokens": Span(9, 4)}, "output_tokens"),
+        ({"extra_body": {"stream": False}}, "extra_body"),
+        ({"prompt_kind": "ids", "endpoint": "chat"}, "prompt_kind"),
+        ({"file": Path("x"), "shared_prefix_tokens": 3}, "file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BenchOptions(**changes).validate()
+    assert caught.value.param == param
+
+
+def test_the_key_is_not_shown() -> None:
+    assert "secret" not in repr(BenchOptions(api_key="secret"))

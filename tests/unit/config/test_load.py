@@ -1,0 +1,111 @@
+"""File < environment < flags, and what each refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tonle.config.load import load
+from tonle.config.serve import ServeConfig
+from tonle.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "tonle.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load({}, environ={}) == ServeConfig()
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "port: 1\nmax_num_seqs: 2\nblock_size: 4\nserved_model_name: [a, b]\n")
+    environ = {"TONLE_PORT": "10", "TONLE_MAX_NUM_SEQS": "20"}
+    config = load({"port": "100"}, file=file, environ=environ)
+    assert (config.port, config.max_num_seqs, config.block_size) == (100, 20, 4)
+    assert config.served_model_name == ("a", "b")
+
+
+def test_the_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
+    file = write(tmp_path, "kv_cache_memory: 2GiB\ndrain: 1m\nmax_model_len: null\nprefix_caching: no\n")
+    config = load({}, environ={"TONLE_CONFIG": str(file)})
+    assert (config.kv_cache_memory_bytes, config.drain_s, config.prefix_caching) == (2 * 1024**3, 60.0, False)
+
+
+def test_a_flag_can_take_back_what_a_variable_set() -> None:
+    assert load({"max_model_len": "none"}, environ={"TONLE_MAX_MODEL_LEN": "64"}).max_model_len is None
+
+
+def test_an_empty_variable_is_none_at_all() -> None:
+    assert load({}, environ={"TONLE_PORT": "", "TONLE_MODEL": ""}) == ServeConfig()
+
+
+def test_variables_of_other_uses_are_left_alone() -> None:
+    environ = {"TONLE_DEBUG": "1", "TONLE_CACHE_DIR": "/tmp", "TONLES_PORT": "x", "PATH": "/bin"}
+    assert load({}, environ=environ) == ServeConfig()
+
+
+def test_what_kubernetes_says_of_a_service_called_tonle_is_not_ours() -> None:
+    environ = {
+        "TONLE_SERVICE_HOST": "10.0.0.1",
+        "TONLE_SERVICE_PORT": "8000",
+        "TONLE_SERVICE_PORT_HTTP": "8000",
+        "TONLE_PORT": "tcp://10.0.0.1:8000",
+        "TONLE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "TONLE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "TONLE_ROUTER_SERVICE_HOST": "10.0.0.2",
+        "TONLE_ROUTER_PORT": "tcp://10.0.0.2:8000",
+    }
+    assert load({}, environ=environ) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TONLE_MAX_NUM_SEQ": "3"}, r"unknown .* TONLE_MAX_NUM_SEQ; did you mean TONLE_MAX_NUM_SEQS\?"),
+        ({"TONLE_XYZZY": "3"}, r"unknown environment variable TONLE_XYZZY; there are: .*TONLE_PORT"),
+        ({"TONLE_PORT": "http"}, r"TONLE_PORT must be a whole number from 0 to 65535, not 'http'"),
+        ({"TONLE_DEVICE": "tpu"}, r"TONLE_DEVICE must be auto, cpu, cuda or cuda:N, not 'tpu'"),
+    ],
+)
+def test_wrong_variables_are_named(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load({}, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 8000", r"tonle.yaml: unknown setting 'prot'; did you mean port\?"),
+        ("max-num-seqs: 8", r"tonle.yaml: unknown setting 'max-num-seqs'; did you mean max_num_seqs\?"),
+        ("port: many", r"tonle.yaml: port must be a whole number .* not 'many'"),
+        ("port: 8000.5", r"tonle.yaml: port must be a whole number"),
+        ("host: null", r"tonle.yaml: host must be text, not None"),
+        ("strict: perhaps", r"tonle.yaml: strict must be true or false"),
+        ("3: 4", r"tonle.yaml: unknown setting 3;"),
+        ("- port", r"tonle.yaml must hold one setting per line, .* not a list"),
+        ("port: [", r"tonle.yaml is not YAML"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load({}, file=write(tmp_path, text), environ={})
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load({}, file=write(tmp_path, "# nothing yet\n"), environ={}) == ServeConfig()
+
+
+def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the settings in .*gone.yaml: No such file"):
+        load({}, file=tmp_path / "gone.yaml", environ={})
+
+
+def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
+    file = tmp_path / "tonle.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load({}, file=file, environ={})

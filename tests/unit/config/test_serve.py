@@ -1,0 +1,52 @@
+"""The table of settings agrees with what it sets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tonle.config.engine import EngineConfig
+from tonle.config.serve import KNOBS, Knob, ServeConfig
+from tonle.models.default_model import NAME
+from tonle.replica.options import ReplicaOptions
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
+def test_a_default_reads_as_itself(knob: Knob) -> None:
+    assert knob.kind.read(knob.default if knob.default is not None else "none") == knob.default
+
+
+def test_public_names_are_unique_and_carry_no_unit() -> None:
+    assert len(KNOBS) == len(fields(ServeConfig))
+    assert not [name for name in KNOBS if name.endswith(("_s", "_bytes"))]
+
+
+def test_one_setting_has_three_spellings() -> None:
+    knob = KNOBS["kv_cache_memory"]
+    assert (knob.field, knob.env, knob.flag) == (
+        "kv_cache_memory_bytes", "TONLE_KV_CACHE_MEMORY", "--kv-cache-memory"
+    )  # fmt: skip
+
+
+def test_the_engine_gets_its_share() -> None:
+    engine = ServeConfig(max_num_seqs=7, kv_cache_memory_bytes=123, prefix_caching=False, device="cpu").engine()
+    assert (engine.max_batch_size, engine.memory_pool_size, engine.enable_prefix_caching) == (7, 123, False)
+    engine.validate()
+
+
+def test_a_server_differs_from_a_bare_engine_only_in_its_context() -> None:
+    served, bare = ServeConfig().engine(), EngineConfig()
+    different = {name for name in EngineConfig.names() if getattr(served, name) != getattr(bare, name)}
+    assert different == {"max_sequence_length"}
+    assert served.max_sequence_length is None
+
+
+def test_the_http_side_has_the_same_defaults() -> None:
+    served, options = ServeConfig(), ReplicaOptions()
+    for name in ("max_body_bytes", "strict", "write_timeout_s"):
+        assert getattr(served, name) == getattr(options, name)
+
+
+def test_help_names_the_default_model() -> None:
+    assert KNOBS["model"].kind.show(None) == NAME

@@ -1,0 +1,61 @@
+"""Log lines for people and for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tonle.errors import ConfigError
+from tonle.telemetry.logs import configure, room
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("tonle", "uvicorn")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info")
+    logging.getLogger("tonle.engine.loop").info("loaded in %.1f s", 1.25)
+    logging.getLogger("tonle.engine.loop").debug("not this")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].split(None, 2)[2] == "INFO    engine   loaded in 1.2 s"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("DEBUG", json=True)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("tonle.replica").exception("broke\nhere", extra={"fields": {"id": "x"}})
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert entry["level"] == "ERROR" and entry["room"] == "replica" and entry["message"] == "broke\nhere"
+    assert entry["id"] == "x" and "ValueError: why" in entry["exception"] and entry["time"].endswith("Z")
+
+
+def test_configuring_twice_does_not_double(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO")
+    configure("WARNING")
+    logging.getLogger("tonle.replica").info("no")
+    logging.getLogger("tonle.replica").warning("once")
+    assert capsys.readouterr().err.count("once") == 1
+
+
+def test_unknown_level() -> None:
+    with pytest.raises(ConfigError, match="DEBUG, INFO, WARNING, ERROR"):
+        configure("loud")
+
+
+def test_rooms() -> None:
+    assert room("tonle.engine.loop") == "engine" and room("tonle") == "tonle" and room("uvicorn.error") == "uvicorn"

@@ -1,0 +1,86 @@
+"""What is exported, under which names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tonle.telemetry.metrics import Metrics
+
+
+@dataclass
+class Stats:
+    num_running: int = 1
+    num_waiting: int = 2
+    kv_usage: float = 0.5
+    prefix_queries: int = 10
+    prefix_hits: int = 4
+    num_preemptions: int = 3
+    prompt_tokens: int = 6
+    generation_tokens: int = 8
+
+
+@dataclass
+class Card:
+    block_size: int = 16
+    num_blocks: int = 100
+
+
+@dataclass
+class Engine:
+    stats: Stats
+    card: Card | None
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = metrics.render("")[0].decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics)[name, frozenset({"model_name": "m", **labels}.items())]
+
+
+def test_engine_state_is_read_when_scraped() -> None:
+    engine = Engine(Stats(), None)
+    metrics = Metrics("m", engine)
+    assert value(metrics, "vllm:num_requests_running") == 1
+    assert value(metrics, "vllm:prompt_tokens_total") == 10, "computed and cached together"
+    engine.stats = Stats(num_running=9)
+    assert value(metrics, "vllm:num_requests_running") == 9
+
+
+def test_cache_shape_appears_with_the_engine() -> None:
+    engine = Engine(Stats(), None)
+    metrics = Metrics("m", engine)
+    assert not any(name == "vllm:cache_config_info" for name, _ in samples(metrics))
+    engine.card = Card()
+    assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+
+
+def test_reasons_have_vllms_names() -> None:
+    metrics = Metrics("m", Engine(Stats(), None))
+    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 0, "there before the first event"
+    metrics.count_finished("cancelled")
+    metrics.count_finished("length")
+    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
+    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
+
+
+def test_histograms() -> None:
+    metrics = Metrics("m", Engine(Stats(), None))
+    metrics.ttft.observe(0.2)
+    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 1
+    assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
+    assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
+
+
+def test_two_servers_do_not_share() -> None:
+    one, two = Metrics("m", Engine(Stats(), None)), Metrics("m", Engine(Stats(), None))
+    one.ttft.observe(1)
+    assert value(two, "vllm:time_to_first_token_seconds_count") == 0
