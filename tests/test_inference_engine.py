@@ -327,7 +327,7 @@ class TestInferenceEngineIntegration:
         with engine:
             engine.start()
             assert engine.get_stats()["engine_status"] == "running"
-            waiting = engine.submit_request("Hi", GenerationConfig(max_length=2000, early_stopping=False))
+            waiting = engine.submit_request("Hi", GenerationConfig(max_length=1000, early_stopping=False))
         with pytest.raises(Exception, match="stopped"):
             engine.result(waiting, timeout=10)
         with engine:  # and again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tonle.config.engine import EngineConfig
@@ -21,6 +21,9 @@ class Driver:
     lag: int = 0
 
     def __post_init__(self) -> None:
+        if self.config.memory_pool_size == EngineConfig().memory_pool_size:
+            # `verify` after every step recounts the whole pool: keep it small.
+            self.config = replace(self.config, memory_pool_size=16 * 2**20)
         self.steps: list[Step] = []
         self.mailbox = ThreadMailbox(self._receive)
         self.loop, self.card = build(self.model, self.config, self.mailbox, lag=self.lag)

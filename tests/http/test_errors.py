@@ -52,6 +52,8 @@ def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
         ({"max_tokens": -5}, "max_tokens", "max_tokens must be at least 1"),
         ({"max_tokens": 10**30}, "max_tokens", "must be at most"),
         ({"max_tokens": 2000}, "max_tokens", "the model's context is 512 tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at least 1, not 0"),
+        ({"max_completion_tokens": 2000}, "max_completion_tokens", "Ask for at most"),
         ({"temperature": -1}, "temperature", "must be between 0 and 100, not -1"),
         ({"temperature": "hot"}, "temperature", "must be a number, not a string"),
         ({"top_p": 0}, "top_p", "0 excluded"),

@@ -66,6 +66,9 @@ async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str
     if reply.status in (401, 403):
         raise ConfigError(f"{client.address} refuses the key: HTTP {reply.status}, {body_message(reply.body)}. "
                           "Give one with --api-key or OPENAI_API_KEY", param="api_key")  # fmt: skip
+    if reply.status == 503:
+        raise ConfigError(f"{client.address} is not ready: HTTP 503, {body_message(reply.body)}. Try again when it is",
+                          param="url")  # fmt: skip
     if options.model is not None:
         return options.model
     names = _model_names(reply)

@@ -253,7 +253,7 @@ class InferenceEngine:
         if isinstance(text, str):
             return self._front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):
-            return self._front.text.encode_chat(text), config  # type: ignore[arg-type]
+            return self._front.text.encode_chat(text), config
         if isinstance(text, list) and all(isinstance(token, int) for token in text):
             return list(text), config  # type: ignore[arg-type]
         raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")

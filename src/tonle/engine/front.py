@@ -231,9 +231,9 @@ class Front:
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
         if len(prompt) + config.max_length > card.context_length:
             raise ContextOverflow(
-                f"The prompt has {len(prompt)} tokens and max_tokens is {config.max_length}: together "
-                f"{len(prompt) + config.max_length}, but the context holds {card.context_length}. "
-                "Shorten the prompt or lower max_tokens.",
+                f"the prompt has {len(prompt)} tokens and {config.max_length} new ones are asked for: together "
+                f"{len(prompt) + config.max_length}, but the context holds {card.context_length}; "
+                "shorten the prompt or ask for fewer",
                 param="max_tokens" if len(prompt) < card.context_length else "prompt",
             )
 

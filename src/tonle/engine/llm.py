@@ -74,5 +74,5 @@ def _as_batch(prompts: Prompt | list[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int | dict):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]
     return list(prompts)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ class Loop:
         self._fatal = fatal  # a broken step ends the loop: the device cannot be trusted after it
         self._flights: deque[Flight] = deque()
         self._refused: dict[int, str] = {}
-        self._stats = LoopStats(profile=runner.profile or {})
+        self._stats = LoopStats(profile={} if runner.profile is None else runner.profile)
         self._stopped = False
 
     def run(self) -> None:

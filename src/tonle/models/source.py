@@ -122,11 +122,11 @@ def _silent_bar() -> type:
 
 
 def _in_hub_cache() -> Iterator[ModelSource]:
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return
     for repo in repos:

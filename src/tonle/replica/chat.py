@@ -5,8 +5,6 @@ Does: put deltas into OpenAI's chat shapes. Does not: template, tokenize or send
 
 from __future__ import annotations
 
-import time
-
 from msgspec import UNSET
 
 from tonle.engine.request import Delta
@@ -33,7 +31,7 @@ from tonle.replica.translate import chat_order
 
 
 async def chat(replica: Replica, exchange: Exchange) -> None:
-    await answer(replica, exchange, ChatRequest, chat_order, ChatAnswer, int(time.time()))
+    await answer(replica, exchange, ChatRequest, chat_order, ChatAnswer)
 
 
 class ChatAnswer:
@@ -66,10 +64,8 @@ class ChatAnswer:
             content = ChatChunkChoice(choice, ChatDelta(delta.text), logprobs, token_ids=token_ids)
             events = sse.event(self._chunk([content]))
         if delta.finish_reason is not None:
-            reason = wire_reason(delta)
-            end = ChatChunkChoice(
-                choice, ChatDelta(), None, reason, UNSET if delta.stop_reason is None else delta.stop_reason
-            )
+            stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
+            end = ChatChunkChoice(choice, ChatDelta(), None, wire_reason(delta), stop_reason)
             events += sse.event(self._chunk([end]))
         return events
 

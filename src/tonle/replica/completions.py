@@ -5,8 +5,6 @@ Does: put deltas into OpenAI's text completion shapes, behind the prompt if aske
 
 from __future__ import annotations
 
-import time
-
 from msgspec import UNSET, UnsetType
 
 from tonle.engine.request import Delta
@@ -30,7 +28,7 @@ from tonle.replica.translate import completion_order
 
 
 async def completions(replica: Replica, exchange: Exchange) -> None:
-    await answer(replica, exchange, CompletionRequest, completion_order, CompletionAnswer, int(time.time()))
+    await answer(replica, exchange, CompletionRequest, completion_order, CompletionAnswer)
 
 
 class CompletionAnswer:

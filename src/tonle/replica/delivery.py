@@ -6,6 +6,7 @@ Does: parse, check, translate, run the job, and send what an `Answer` writes. Do
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tonle.replica.replica import Replica, warning_headers
 from tonle.replica.served import Words
 from tonle.replica.translate import Order
 
-# A body this large is parsed into a prompt on a thread: tokenizing it would hold up everybody's streams.
+# A body this large is made into a prompt on a thread: tokenizing it would hold up everybody's streams.
 THREAD_BYTES = 32 * 1024
 
 RequestT = TypeVar("RequestT", bound=Sampling)
@@ -64,7 +65,7 @@ MakeAnswer = Callable[[RequestT, Envelope, Job, Words], Answer]
 
 async def answer(
     replica: Replica, exchange: Exchange, request_type: type[RequestT], translate: Translate[RequestT],
-    make_answer: MakeAnswer[RequestT], created: int,
+    make_answer: MakeAnswer[RequestT],
 ) -> None:  # fmt: skip
     """The whole life of one generation request."""
     body = await exchange.body()
@@ -78,29 +79,29 @@ async def answer(
     else:
         order = translate(request, text, card, replica.options.max_choices)
 
+    envelope = Envelope(exchange.answer_id, int(time.time()), model, warnings)
+
     async def work() -> None:
         with Job(replica.front, order, request_id=exchange.answer_id, metrics=replica.metrics) as job:
+            reply = make_answer(request, envelope, job, text)
+            send = _send_events if request.stream else _send_whole
             try:
-                envelope = Envelope(exchange.answer_id, created, model, warnings)
-                await _deliver(
-                    exchange, job, make_answer(request, envelope, job, text), warnings, stream=request.stream
-                )
+                await send(exchange, job, reply, warning_headers(warnings))
             finally:
                 exchange.usage = job.usage
 
     await exchange.while_connected(work())
 
 
-async def _deliver(
-    exchange: Exchange, job: Job, reply: Answer, warnings: list[FieldWarning], *, stream: bool | None
-) -> None:
-    headers = warning_headers(warnings)
+async def _send_whole(exchange: Exchange, job: Job, reply: Answer, headers: list[tuple[str, str]]) -> None:
     async with aclosing(job.deltas()) as deltas:
-        if not stream:
-            async for choice, delta in deltas:
-                reply.add(choice, delta)
-            await exchange.reply(msgspec.json.encode(reply.whole()), headers=headers)
-            return
+        async for choice, delta in deltas:
+            reply.add(choice, delta)
+    await exchange.reply(msgspec.json.encode(reply.whole()), headers=headers)
+
+
+async def _send_events(exchange: Exchange, job: Job, reply: Answer, headers: list[tuple[str, str]]) -> None:
+    async with aclosing(job.deltas()) as deltas:
         # Until the first delta is here an error can still be an HTTP status.
         choice, delta = await anext(deltas)
         await exchange.start_stream(sse.CONTENT_TYPE, headers)
@@ -108,4 +109,4 @@ async def _deliver(
         async for choice, delta in deltas:
             if events := reply.events(choice, delta):
                 await exchange.write(events)
-        await exchange.write(reply.closing() + sse.DONE, last=True)
+    await exchange.write(reply.closing() + sse.DONE, last=True)

@@ -76,7 +76,7 @@ class Exchange:
         """Raises `TooLarge`, `CallerGone`."""
         limit = self._options.max_body_bytes
         declared = self.header("content-length")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isdecimal() and int(declared) > limit:
             await self._refuse_body(int(declared))
         pieces: list[bytes] = []
         size = 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 
 from tonle.engine.messages import ModelCard
-from tonle.errors import EngineRestarting, InvalidRequest, NotFound
+from tonle.errors import CapacityError, EngineRestarting, InvalidRequest, NotFound
 from tonle.protocol.openai import FieldWarning
 from tonle.replica.exchange import Exchange
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
 from tonle.telemetry.metrics import Metrics
 
+RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
 _HEADER_CHARS = 256  # of X-Tonle-Warnings
 
 
@@ -40,10 +41,11 @@ class Replica:
         return None
 
     def card(self) -> ModelCard:
-        """The model's card. Raises `EngineRestarting` (503) if there is no engine to ask."""
+        """The model's card. Raises `CapacityError` (503) unless new work is welcome."""
         reason, card = self.why_not_ready(), self.front.card
         if reason is not None or card is None:
-            raise EngineRestarting(f"not ready: {reason}", retry_after_s=5)
+            kind = CapacityError if self.draining else EngineRestarting
+            raise kind(f"not ready: {reason}", retry_after_s=RETRY_AFTER_S)
         return card
 
     def resolve(self, model: str | None) -> str:

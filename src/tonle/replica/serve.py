@@ -85,7 +85,9 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 def bind(host: str, port: int) -> socket.socket:
     """Claim the address, before anything slow is begun. Port 0 takes a free one. Raises `ConfigError`."""
     if not 0 <= port < 2**16:
-        raise ConfigError(f"cannot listen on {host}, port {port}: ports go from 0 to 65535. Check --port.", param="port")
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: ports go from 0 to 65535. Check --port.", param="port"
+        )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

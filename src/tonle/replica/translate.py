@@ -19,10 +19,6 @@ from tonle.replica.served import Words
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; a chat answer may fill the context
 
-# What the engine calls it, and what a caller of this API called it.
-_CHAT_NAMES = {"max_length": "max_tokens", "logprobs": "top_logprobs"}
-_COMPLETION_NAMES = {"max_length": "max_tokens"}
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -43,7 +39,7 @@ class Order:
 def chat_order(request: ChatRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
     """Raises `CallerError`."""
     _check_stream(request)
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     config = _config(request)
     if request.logprobs:
@@ -54,10 +50,11 @@ def chat_order(request: ChatRequest, text: Words, card: ModelCard, max_choices: 
         add_generation_prompt=request.add_generation_prompt is not False,
         extra=request.chat_template_kwargs,
     )
-    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     _check_prompt(prompt, "messages", card)
-    config.max_length = _room(prompt, "messages", asked, card)
-    return _order(request, [Part(prompt, config)], card, max_choices, _CHAT_NAMES)
+    config.max_length = _room(prompt, "messages", getattr(request, limit), limit, card)
+    _validate(config, {"max_length": limit, "logprobs": "top_logprobs"})
+    return _order(request, [Part(prompt, config)], card, max_choices)
 
 
 def completion_order(request: CompletionRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
@@ -79,19 +76,18 @@ def completion_order(request: CompletionRequest, text: Words, card: ModelCard, m
         name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
         _check_prompt(prompt, name, card)
         asked = 1 if prompt_only else request.max_tokens
-        length = _room(prompt, name, asked, card)
+        length = _room(prompt, name, asked, "max_tokens", card)
         if asked is None:
             length = min(length, DEFAULT_COMPLETION_TOKENS)
         parts.append(Part(prompt, msgspec.structs.replace(config, max_length=length)))
-    return _order(request, parts, card, max_choices, _COMPLETION_NAMES, prompt_only=prompt_only)
+        _validate(parts[-1].config, {"max_length": "max_tokens"})
+    return _order(request, parts, card, max_choices, prompt_only=prompt_only)
 
 
 def _order(
-    request: Sampling, parts: list[Part], card: ModelCard, max_choices: int, names: dict[str, str], *,
-    prompt_only: bool = False,
-) -> Order:  # fmt: skip
-    for part in parts:
-        _validate(part.config, names)
+    request: Sampling, parts: list[Part], card: ModelCard, max_choices: int, *, prompt_only: bool = False
+) -> Order:
+    """The checks that are the same for both kinds."""
     config = parts[0].config
     for name, tokens in (("logit_bias", config.logit_bias), ("stop_token_ids", config.stop_token_ids)):
         for token in tokens:
@@ -128,6 +124,7 @@ def _config(request: Sampling) -> GenerationConfig:
 
 
 def _validate(config: GenerationConfig, names: dict[str, str]) -> None:
+    """`names`: what the engine calls a field, and what the caller called it."""
     try:
         config.validate()
     except InvalidRequest as error:
@@ -189,7 +186,7 @@ def _check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
         raise InvalidRequest(f"{name}: the model has tokens 0 to {card.vocab_size - 1}", param=name)
 
 
-def _room(prompt: list[int], name: str, asked: int | None, card: ModelCard) -> int:
+def _room(prompt: list[int], name: str, asked: int | None, limit: str, card: ModelCard) -> int:
     """How many new tokens there may be: as many as asked for, or all that the context leaves."""
     left = card.context_length - len(prompt)
     if left < 1:
@@ -199,7 +196,7 @@ def _room(prompt: list[int], name: str, asked: int | None, card: ModelCard) -> i
         )  # fmt: skip
     if asked is not None and asked > left:
         raise ContextOverflow(
-            f"{name} has {len(prompt)} tokens and max_tokens asks for {asked} more; the model's context is "
-            f"{card.context_length} tokens. Ask for at most {left}, or shorten the prompt.", param="max_tokens",
+            f"{name} has {len(prompt)} tokens and {limit} asks for {asked} more; the model's context is "
+            f"{card.context_length} tokens. Ask for at most {left}, or shorten the prompt.", param=limit,
         )  # fmt: skip
     return left if asked is None else asked

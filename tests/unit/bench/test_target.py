@@ -140,6 +140,20 @@ def test_a_wrong_key_is_an_error_that_says_so() -> None:
         assert know(server, api_key="right").model == "scripted"
 
 
+def test_a_server_that_is_still_loading_is_an_error_that_says_so() -> None:
+    class Loading(ScriptedServer):
+        def _script(self, asked: Any) -> Any:
+            return [json_reply(503, {"error": {"message": "loading weights"}})]
+
+    server = Loading(Behaviour())
+    server.start()
+    try:
+        with pytest.raises(ConfigError, match="not ready: HTTP 503, loading weights"):
+            know(server)
+    finally:
+        server.stop()
+
+
 def test_a_server_that_cannot_complete_anything_is_an_error() -> None:
     with (
         serving(Behaviour(script=lambda asked: [json_reply(500, {"error": {"message": "no weights"}})])) as server,

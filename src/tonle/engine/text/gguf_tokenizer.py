@@ -78,11 +78,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer the metadata describes, special tokens and BOS included. Raises `ModelError`."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
-        tokenizer = _byte_level(metadata)
-        adds_bos = _split_of(metadata).adds_bos
+        split = _split_of(metadata)
+        tokenizer, adds_bos = _byte_level(metadata, split), split.adds_bos
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata)
-        adds_bos = True
+        tokenizer, adds_bos = _sentencepiece(metadata), True
     else:
         raise ModelError(f"the GGUF file has a tokenizer of kind {kind!r}; supported: gpt2, llama. "
                          f"Use the model's original folder with its tokenizer.json instead")  # fmt: skip
@@ -96,13 +95,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def set_bos(tokenizer: Tokenizer, bos: int) -> None:
     """Make `encode` put the token `bos` first."""
     token = tokenizer.id_to_token(bos)
+    if token is None:
+        raise ModelError(f"the beginning-of-text token {bos} is not in the tokenizer's vocabulary")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, bos)]
     )
 
 
-def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
-    split = _split_of(metadata)
+def _byte_level(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
     tokenizer = _bpe(_vocabulary(metadata), _stored_merges(metadata), ignore_merges=split.whole_words)
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()

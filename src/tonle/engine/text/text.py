@@ -57,17 +57,6 @@ class Text:
         """One token for people to look at; a part of a character shows as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
-    def offsets(self, tokens: Iterable[int], *, start: int = 0) -> list[int]:
-        """Where in the text each token begins, in characters; `start` is where the first one does.
-
-        A character made of several tokens belongs to the first of them.
-        """
-        places = []
-        for token in tokens:
-            places.append(start)
-            start += sum(byte & 0xC0 != 0x80 for byte in self.token_bytes(token))  # bytes that begin a character
-        return places
-
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -98,8 +87,8 @@ class Text:
 
     def stream(
         self,
-        *,
         prompt: Sequence[int] = (),
+        *,
         stop: Sequence[str] = (),
         include_stop_text: bool = False,
         skip_special_tokens: bool = True,

@@ -16,7 +16,7 @@ from tonle.engine.text.gguf_tokenizer import tokenizer_from_gguf
 from tonle.engine.text.pieces import byte_alphabet
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGUFFile
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
@@ -64,14 +64,14 @@ def pieces_of(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def default_tokenizer() -> Tokenizer:
-    return tokenizer_from_gguf(GGUFFile(resolve(None).path).metadata)
+def default_tokenizer(default_model: ModelSource) -> Tokenizer:
+    return tokenizer_from_gguf(GGUFFile(default_model.path).metadata)
 
 
 @pytest.fixture(scope="module")
-def transformers_tokenizer() -> Any:
+def transformers_tokenizer(default_model: ModelSource) -> Any:
     transformers = pytest.importorskip("transformers")
-    path = resolve(None).path
+    path = default_model.path
     return transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
 
 

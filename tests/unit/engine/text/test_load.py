@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,14 @@ def test_tokens_for_people_and_for_the_wire() -> None:
     assert text.token_bytes(EOS) == b"<end>"
 
 
-def test_offsets_count_characters() -> None:
+def test_threads_share_a_text() -> None:
     text = Text.from_live(byte_level_tokenizer())
-    tokens = [*"aខb".encode()]
-    assert text.offsets(tokens) == [0, 1, 2, 2, 2]
-    assert text.offsets(tokens, start=10) == [10, 11, 12, 12, 12]
+
+    def round_trip(line: str) -> str:
+        return text.decode(text.encode(line))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(round_trip, SENTENCES * 4)) == SENTENCES * 4
 
 
 # Live tokenizers

@@ -11,7 +11,7 @@ from tests.unit.engine.text.corpus import CORPUS, SENTENCES, mixtures
 from tests.unit.engine.text.letters import cuts_letter
 from tests.unit.engine.text.tokenizers_for_tests import EOS, PlainTokenizer, byte_level_tokenizer
 from tonle.engine.text import Text, TextStream, load_text
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,8 @@ def byte_text() -> Text:
 
 
 @pytest.fixture(scope="module")
-def model_text() -> Text:
-    return load_text(resolve(None))
+def model_text(default_model: ModelSource) -> Text:
+    return load_text(default_model)
 
 
 def grouped(tokens: Sequence[int], draw: random.Random) -> Iterator[list[int]]:

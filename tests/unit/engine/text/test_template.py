@@ -11,7 +11,7 @@ from tonle.engine.text import load_text
 from tonle.engine.text.sandbox import MAX_CHARS
 from tonle.engine.text.template import ChatTemplate, plain_messages
 from tonle.errors import InvalidRequest
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource
 
 CHAT = [{"role": "user", "content": "សួស្តី <b>&"}]
 
@@ -76,8 +76,8 @@ def test_named_templates() -> None:
 
 
 @pytest.mark.model
-def test_the_default_models_template() -> None:
-    text = load_text(resolve(None))
+def test_the_default_models_template(default_model: ModelSource) -> None:
+    text = load_text(default_model)
     assert text.render_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )

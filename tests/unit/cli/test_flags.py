@@ -1,0 +1,62 @@
+"""Flags made from knobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tonle.cli.flags import SERVE_FLAGS, with_flags
+from tonle.config.load import load
+from tonle.config.serve import KNOBS
+
+ALL = {
+    "host": "0.0.0.0", "port": "1", "served_model_name": "a", "max_body": "1MiB", "drain": "5s", "write_timeout": "2m",
+    "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
+    "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
+    "dtype": "float16", "log_level": "debug",
+}  # fmt: skip
+SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json"}
+
+
+def flags_of(*args: str) -> dict[str, Any]:
+    """What a verb with the server's flags receives."""
+    received: list[dict[str, Any]] = []
+
+    @with_flags(*SERVE_FLAGS)
+    def verb(word: str = "default", *, flags: dict[str, Any]) -> None:
+        received.append(flags | {"word": word})
+
+    app = typer.Typer()
+    app.command()(verb)
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    return received[0]
+
+
+def test_a_verb_keeps_its_own_options_and_gets_only_what_was_given() -> None:
+    assert flags_of() == {"word": "default"}
+    assert flags_of("--word", "x", "--port", "9") == {"word": "x", "port": "9"}
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    assert set(ALL) | set(SWITCHES) | {"model"} == set(KNOBS)
+    given = flags_of(*(part for name, text in ALL.items() for part in (KNOBS[name].flag, text)), *SWITCHES.values())
+    del given["word"]
+    config = load(given, environ={})
+    for name, text in ALL.items():
+        assert getattr(config, KNOBS[name].field) == KNOBS[name].kind.read(text) != KNOBS[name].default
+    assert (config.strict, config.prefix_caching, config.log_json) == (True, False, True)
+
+
+@pytest.mark.parametrize("args", [("a", "--served-model-name", "b"), ("a,b",)])
+def test_aliases(args: tuple[str, ...]) -> None:
+    given = flags_of("--served-model-name", *args)
+    assert load({"served_model_name": given["served_model_name"]}, environ={}).served_model_name == ("a", "b")
+
+
+def test_a_switch_can_be_switched_back() -> None:
+    given = flags_of("--no-strict")
+    assert load({"strict": given["strict"]}, environ={"TONLE_STRICT": "yes"}).strict is False

@@ -1,0 +1,99 @@
+"""Asking a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.fakes.front import CACHED_TOKENS, FakeFront
+from tests.http.serving import serving
+from tonle.cli.voices import Message, Prompt, Sampling, Tally
+from tonle.cli.voices.remote import RemoteVoice
+from tonle.errors import CallerError, ContextOverflow, InternalError
+
+QUESTION: list[Message] = [{"role": "user", "content": "hello"}]
+
+
+def ask(
+    url: str, prompt: Prompt, sampling: Sampling | None = None, *, model: str | None = None
+) -> tuple[str, Tally, str]:
+    async def main() -> tuple[str, Tally, str]:
+        voice, tally = RemoteVoice(url, model=model), Tally()
+        try:
+            await voice.start()
+            pieces = [piece async for piece in voice.answer(prompt, sampling or Sampling(), tally)]
+            return "".join(pieces), tally, voice.name
+        finally:
+            await voice.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_a_chat_is_answered_and_counted(suffix: str) -> None:
+    with serving(FakeFront()) as url:
+        text, tally, name = ask(url + suffix, QUESTION)
+    assert (text, name, tally.finish_reason) == ("សួស្តី, I am scripted.", "scripted", "stop")
+    assert (tally.completion_tokens, tally.cached_tokens, tally.exact) == (len(text.encode()) + 1, CACHED_TOKENS, True)
+    assert tally.ttft_s is not None
+
+
+def test_line_separators_inside_an_answer_survive() -> None:
+    said = "a\u2028b\x85c\rd\ne"
+    with serving(FakeFront(lambda prompt, index: said)) as url:
+        assert ask(url, QUESTION)[0] == said
+
+
+def test_text_is_continued_as_it_is_and_sampling_arrives() -> None:
+    front = FakeFront(lambda prompt, index: f"({prompt})")
+    with serving(front) as url:
+        text, tally, _ = ask(url, "abc", Sampling(temperature=0.25, top_p=0.5, max_tokens=3, seed=7))
+    assert (text, tally.finish_reason) == ("(ab", "length")
+    config = front.submitted[0][0].config
+    assert (config.temperature, config.top_p, config.max_length, config.seed) == (0.25, 0.5, 3, 7)
+
+
+def test_a_full_context_is_told_apart() -> None:
+    with serving(FakeFront()) as url, pytest.raises(ContextOverflow):
+        ask(url, [{"role": "user", "content": "x" * 600}])
+
+
+def test_a_model_the_server_lacks() -> None:
+    with serving(FakeFront()) as url, pytest.raises(CallerError, match="has no model 'other'; it has scripted"):
+        ask(url, QUESTION, model="other")
+
+
+def test_an_engine_that_dies_in_mid_answer() -> None:
+    front = FakeFront()
+    front.die_after = 5
+    with serving(front) as url, pytest.raises(InternalError, match="engine stopped"):
+        ask(url, QUESTION)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(CallerError, match=r"no server answers at http://127.0.0.1:1 .* Is it running\?"):
+        ask("127.0.0.1:1", QUESTION)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://:99999"])
+def test_no_url_at_all(url: str) -> None:
+    with pytest.raises(CallerError, match="is no URL"):
+        ask(url, QUESTION)
+
+
+def test_leaving_early_cancels_at_the_server() -> None:
+    front = FakeFront()
+    front.stall_after = 3
+
+    async def main(url: str) -> None:
+        voice = RemoteVoice(url)
+        await voice.start()
+        async with contextlib.aclosing(voice.answer(QUESTION, Sampling(), Tally())) as pieces:
+            await anext(pieces)
+        assert await asyncio.to_thread(front.cancelled.get, timeout=10)
+        await voice.close()
+
+    with serving(front) as url:
+        asyncio.run(main(url))

@@ -1,0 +1,96 @@
+"""`tonle run`, with an engine of its own around a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.terminal import COMMAND, environment, terminal, tonle
+
+
+@pytest.fixture
+def small(tiny_folder: Path) -> dict[str, str]:
+    """Settings through the environment, as a container would."""
+    return {"TONLE_MODEL": str(tiny_folder), "TONLE_DEVICE": "cpu", "TONLE_KV_CACHE_MEMORY": "8MiB"}
+
+
+def answer(small: dict[str, str], *args: str, stdin: str = "") -> dict[str, object]:
+    done = tonle("run", "--json", *args, stdin=stdin, **small)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def test_the_answer_alone_is_on_standard_output(small: dict[str, str]) -> None:
+    report = answer(small, "hello", "-t", "0", "-n", "8")
+    done = tonle("run", "hello", "-t", "0", "-n", "8", **small)
+    text = str(report["text"])
+    assert done.stdout == text if text.endswith("\n") else f"{text}\n"
+    assert report["completion_tokens"] == 8 and report["finish_reason"] == "length"
+    assert report["model"] == "tiny-llama"
+    assert "8 tokens" in done.stderr and "cut at --max-tokens 8" in done.stderr
+
+
+def test_prompts_come_from_a_pipe_too(small: dict[str, str]) -> None:
+    given = answer(small, "hello there", "-t", "0", "-n", "4")
+    piped = answer(small, "-", "-t", "0", "-n", "4", stdin="hello there")
+    assert (piped["text"], piped["prompt_tokens"]) == (given["text"], given["prompt_tokens"])
+
+
+def test_a_template_a_system_message_and_neither(small: dict[str, str]) -> None:
+    counts = [
+        answer(small, "hello", "-n", "1", *args)["prompt_tokens"] for args in (["--raw"], [], ["--system", "be brief"])
+    ]
+    assert counts == sorted(set(counts)), "each prompt is longer than the one before"  # type: ignore[type-var]
+
+
+def test_the_same_seed_gives_the_same_answer(small: dict[str, str]) -> None:
+    texts = {str(answer(small, "hello", "-t", "1", "-n", "16", "--seed", seed)["text"]) for seed in ("1", "1", "2")}
+    assert len(texts) == 2
+
+
+def test_a_prompt_longer_than_the_context(small: dict[str, str]) -> None:
+    done = tonle("run", "-", "--max-model-len", "32", stdin="hello " * 100, **small)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the prompt has ")
+
+
+def test_a_reader_who_leaves_is_no_error(small: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", "hello", "-n", "500", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(**small),
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    said = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in said and "Exception" not in said
+
+
+def test_ctrl_c_leaves_without_a_word(small: dict[str, str]) -> None:
+    with terminal("run", "hello", "-n", "900", "--seed", "1", **small) as person:
+        while b"\x1b[?25h" not in person.raw:  # the spinner is gone, so the engine has started
+            assert person._read()
+        os.killpg(person.process.pid, signal.SIGINT)  # as a terminal does: to all of the group
+        assert person.wait() == 130
+    assert "Traceback" not in person.seen and "Error" not in person.seen
+
+
+def test_a_broken_model_is_told_in_one_line(tmp_path: Path, tiny_folder: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_folder.iterdir():
+        if file.suffix != ".safetensors":
+            (broken / file.name).symlink_to(file)
+    done = tonle("run", "hello", "--model", str(broken), "--device", "cpu")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ") and "Traceback" not in done.stderr

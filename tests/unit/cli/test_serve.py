@@ -1,0 +1,133 @@
+"""`tonle serve`, whole: flags in, a ready server, an answer, a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
+from tonle.cli.serve import banner
+from tonle.engine.messages import ModelCard
+from tonle.replica.serve import bind
+
+# The command, and at its end a word on what it imported.
+OBSERVED = """
+import atexit, sys
+from tonle.cli import main
+atexit.register(lambda: print("imported torch:", "torch" in sys.modules, flush=True))
+main()
+"""
+CARD = ModelCard(
+    architecture="LlamaForCausalLM", context_length=512, vocab_size=9, eos_ids=[], device="cpu", dtype="float32",
+    block_size=16, num_blocks=100, max_num_seqs=8, max_num_batched_tokens=64, load_s=1.0,
+)  # fmt: skip
+
+
+@contextmanager
+def server(*args: str, command: list[str] = COMMAND) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*command, "serve", "--port", "0", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_url(process: subprocess.Popen[str]) -> str:
+    """From the first line it logs."""
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    match = re.search(r"http://[\d.:]+", line)
+    assert match, line
+    return match[0]
+
+
+def wait_ready(url: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while httpx.get(f"{url}/health/ready").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_server_from_start_to_end(tiny_folder: Path) -> None:
+    args = [str(tiny_folder), "--device", "cpu", "--served-model-name", "tiny,nickname", "--max-model-len", "128"]
+    with server(*args, command=[sys.executable, "-c", OBSERVED]) as process:
+        url = read_url(process)
+        assert httpx.get(f"{url}/health/live").status_code == 200, "it listens before the model is there"
+        wait_ready(url)
+        listed = httpx.get(f"{url}/v1/models").json()["data"]
+        assert [entry["id"] for entry in listed] == ["tiny", "nickname"]
+        body = {"model": "nickname", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+        assert reply.json()["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert "is ready" in out and f"{url}/docs" in out and "128 tokens" in out
+    assert "imported torch: False" in out
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_while_the_model_is_loaded(tiny_folder: Path) -> None:
+    with server(str(tiny_folder), "--device", "cpu") as process:
+        httpx.get(f"{read_url(process)}/health/live")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(tiny_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_folder.iterdir():
+        if file.suffix != ".safetensors":
+            (broken / file.name).symlink_to(file)
+    done = tonle("serve", str(broken), "--port", "0", "--device", "cpu")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_told_before_anything_slow() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        done = tonle("serve", "/no/such/model", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "another program is using it" in done.stderr
+
+
+def test_json_logs_have_no_banner_between_them(tiny_folder: Path) -> None:
+    with server(str(tiny_folder), "--device", "cpu", "--log-json") as process:
+        wait_ready(read_url(process))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert out == ""
+    assert any("is ready at" in json.loads(line)["message"] for line in err.splitlines())
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_the_banner_has_a_line_that_can_be_pasted(chats: bool) -> None:
+    name = "it's [bold]odd[/bold]"
+    shown = banner(name, CARD, "http://127.0.0.1:8000", 1.5, chats=chats)
+    assert "1600 tokens, up to 8 requests at once" in shown
+    line = next(line for line in shown.splitlines() if "curl" in line).replace("\\[", "[")
+    words = shlex.split(line)
+    assert words[1] == f"http://127.0.0.1:8000/v1/{'chat/completions' if chats else 'completions'}"
+    assert json.loads(words[-1])["model"] == name

@@ -1,0 +1,206 @@
+"""Loading: what is checked before a weight is read, what is shared, and what every kind of damage is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Quant
+from safetensors.torch import load_file, save_file
+
+from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
+from tonle.errors import ModelError
+from tonle.models.load import load
+from tonle.models.load.precision import default_dtype
+from tonle.models.source import resolve
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_folder("llama", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(path: Path, complaint: str) -> None:
+    with pytest.raises(ModelError, match=complaint) as caught:
+        load(resolve(path))
+    assert str(path) in caught.value.message
+
+
+def test_dtype_and_default_dtype(folder: Path) -> None:
+    assert load(resolve(folder)).dtype == torch.float32
+    assert load(resolve(folder), dtype=torch.bfloat16).dtype == torch.bfloat16
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert default_dtype("bfloat16", cpu) == torch.float32
+    assert default_dtype("float16", cuda) == default_dtype("F16", cuda) == torch.float16
+    assert default_dtype("Q4_1", cuda) == default_dtype("float32", cuda) == torch.bfloat16
+
+
+def test_owned_weights_are_joined_and_do_not_hang_on_the_file(folder: Path) -> None:
+    decoder = load(resolve(folder))
+    layer = decoder.weights.layers[0]
+    assert [len(linear.parts) for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)] == [1, 1, 1, 1]
+    before = layer.mlp_norm.weight.clone()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(bytes((folder / "model.safetensors").stat().st_size))
+    assert torch.equal(layer.mlp_norm.weight, before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_live_weights_are_shared(family: str) -> None:
+    model = tiny_model(family)
+    decoder = load(model)
+    theirs = {parameter.data_ptr() for parameter in model.parameters()}
+    ours = {decoder.weights.embedding.data_ptr(), decoder.weights.final_norm.weight.data_ptr()}
+    ours |= {part.weight.data_ptr() for part in decoder.weights.lm_head.parts}
+    for layer in decoder.weights.layers:
+        norms = [layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm]
+        ours |= {norm.weight.data_ptr() for norm in norms if norm is not None}
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            ours |= {
+                tensor.data_ptr() for part in linear.parts for tensor in (part.weight, part.bias) if tensor is not None
+            }
+    assert ours == theirs
+
+
+def test_live_models_that_are_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with pytest.raises(ModelError, match="class GPT2LMHeadModel are not supported; supported: LlamaForCausalLM"):
+        load(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=10)))
+    model = tiny_model("llama")
+    with pytest.raises(ModelError, match="is on cpu, not meta"):
+        load(model, device=torch.device("meta"))
+    with pytest.raises(ModelError, match=r"has dtype torch\.float32, not torch\.bfloat16"):
+        load(model, dtype=torch.bfloat16)
+    assert load(model, device=torch.device("cpu"), dtype=torch.float32).dtype == torch.float32
+    model.model.norm.to(torch.bfloat16)
+    with pytest.raises(ModelError, match="mixes dtypes"):
+        load(model)
+    model.merge_and_unload = lambda: None
+    with pytest.raises(ModelError, match="carries adapters"):
+        load(model)
+
+
+def drop(tensors: Tensors) -> None:
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def reshape(tensors: Tensors) -> None:
+    tensors["model.norm.weight"] = torch.ones(63)
+
+
+def add(tensors: Tensors) -> None:
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(64)
+
+
+@pytest.mark.parametrize(("change", "complaint"), [
+    (drop, r"tensor model\.layers\.1\.mlp\.up_proj\.weight is missing"),
+    (reshape, r"tensor model\.norm\.weight has shape \(63,\), but the model's config calls for \(64,\)"),
+    (add, r"has no place for tensor model\.layers\.0\.self_attn\.q_proj\.bias"),
+])  # fmt: skip
+def test_wrong_tensors_are_named(folder: Path, change: Callable[[Tensors], None], complaint: str) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file)
+    refused(folder, complaint)
+
+
+def test_leftovers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    save_folder("qwen2", tmp_path)  # tied
+    file = tmp_path / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    tensors["lm_head.weight"] = torch.zeros(1, 1)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    save_file(tensors, file)
+    load(resolve(tmp_path))
+
+
+def test_a_truncated_file_names_the_tensor(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1000])
+    refused(folder, r"model\.safetensors: truncated: tensor \S+ ends at byte \d+ but the file has \d+")
+    file.write_bytes(content[:100])
+    refused(folder, "truncated or not a safetensors file")
+    file.write_bytes(b"")
+    refused(folder, "truncated or not a safetensors file")
+    file.write_bytes(content[:8] + b"x" + content[9:])
+    refused(folder, "not a valid safetensors file")
+
+
+def test_missing_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "pickled weights")
+    (folder / "pytorch_model.bin").unlink()
+    refused(folder, r"has neither model\.safetensors nor")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path, max_shard_size="100KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    refused(tmp_path, f"{shard.name}: is named by")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    refused(tmp_path, "has no weight_map")
+
+
+def test_quantized_folders_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    refused(folder, "quantized with 'gptq' are not supported; use the original checkpoint, or a GGUF file")
+
+
+def test_gguf_types_that_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    save_gguf("llama", path, quant=Quant.Q5_1)
+    refused(path, "has type Q5_1, which is not supported; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K")
+
+
+def test_gguf_tensors_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    save_gguf("llama", path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight"))
+    refused(path, r"tensor blk\.1\.ffn_up\.weight is missing")
+    key = b"llama.feed_forward_length" + (4).to_bytes(4, "little")
+    path.write_bytes(content.replace(key + (160).to_bytes(4, "little"), key + (96).to_bytes(4, "little")))
+    refused(path, r"tensor blk\.0\.ffn_gate\.weight has shape \(160, 64\), but the model's config calls for \(96, 64\)")
+
+
+def test_k_quants_reach_their_places(tmp_path: Path) -> None:
+    """The gguf package cannot write K types, so the blocks are random: enough to see each one arrive unpacked."""
+    import numpy as np
+
+    from tonle.models.gguf_file import GGMLType, GGUFFile
+
+    path, other = tmp_path / "tiny.gguf", tmp_path / "k.gguf"
+    save_gguf("qwen2", path, hidden_size=256, intermediate_size=256)
+    source = GGUFFile(path)
+    blocks = np.random.default_rng(0).integers(0, 256, (256, 210), dtype=np.uint8)
+    blocks[:, 209] = 0x1C  # the scale's high byte: small numbers
+    writer = gguf.GGUFWriter(other, "qwen2")
+    for key, value in source.metadata.items():
+        if key.startswith("qwen2.") and isinstance(value, int):
+            writer.add_uint32(key, value)
+    for tensor in source.tensors.values():
+        if tensor.name == "blk.1.ffn_down.weight":
+            writer.add_tensor(tensor.name, blocks, raw_dtype=Quant.Q6_K)
+        else:
+            writer.add_tensor(tensor.name, tensor.data.view(np.float32).reshape(tensor.shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert GGUFFile(other).tensors["blk.1.ffn_down.weight"].type is GGMLType.Q6_K
+    (part,) = load(resolve(other)).weights.layers[1].down.parts
+    expected = torch.from_numpy(gguf.quants.dequantize(blocks, Quant.Q6_K))
+    assert torch.equal(part.weight.t() if part.transposed else part.weight, expected)
