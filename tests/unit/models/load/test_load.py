@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
 from tonle.errors import ModelError
+from tonle.models.gguf_file import GGMLType, GGUFFile
 from tonle.models.load import load
 from tonle.models.load.precision import default_dtype
 from tonle.models.source import resolve
@@ -178,10 +179,6 @@ def test_gguf_tensors_are_checked(tmp_path: Path) -> None:
 
 def test_k_quants_reach_their_places(tmp_path: Path) -> None:
     """The gguf package cannot write K types, so the blocks are random: enough to see each one arrive unpacked."""
-    import numpy as np
-
-    from tonle.models.gguf_file import GGMLType, GGUFFile
-
     path, other = tmp_path / "tiny.gguf", tmp_path / "k.gguf"
     save_gguf("qwen2", path, hidden_size=256, intermediate_size=256)
     source = GGUFFile(path)

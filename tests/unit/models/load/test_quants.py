@@ -9,20 +9,27 @@ import pytest
 from tonle.models.gguf_file import GGMLType, GGUFTensor
 from tonle.models.load.quants import SUPPORTED, dequantize
 
+# High bytes of the half-precision scales in a block; with their top exponent bit cleared, all scales are finite.
+SCALES = {
+    GGMLType.Q8_0: [1],
+    GGMLType.Q4_0: [1],
+    GGMLType.Q4_1: [1, 3],
+    GGMLType.Q4_K: [1, 3],
+    GGMLType.Q5_K: [1, 3],
+    GGMLType.Q6_K: [209],
+}
+
 
 def stored(type_: GGMLType, rows: int, columns: int) -> GGUFTensor:
-    """Random blocks: any bytes are valid, as long as the half-precision scales among them are finite."""
-    block_numbers, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(type_))]
+    """Random numbers for plain types, random blocks for the others: any bytes are a valid block."""
+    quant = gguf.GGMLQuantizationType(int(type_))
     rng = np.random.default_rng(int(type_))
-    data = rng.integers(0, 256, (rows * columns // block_numbers, block_bytes), dtype=np.uint8)
-    if block_numbers == 1:
-        data = rng.standard_normal(rows * columns).astype("<f4").view("<u4")
-        data = {4: data, 2: data >> 16}[block_bytes].astype(f"<u{block_bytes}") & np.array(0xBFFFBFFF, "<u4").astype(
-            f"<u{block_bytes}"
-        )
+    if type_ not in SCALES:
+        data = gguf.quants.quantize(rng.standard_normal((rows, columns)).astype(np.float32), quant)
     else:
-        scales = {GGMLType.Q4_1: [1, 3], GGMLType.Q4_K: [1, 3], GGMLType.Q5_K: [1, 3], GGMLType.Q6_K: [209]}
-        data[:, scales.get(type_, [1])] &= 0xBF  # high bytes of the scales: exponents below infinity's
+        block_numbers, block_bytes = gguf.GGML_QUANT_SIZES[quant]
+        data = rng.integers(0, 256, (rows * columns // block_numbers, block_bytes), dtype=np.uint8)
+        data[:, SCALES[type_]] &= 0xBF
     return GGUFTensor("t", (rows, columns), type_, data.reshape(-1).view(np.uint8))
 
 
