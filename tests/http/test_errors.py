@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
+import urllib.request
 from typing import Any
 
 import httpx
@@ -195,6 +197,14 @@ def test_body_too_large(client: httpx.Client, url: str) -> None:
 
     refused(client.post(PATH, content=pieces()), 413)
     assert client.post(PATH, json=HELLO).status_code == 200
+
+
+def test_body_too_large_from_a_caller_who_sends_before_listening(url: str) -> None:
+    """Not a reset connection: the reason."""
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(url + PATH, b"x" * 3_000_000, timeout=10)
+    with error.value as reply:
+        assert reply.status == 413 and b"request_too_large" in reply.read()
 
 
 def test_body_too_large_is_refused_before_it_is_sent(url: str) -> None:

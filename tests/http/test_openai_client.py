@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.fakes.front import FakeFront
+from tests.fakes.server import tonle_serve
 from tests.http.serving import serving
 
 MESSAGES: Any = [
@@ -22,11 +23,16 @@ MESSAGES: Any = [
 PROMPT = "The capital of France is"
 
 
-@pytest.fixture(scope="module", params=["scripted"])
+@pytest.fixture(scope="module", params=["scripted", pytest.param("real", marks=pytest.mark.model)])
 def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Without the /v1."""
-    with serving(FakeFront()) as url:
-        yield url
+    if request.param == "scripted":
+        with serving(FakeFront()) as url:
+            yield url
+    else:
+        request.getfixturevalue("default_model")
+        with tonle_serve() as server:
+            yield server.url
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,13 @@ def test_docs_page(client: httpx.Client) -> None:
     assert reply.headers["content-type"].startswith("text/html")
     for entry in ENTRIES:
         assert entry.path in reply.text
-    for field in ("repetition_penalty", "stream_options", "max_completion_tokens", "return_token_strs"):
+    for field in (
+        "repetition_penalty",
+        "stream_options",
+        "max_completion_tokens",
+        "return_token_strs",
+        "include_usage",
+    ):
         assert f"<code>{field}</code>" in reply.text
     assert "<script" not in reply.text
     assert not re.search(r'(src|href)="(https?:)?//', reply.text), "nothing is loaded from elsewhere"

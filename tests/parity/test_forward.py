@@ -190,6 +190,21 @@ def test_half_precision_is_close(model: Any, decoder: Decoder, dtype: torch.dtyp
     assert (stepper.of(0) - truth).abs().mean() < 1.5 * (reference(theirs, prompt) - truth).abs().mean() + 1e-3
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cuda(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    decoder = load(resolve(tmp_path), device=torch.device("cuda"), dtype=dtype)
+    asked = prompts(model, [1, 17, 100, 300])
+    for chunk in (1000, 64):
+        stepper = Stepper(decoder, asked)
+        stepper.run(chunk)
+        for row, prompt in enumerate(asked):
+            error = (stepper.of(row) - reference(model, prompt)).abs().mean().item()
+            assert error < {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}[dtype]
+
+
 def read_by_transformers(path: Path) -> Any:
     """What `from_pretrained(gguf_file=...)` does, without the accelerate package it asks for."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -98,13 +98,16 @@ def choice(*options: str) -> Kind:
 
 
 def names() -> Kind:
-    """A list of names; as text, separated by commas."""
+    """A list of names; in text, commas separate them."""
 
     def read(value: object) -> tuple[str, ...]:
-        parts: Any = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) and part.strip() for part in parts):
+        texts: Any = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"must be a name or a list of names, not {value!r}")
-        return tuple(part.strip() for part in parts)
+        parts = [part.strip() for text in texts for part in text.split(",")]
+        if not all(parts):
+            raise ValueError(f"must be names that are not empty, not {value!r}")
+        return tuple(parts)
 
     return Kind("NAME", read, lambda parts: ", ".join(parts))
 

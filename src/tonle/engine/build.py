@@ -15,7 +15,7 @@ from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
 from tonle.engine.run.rows import Rows
 from tonle.engine.run.runner import Runner
-from tonle.engine.sample import Sampler
+from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Limits, Scheduler
 from tonle.errors import ConfigError
 from tonle.models.decoder import Decoder

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, rms_norm
 
-# Measured on x86 with MKL: for this many rows, weight @ rows.T beats rows @ weight.T, which packs the weight anew.
-_FEW_ROWS = range(3, 65)
+# Measured on x86 with MKL and two threads: with this many rows, weight @ rows.T is two to three times faster than
+# rows @ weight.T.
+_FEW_ROWS = range(4, 49)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,14 +57,20 @@ class Linear:
 class RMSNorm:
     """Scale to unit root mean square over the last dimension, in float32 whatever the dtype."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("_eps_tensor", "eps", "weight")
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
         self.eps = eps
+        self._eps_tensor = torch.tensor(eps, dtype=weight.dtype, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # torch's own is a chain of small operations on a CPU; this one is half as long.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self._eps_tensor, length, length, value=1.0 / x.shape[-1]).rsqrt_()
+        return (x * inverse).mul_(self.weight)
 
 
 @dataclass(slots=True, eq=False)

@@ -39,6 +39,8 @@ def docs_page(model: str, base_url: str) -> str:
     base_url = html.escape(base_url)
     sections = "\n".join(_section(entry, base_url) for entry in ENTRIES)
     headers = "\n".join(f"<tr><td><code>{name}</code></td><td>{text}</td></tr>" for name, text in _HEADERS)
+    shown = {kind.__name__ for entry in ENTRIES for kind in (entry.request, entry.reply) if kind is not None}
+    types = "\n".join(_fields(name, name) for name in schemas() if name not in shown)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Tonle API</title><style>{_STYLE}</style></head><body>
@@ -46,6 +48,8 @@ def docs_page(model: str, base_url: str) -> str:
 <p>Serving <code>{html.escape(model)}</code>, version {__version__}. Any OpenAI client works with the base URL
 <code>{base_url}/v1</code>. Machine-readable: <a href="/openapi.json">/openapi.json</a>.</p>
 {sections}
+<h2>Types</h2>
+{types}
 <h2>Headers</h2>
 <div class="scroll"><table>{headers}</table></div>
 </body></html>
@@ -69,11 +73,11 @@ def _section(entry: Entry, base_url: str) -> str:
 
 def _fields(title: str, name: str) -> str:
     schema = schemas()[name]
-    required = set(schema.get("required", ()))
+    required = set(schema.get("required", ())) if title == "Fields" else set()
     rows = []
-    for field, shape in schema["properties"].items():
+    for field, shape in sorted(schema["properties"].items(), key=lambda item: item[0] not in required):
         note = html.escape(shape.get("description", ""))
-        mark = "" if field not in required or title != "Fields" else " (required)"
+        mark = " (required)" if field in required else ""
         rows.append(f"<tr><td><code>{field}</code>{mark}</td><td>{html.escape(_type(shape))}</td><td>{note}</td></tr>")
     heading = f"<tr><th>{title}</th><th>Type</th><th></th></tr>"
     return f'<div class="scroll"><table>{heading}{"".join(rows)}</table></div>'

@@ -38,6 +38,7 @@ def test_a_chat_is_answered_and_counted(suffix: str) -> None:
     assert (text, name, tally.finish_reason) == ("សួស្តី, I am scripted.", "scripted", "stop")
     assert (tally.completion_tokens, tally.cached_tokens, tally.exact) == (len(text.encode()) + 1, CACHED_TOKENS, True)
     assert tally.ttft_s is not None
+    assert tally.context_length == 512
 
 
 def test_line_separators_inside_an_answer_survive() -> None:
@@ -77,7 +78,7 @@ def test_nobody_there() -> None:
         ask("127.0.0.1:1", QUESTION)
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://:99999"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://host:port"])
 def test_no_url_at_all(url: str) -> None:
     with pytest.raises(CallerError, match="is no URL"):
         ask(url, QUESTION)

@@ -9,7 +9,7 @@ from tonle.models.layers import Linear, LinearPart, RMSNorm
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 16, 64, 65])  # on both sides of every special case
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 16, 48, 49])  # on both sides of every special case
 def test_every_layout_gives_the_same(num_rows: int, bias: bool) -> None:
     rows = torch.randn(num_rows, 24)
     weights = [torch.randn(10, 24), torch.randn(6, 24)]

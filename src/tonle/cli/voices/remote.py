@@ -19,15 +19,16 @@ _CONNECT_TIMEOUT_S = 10.0
 class RemoteVoice:
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         """`url` with or without /v1. `model` None: the first one the server lists."""
-        base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._model = model
-        self._base = base
+        self._base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self._context_length: int | None = None  # if the server says
         # No limit on reading: a long prompt on a busy server takes its time, and Ctrl-C is at hand.
-        self._client = httpx.AsyncClient(
-            base_url=f"{base}/v1/",
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-        )
+        with self._translated():
+            self._client = httpx.AsyncClient(
+                base_url=f"{self._base}/v1/",
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+                timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            )
 
     @property
     def name(self) -> str:
@@ -38,12 +39,14 @@ class RemoteVoice:
         with self._translated():
             response = await self._client.get("models")
             await _check(response)
-            names = [entry["id"] for entry in response.json()["data"]]
-        if not names:
+            listed = {str(entry["id"]): entry for entry in response.json()["data"]}
+        if not listed:
             raise CallerError(f"{self._base} lists no model")
-        if self._model is not None and self._model not in names:
-            raise CallerError(f"{self._base} has no model {self._model!r}; it has {', '.join(names)}")
-        self._model = self._model or names[0]
+        if self._model is not None and self._model not in listed:
+            raise CallerError(f"{self._base} has no model {self._model!r}; it has {', '.join(listed)}")
+        self._model = self._model or next(iter(listed))
+        context_length = listed[self._model].get("max_model_len")
+        self._context_length = context_length if isinstance(context_length, int) else None
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -51,6 +54,7 @@ class RemoteVoice:
     async def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
         path, body = self._request(prompt, sampling)
         tally.asked_s = time.monotonic()
+        tally.context_length = self._context_length
         with self._translated():
             async with self._client.stream("POST", path, json=body) as response:
                 await _check(response)
@@ -61,11 +65,13 @@ class RemoteVoice:
             raise InternalError(f"{self._base} ended its answer before it was complete")
 
     def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, dict[str, Any]]:
+        # An answer that may fill the context leaves no room for the question.
+        room = sampling.max_tokens if self._context_length is None else self._context_length // 2
         body: dict[str, Any] = {
             "model": self._model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": min(sampling.max_tokens, room),
             "stream": True,
             "stream_options": {"include_usage": True},
         }

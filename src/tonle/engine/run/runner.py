@@ -10,7 +10,7 @@ import torch
 
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.rows import Rows
-from tonle.engine.sample import Sampler
+from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.logprobs import token_logprobs
 from tonle.models.inputs import KVCache, StepInputs
 

@@ -1,5 +1,4 @@
-"""Logits to tokens. Does: penalties, filters, draws, log-probabilities. Does not: know of blocks, schedules or text."""
+"""Logits to tokens. Does: penalties, filters, draws, log-probabilities. Does not: know of blocks, schedules or text.
 
-from tonle.engine.sample.sampler import Sampler
-
-__all__ = ["Sampler"]
+`noise.py` alone is free of torch: the front draws seeds with it.
+"""

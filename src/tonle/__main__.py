@@ -1,0 +1,5 @@
+"""`python -m tonle` is `tonle`."""
+
+from tonle.cli import main
+
+main()

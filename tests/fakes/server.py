@@ -1,0 +1,74 @@
+"""A real `tonle serve` in a process of its own, on a free loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+
+@dataclass
+class Server:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def engine_pid(self) -> int:
+        """The engine's process: the only child."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+        (pid,) = children
+        return pid
+
+    def wait_ready(self, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended:\n{self.log.read_text()}")
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health/ready", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")
+
+
+@contextlib.contextmanager
+def tonle_serve(model: str | Path | None = None, *flags: str) -> Iterator[Server]:
+    """Ready when entered; stopped by SIGTERM when left."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, "-m", "tonle", "serve", *([str(model)] if model else []), "--port", "0", *flags]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT,
+                                       env={**os.environ, "OMP_NUM_THREADS": "2"})  # fmt: skip
+        try:
+            server = Server(_url(process, log), process, log)
+            server.wait_ready()
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], log: Path) -> str:
+    for _ in range(1200):
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            return found.group()
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not say where it listens:\n{log.read_text()}")
