@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 COMMAND = [sys.executable, "-c", "from tonle.cli import main; main()"]
-DEADLINE_S = 60.0
+DEADLINE_S = 40.0
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -56,8 +56,9 @@ class Terminal:
 
     def wait(self) -> int:
         """The exit code, after reading all there is."""
+        deadline = time.monotonic() + DEADLINE_S
         while self._read():
-            pass
+            assert time.monotonic() < deadline, f"it did not end after {self.seen[self._shown :]!r}"
         return self.process.wait(timeout=DEADLINE_S)
 
     def _read(self) -> bool:
