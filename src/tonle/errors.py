@@ -4,7 +4,8 @@
     ├── CallerError      the request, the file or the setting is wrong: fix it and try again   (4xx)
     │   ├── InvalidRequest        a field has a wrong type or value                            400
     │   ├── ContextOverflow       prompt + max_tokens do not fit the context                   400
-    │   ├── NotFound              unknown model or path                                        404
+    │   ├── NotFound              unknown path or id                                           404
+    │   │   └── UnknownModel      a model this server does not have                            404
     │   ├── TooLarge              the body is larger than the server takes                     413
     │   ├── ConfigError           a setting of the server or engine is wrong                   400
     │   └── ModelError            a model cannot be found, read or is not supported            400
@@ -46,6 +47,10 @@ class ContextOverflow(CallerError):
 class NotFound(CallerError):
     status = 404
     code = "not_found"
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
 
 
 class TooLarge(CallerError):

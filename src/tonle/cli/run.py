@@ -21,7 +21,7 @@ from tonle.cli.sampling import (
     TopPOption,
     summary,
 )
-from tonle.cli.voices import Prompt, Sampling, Tally, Voice
+from tonle.cli.voices import Message, Prompt, Sampling, Tally, Voice
 from tonle.config.load import load
 
 
@@ -70,7 +70,7 @@ def run(
     asyncio.run(_run(voice, text if raw else _chat(text, system), sampling, as_json=as_json))
 
 
-def _chat(text: str, system: str | None) -> Prompt:
+def _chat(text: str, system: str | None) -> list[Message]:
     told = [{"role": "system", "content": system}] if system else []
     return [*told, {"role": "user", "content": text}]
 

@@ -87,7 +87,6 @@ class Loop:
             return self._break(flight.plan)
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(result.tokens)
-        self._stats.prompt_tokens += flight.plan.num_tokens - sum(chunk is None for chunk in flight.plan.chunks)
         self._publish(self._scheduler.commit(flight.plan, result))
 
     def _break(self, plan: Plan) -> None:
@@ -112,6 +111,7 @@ class Loop:
         stats.prefix_queries = scheduler.prefix_queries
         stats.prefix_hits = scheduler.prefix_hits
         stats.num_preemptions = scheduler.num_preemptions
+        stats.prompt_tokens = scheduler.prompt_tokens
         started, scheduler.started = scheduler.started, {}
         refused, self._refused = self._refused, {}
         self._mailbox.publish(

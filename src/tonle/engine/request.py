@@ -81,7 +81,8 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
 
 
 def _check_range(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (isinstance(value, float) and not math.isfinite(value)):
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}", param=name)
     if value < low or value > high or (open_low and value == low):
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from tonle.engine.messages import ModelCard
-from tonle.errors import CapacityError, EngineRestarting, InvalidRequest, NotFound
+from tonle.errors import CapacityError, EngineRestarting, InvalidRequest, UnknownModel
 from tonle.protocol.openai import FieldWarning
 from tonle.replica.exchange import Exchange
 from tonle.replica.options import ReplicaOptions
@@ -53,11 +53,9 @@ class Replica:
         if model is None:
             return self.front.name
         if model not in self.names:
-            error = NotFound(
+            raise UnknownModel(
                 f"there is no model {model!r} here; this server has {', '.join(self.names)}", param="model"
             )
-            error.code = "model_not_found"
-            raise error
         return model
 
     def check_strict(self, exchange: Exchange, warnings: list[FieldWarning]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tonle.cli.voices import Message, Sampling, Tally
+from tonle.cli.voices import Message, Prompt, Sampling, Tally
 from tonle.cli.voices.engine import EngineVoice, _room
 from tonle.config.engine import EngineConfig
 from tonle.errors import ContextOverflow
@@ -31,15 +31,20 @@ def with_voice(folder: Path, use: Any) -> None:
     asyncio.run(main())
 
 
-def test_an_answer_is_counted(tiny_folder: Path) -> None:
+async def ask(voice: EngineVoice, prompt: Prompt, **sampling: Any) -> tuple[str, Tally]:
+    tally = Tally()
+    return "".join([piece async for piece in voice.answer(prompt, Sampling(**sampling), tally)]), tally
+
+
+def test_answers(tiny_folder: Path) -> None:
     async def use(voice: EngineVoice) -> None:
-        tally = Tally()
-        sampling = Sampling(temperature=0, max_tokens=5)
-        text = "".join([piece async for piece in voice.answer(QUESTION, sampling, tally)])
+        _, tally = await ask(voice, QUESTION, temperature=0, max_tokens=5)
         assert (voice.name, tally.completion_tokens, tally.context_length) == ("tiny", 5, 1024)
         assert tally.finish_reason == "length" and tally.ttft_s is not None
-        again = Tally()
-        assert text == "".join([piece async for piece in voice.answer(QUESTION, sampling, again)])
+        _, raw = await ask(voice, "hello", max_tokens=1)
+        assert raw.prompt_tokens < tally.prompt_tokens, "text is continued as it is, without a template"
+        texts = [(await ask(voice, QUESTION, temperature=1, max_tokens=16, seed=seed))[0] for seed in (1, 1, 2)]
+        assert texts[0] == texts[1] != texts[2]
 
     with_voice(tiny_folder, use)
 
@@ -49,8 +54,7 @@ def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:
         async with contextlib.aclosing(voice.answer(QUESTION, Sampling(max_tokens=900), Tally())) as pieces:
             await anext(pieces)
         assert voice._front.num_live == 0
-        after = Tally()
-        _ = [piece async for piece in voice.answer(QUESTION, Sampling(max_tokens=2), after)]
+        await ask(voice, QUESTION, max_tokens=2)
         assert voice._front.stats.num_running == 0, "the engine itself has let go of it"
 
     with_voice(tiny_folder, use)
@@ -62,8 +66,7 @@ def test_an_engine_that_died_is_awaited(tiny_folder: Path) -> None:
         voice._engine._process.kill()
         while voice._front.ready:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        tally = Tally()
-        _ = [piece async for piece in voice.answer(QUESTION, Sampling(max_tokens=2), tally)]
+        _, tally = await ask(voice, QUESTION, max_tokens=2)
         assert tally.completion_tokens > 0
         assert voice._engine.num_starts == 2
 

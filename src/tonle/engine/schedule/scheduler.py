@@ -52,6 +52,7 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
+        self.prompt_tokens = 0  # planned, not counting cache hits
         self._eos = frozenset(eos_ids)
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._batch_left = 0  # static batches: members of the open batch not admitted yet
@@ -135,6 +136,7 @@ class Scheduler:
         plan.chunks.append(sequence.tokens[start:end] if end <= len(sequence.tokens) else None)
         plan.samples.append(end == sequence.num_known)
         plan.sequences.append(sequence)
+        self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
         sequence.num_computed = end
         if plan.samples[-1]:
             sequence.num_pending += 1

@@ -99,3 +99,12 @@ def test_a_broken_step_ends_its_sequences_and_hides_what_it_wrote() -> None:
     assert scheduler.fail(plan) == [1]
     scheduler.verify()
     assert scheduler.idle and scheduler.pool.num_idle == 0
+
+
+def test_prompt_tokens_are_counted_once_and_decoding_is_not() -> None:
+    scheduler = make()
+    scheduler.add(ask(1, size=40))
+    for _ in range(4):
+        plan = scheduler.plan(0.0)
+        scheduler.commit(plan, StepResult([9] * sum(plan.samples)))
+    assert scheduler.prompt_tokens == 40

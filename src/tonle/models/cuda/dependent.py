@@ -1,0 +1,48 @@
+# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+"""Programmatic dependent launch: a kernel may begin before the one ahead of it in the stream has ended.
+
+`follow()` stands in every kernel of ours, after the reads of weights (which nothing writes) and before the first access
+to anything a kernel ahead may write. It first waits for the kernel ahead, then lets the one behind begin. A kernel
+launched this way without `follow()` would break the order of the whole stream.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda as tl_cuda
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@triton.jit
+def follow(PDL: tl.constexpr):
+    if PDL:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
+
+
+def dependent_launch_available() -> bool:
+    """Hopper and newer; never under Triton's interpreter."""
+    import torch
+
+    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+
+
+_PDL: bool | None = None
+
+
+def launch_options() -> dict[str, bool]:
+    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one."""
+    global _PDL
+    if _PDL is None:
+        _PDL = dependent_launch_available()
+    return {"PDL": True, "launch_pdl": True} if _PDL else {"PDL": False}
+
+
+def use_dependent_launch(*, enabled: bool) -> None:
+    """For measurements: switch it off, or on again where the device has it."""
+    global _PDL
+    _PDL = enabled and dependent_launch_available()
