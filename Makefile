@@ -56,10 +56,10 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "Installing Tonle into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
-	@$(PIP) --quiet --progress-bar on -e .
+	@$(PIP) -e .
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing Tonle and its development tools into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
-	@$(PIP) --quiet --progress-bar on -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@ $(INSTALLED)

@@ -54,7 +54,6 @@ def openvino_folder(python: Path, weights: str) -> Path:
     def make(draft: Path) -> None:
         command = [str(python.with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
         _run([*command, "--task", "text-generation-with-past", "--weight-format", weights, str(draft)])
-        shutil.copy(folder / "tokenizer.json", draft)  # the shim tokenizes with it
 
     return _once(f"{folder.name.removesuffix('-float32')}-openvino-{weights}", make)
 

@@ -6,6 +6,7 @@ Does not: know which server it is; `servers.py` says how each is started.
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -83,7 +84,7 @@ class MemoryWatch:
 
 
 class RunningServer:
-    """Owns one server. A context manager: leaving it ends the process and its children."""
+    """Owns one server. A context manager: leaving it ends the process and its children. `env` comes on top of ours."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], port: int, health: str, log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -92,7 +93,7 @@ class RunningServer:
         with log.open("wb") as output:
             self._started_s = perf_counter()
             self._process = subprocess.Popen(
-                command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command, env=os.environ | dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
         self.memory = MemoryWatch(self._process.pid)
 
@@ -118,13 +119,14 @@ class RunningServer:
 
     def ask(self) -> tuple[str, float]:
         """A short answer, checked to be a sensible one, and the seconds from the start of the process until it came."""
-        with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
-            model = client.get(f"{self.url}/v1/models").json()["data"][0]["id"]
-            reply = client.post(f"{self.url}/v1/completions", json={"model": model, **QUESTION})
-        seconds = perf_counter() - self._started_s
-        if reply.status_code != 200:
-            raise self._failure(f"answered HTTP {reply.status_code}: {reply.text[:300]}")
-        text = str(reply.json()["choices"][0]["text"])
+        try:
+            with httpx.Client(timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
+                model = client.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+                reply = client.post(f"{self.url}/v1/completions", json={"model": model, **QUESTION})
+                seconds = perf_counter() - self._started_s
+                text = str(reply.raise_for_status().json()["choices"][0]["text"])
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise self._failure(f"does not answer a simple request ({type(error).__name__}: {error})") from None
         if EXPECTED_IN_ANSWER not in text:
             raise self._failure(f"says {QUESTION['prompt']!r} → {text!r}: the model runs wrong")
         return text, seconds

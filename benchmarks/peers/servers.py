@@ -68,9 +68,7 @@ def num_threads() -> int:
 
 def tonle() -> Server:
     """Our own server, out of the environment that runs this script, as a user starts it."""
-    return Server(
-        "tonle", "/health/ready", lambda port: [sys.executable, "-m", "tonle", "serve", "--port", str(port)]
-    )
+    return Server("tonle", "/health/ready", lambda port: [sys.executable, "-m", "tonle", "serve", "--port", str(port)])
 
 
 def peers(places: Places) -> list[Server | Missing]:

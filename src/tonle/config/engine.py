@@ -28,13 +28,16 @@ class EngineConfig:
     enable_kv_cache: bool = True
     enable_prefix_caching: bool = True  # reuse KV blocks of equal prompt prefixes
     block_size: int = 16  # tokens per KV block
-    memory_pool_size: int = 1 * GIB  # bytes of KV cache
+    memory_pool_size: int | None = None  # bytes of KV cache; None = 1 GiB on a CPU, what is free on a GPU
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory to use, when memory_pool_size is None
+    kv_cache_dtype: str = "auto"  # auto = as the weights | fp8: half the bytes per token, on CUDA only
     kv_cache_max_size: int | None = None  # most idle blocks kept for reuse; None = all that fit
     gc_threshold: float = 1.0  # share of the pool above which idle cached blocks are dropped, oldest first
 
     # Model
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
 
     # Watching
     enable_metrics: bool = True
@@ -48,7 +51,7 @@ class EngineConfig:
 
     def validate(self) -> None:
         """Raise `ConfigError` naming the field, its value and what to do."""
-        for name in ("max_batch_size", "max_num_batched_tokens", "block_size", "memory_pool_size"):
+        for name in ("max_batch_size", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
@@ -60,6 +63,15 @@ class EngineConfig:
         if self.kv_cache_max_size is not None and self.kv_cache_max_size < 0:
             raise ConfigError(f"kv_cache_max_size must not be negative, not {self.kv_cache_max_size}",
                               param="kv_cache_max_size")  # fmt: skip
+        if self.memory_pool_size is not None and self.memory_pool_size < 1:
+            raise ConfigError(f"memory_pool_size must be at least 1, not {self.memory_pool_size}", param="memory_pool_size")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization is a share in (0, 1], not {self.gpu_memory_utilization}",
+                              param="gpu_memory_utilization")  # fmt: skip
+        if self.kv_cache_dtype not in ("auto", "fp8"):
+            raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is none of auto, fp8", param="kv_cache_dtype")
+        if self.load_format not in ("auto", "random"):
+            raise ConfigError(f"load_format {self.load_format!r} is none of auto, random", param="load_format")
         if not 0 < self.gc_threshold <= 1:
             raise ConfigError(f"gc_threshold is a share in (0, 1], not {self.gc_threshold}", param="gc_threshold")
         if not isinstance(logging.getLevelName(self.log_level.upper()), int):

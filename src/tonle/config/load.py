@@ -1,7 +1,7 @@
 """Settings from a file, the environment and the command line, in that order of strength: file < environment < flags.
 
-Does: read, refuse what it does not know, say where a wrong value came from. Does not: hold defaults (`serve.py`) or
-know how values are written (`kinds.py`).
+Does: read, refuse what it does not know, say where a wrong value came from. Does not: hold defaults (`serve.py`,
+`gateway.py`) or know how values are written (`kinds.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tonle.config.serve import ENV_PREFIX, KNOBS, Knob, ServeConfig
+from tonle.config.gateway import KNOBS as GATEWAY_KNOBS
+from tonle.config.gateway import GatewayConfig
+from tonle.config.knobs import ENV_PREFIX, Knob
+from tonle.config.serve import KNOBS, ServeConfig
 from tonle.errors import ConfigError
 
 # Variables of ours that are no settings of a server.
@@ -29,19 +32,35 @@ _SERVICE_ADDRESS = re.compile(rf"{ENV_PREFIX}(\w+_)?PORT=(tcp|udp|sctp)://.*")
 def load(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> ServeConfig:
-    """Settings by public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
-    environ = os.environ if environ is None else environ
-    if file is None and environ.get(_CONFIG_VARIABLE):
-        file = Path(environ[_CONFIG_VARIABLE])
-    values: dict[str, Any] = {} if file is None else _from_file(file)
-    values |= _from_environment(environ)
-    values |= {name: _read(KNOBS[name], value, KNOBS[name].flag) for name, value in flags.items()}
-    config = ServeConfig(**{KNOBS[name].field: value for name, value in values.items()})
+    """A server's settings by public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
+    config = ServeConfig(**_gather(KNOBS, flags, file, environ))
     config.engine().validate()
     return config
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def load_gateway(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> GatewayConfig:
+    """The same for a gateway."""
+    config = GatewayConfig(**_gather(GATEWAY_KNOBS, flags, file, environ))
+    config.validate()
+    return config
+
+
+def _gather(
+    knobs: Mapping[str, Knob], flags: Mapping[str, Any], file: Path | None, environ: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Values by field."""
+    environ = os.environ if environ is None else environ
+    if file is None and environ.get(_CONFIG_VARIABLE):
+        file = Path(environ[_CONFIG_VARIABLE])
+    values: dict[str, Any] = {} if file is None else _from_file(file, knobs)
+    values |= _from_environment(environ, knobs)
+    values |= {name: _read(knobs[name], value, knobs[name].flag) for name, value in flags.items()}
+    return {knobs[name].field: value for name, value in values.items()}
+
+
+def _from_file(file: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     import yaml
 
     try:
@@ -58,24 +77,29 @@ def _from_file(file: Path) -> dict[str, Any]:
             f"{file} must hold one setting per line, such as `port: 8000`, not a {type(content).__name__}"
         )
     for key in content:
-        if key not in KNOBS:
-            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), KNOBS)}", param=str(key))
-    return {name: _read(KNOBS[name], value, f"{file}: {name}") for name, value in content.items()}
+        if key not in knobs:
+            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), knobs)}", param=str(key))
+    return {name: _read(knobs[name], value, f"{file}: {name}") for name, value in content.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """An empty variable counts as none: that is how compose files and shells unset one."""
-    knobs = {knob.env: knob for knob in KNOBS.values()}
+def _from_environment(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> dict[str, Any]:
+    """An empty variable counts as none: that is how compose files and shells unset one.
+
+    Server and gateway may share an environment: a variable of the other is passed over.
+    """
+    ours = {knob.env: knob for knob in knobs.values()}
+    theirs = {knob.env for table in (KNOBS, GATEWAY_KNOBS) for knob in table.values()}
     values = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:
             continue
         if _SERVICE_LINK.fullmatch(variable) or _SERVICE_ADDRESS.fullmatch(f"{variable}={value}"):
             continue
-        if variable not in knobs:
-            nearest = _nearest(variable, [*knobs, *_OTHER_VARIABLES])
+        if variable in ours:
+            values[ours[variable].name] = _read(ours[variable], value, f"the environment variable {variable}")
+        elif variable not in theirs:
+            nearest = _nearest(variable, [*ours, *_OTHER_VARIABLES])
             raise ConfigError(f"unknown environment variable {variable}; {nearest}", param=variable)
-        values[knobs[variable].name] = _read(knobs[variable], value, f"the environment variable {variable}")
     return values
 
 

@@ -1,59 +1,27 @@
 """`ServeConfig`: every setting of a server, as one flat table.
 
 The table is the only list there is: file keys, variables and flags are derived from it (`Knob`), so they cannot
-diverge. A unit at the end of a field's name (`_s`, `_bytes`) is not part of its public name, because there a value
-carries its own: field `drain_s`, file key `drain: 30s`, variable `TONLE_DRAIN=30s`, flag `--drain 30s`.
+diverge.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-from tonle.config import kinds
+from tonle.config import kinds, knobs
 from tonle.config.engine import EngineConfig
 from tonle.config.kinds import Kind
-
-ENV_PREFIX = "TONLE_"
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """One setting as users meet it."""
-
-    field: str  # of ServeConfig
-    default: Any
-    kind: Kind
-    group: str  # heading in help texts
-    help: str
-    engine: str | None  # the field of EngineConfig it sets
-
-    @property
-    def name(self) -> str:
-        """The key in a file."""
-        return re.sub("_(s|bytes)$", "", self.field)
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-
-def _knob(group: str, default: Any, kind: Kind, help: str, *, engine: str | None = None) -> Any:
-    return field(default=default, metadata={"kind": kind, "group": group, "help": help, "engine": engine})
+from tonle.config.knobs import Knob, knob, knobs_of
 
 
 def _server(default: Any, kind: Kind, help: str) -> Any:
-    return _knob("Server", default, kind, help)
+    return knob("Server", default, kind, help)
 
 
 def _engine(engine_field: str, kind: Kind, help: str) -> Any:
     """A knob of the engine: the default is the engine's own."""
-    return _knob("Engine", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
+    return knob("Engine", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
 
 
 _OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
@@ -63,7 +31,7 @@ _OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
 class ServeConfig:
     """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
 
-    model: str | None = _knob(
+    model: str | None = knob(
         "Model",
         None,
         kinds.optional(kinds.text(), none="SmolLM2-135M-Instruct"),
@@ -85,15 +53,20 @@ class ServeConfig:
         60.0, kinds.duration(), "Give up on a client that reads nothing of its answer for this long."
     )
 
+    api_key: tuple[str, ...] = knobs.api_key()
+    audit_dir: str | None = knobs.audit_dir()
+
     max_num_seqs: int = _engine("max_batch_size", kinds.whole(1), "Most requests computed together.")
     max_num_batched_tokens: int = _engine(
         "max_num_batched_tokens", kinds.whole(1), "Most tokens computed in one step, prompts and answers together."
     )
-    max_model_len: int | None = _knob(
+    max_model_len: int | None = knob(
         "Engine", None, _OWN_CONTEXT, "Longest request, prompt and answer, in tokens.", engine="max_sequence_length"
     )
-    kv_cache_memory_bytes: int = _engine(
-        "memory_pool_size", kinds.size(), "Memory for keys and values: 2GiB, 512MB, or bytes."
+    kv_cache_memory_bytes: int | None = _engine(
+        "memory_pool_size",
+        kinds.optional(kinds.size(), none="1GiB on a CPU, what is free on a GPU"),
+        "Memory for keys and values: 2GiB, 512MB, or bytes.",
     )
     block_size: int = _engine("block_size", kinds.whole(1), "Tokens per block of the KV cache.")
     long_prefill_token_threshold: int = _engine(
@@ -120,22 +93,18 @@ class ServeConfig:
         "Precision of weights and cache: auto, float32, bfloat16 or float16.",
     )
 
-    log_level: str = _knob(
+    log_level: str = knob(
         "Logging",
         "INFO",
         kinds.choice("DEBUG", "INFO", "WARNING", "ERROR"),
         "Least severity that is logged: DEBUG, INFO, WARNING or ERROR.",
         engine="log_level",
     )
-    log_json: bool = _knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
+    log_json: bool = knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""
         return EngineConfig(**{knob.engine: getattr(self, knob.field) for knob in KNOBS.values() if knob.engine})
 
 
-# By public name, in the order of the table.
-KNOBS: dict[str, Knob] = {
-    knob.name: knob
-    for knob in (Knob(field=entry.name, default=entry.default, **entry.metadata) for entry in fields(ServeConfig))
-}
+KNOBS: dict[str, Knob] = knobs_of(ServeConfig)

@@ -13,14 +13,16 @@ from tonle.engine.kv.pool import BlockPool
 from tonle.engine.loop import Loop
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
+from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
 from tonle.engine.run.rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Limits, Scheduler
 from tonle.errors import ConfigError
 from tonle.models.decoder import Decoder
-from tonle.models.inputs import KVCache
 from tonle.models.load import load
+from tonle.models.load.precision import default_dtype
+from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 log = logging.getLogger("tonle.engine")
@@ -31,16 +33,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0) -> tuple[Loop, ModelCard]:
     """Load `model` (a source, or a live transformers model) and wire an engine around it."""
     began = time.monotonic()
-    device = choose_device(config.device)
-    decoder = load(model, device=device, dtype=_DTYPES.get(config.dtype))
+    decoder = _decoder(model, config)
     spec, device = decoder.spec, decoder.device
-    kv, context_length = _kv_cache(decoder, config)
-    max_num_seqs = min(config.max_num_seqs, kv.num_blocks)
-    # Every running row must be able to advance by one token in each step.
-    max_num_batched_tokens = max(config.max_num_batched_tokens, max_num_seqs)
-    sampler = Sampler(max_num_seqs, spec.vocab_size, list(spec.eos_ids), device)
-    rows = Rows(max_num_seqs, -(-context_length // kv.block_size) + 1, kv.block_size, device)
-    runner = Runner(decoder, kv, sampler, rows, lag=lag)
+    machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag)
+    kv, context_length, runner = machine.kv, machine.context_length, machine.runner
+    max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     limits = Limits(
@@ -83,29 +80,35 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _kv_cache(decoder: Decoder, config: EngineConfig) -> tuple[KVCache, int]:
-    """The cache, and the longest request it and the model allow."""
-    spec = decoder.spec
-    itemsize = decoder.dtype.itemsize
-    block_bytes = 2 * spec.num_layers * config.block_size * spec.num_kv_heads * spec.head_dim * itemsize
-    wanted = min(config.max_sequence_length or spec.max_positions, spec.max_positions)
-    num_blocks = config.memory_pool_size // block_bytes
-    context_length = min(wanted, num_blocks * config.block_size)
-    if context_length < 2:
-        raise ConfigError(
-            f"memory_pool_size of {config.memory_pool_size} bytes holds no KV block: one takes {block_bytes} bytes",
-            param="memory_pool_size",
-        )
-    if context_length < wanted:
-        log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",
-                    config.memory_pool_size / 2**30, context_length, wanted)  # fmt: skip
-    kv = KVCache(
-        num_layers=spec.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=decoder.dtype,
-        device=decoder.device,
-    )
-    return kv, context_length
+def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder:
+    device, dtype = choose_device(config.device), _DTYPES.get(config.dtype)
+    if config.load_format == "auto" or not isinstance(model, ModelSource):
+        return load(model, device=device, dtype=dtype)
+    spec = read_spec(model)
+    return Decoder.random(spec, device, dtype or default_dtype(spec.dtype, device))
+
+
+def _cuda_machine(decoder: Decoder, config: EngineConfig) -> Machine | None:
+    """Our kernels, if this is a CUDA device and they can run the model."""
+    if decoder.device.type != "cuda":
+        return None
+    try:
+        from tonle.engine.build_cuda import cuda_machine
+    except ImportError:
+        log.warning("triton is not installed: this GPU runs plain torch operations, many times slower")
+        return None
+    return cuda_machine(decoder, config)
+
+
+def _torch_machine(decoder: Decoder, config: EngineConfig, lag: int) -> Machine:
+    spec, device = decoder.spec, decoder.device
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs a CUDA device; leave it auto",
+                          param="kv_cache_dtype")  # fmt: skip
+    num_bytes = config.memory_pool_size or DEFAULT_POOL_BYTES
+    kv, context_length = kv_cache(decoder, config, num_bytes, decoder.dtype)
+    max_num_seqs = min(config.max_num_seqs, kv.num_blocks)
+    sampler = Sampler(max_num_seqs, spec.vocab_size, list(spec.eos_ids), device)
+    rows = Rows(max_num_seqs, -(-context_length // kv.block_size) + 1, kv.block_size, device)
+    runner = Runner(decoder, kv, sampler, rows, lag=lag)
+    return Machine(runner, kv, context_length, max_num_seqs, max(config.max_num_batched_tokens, max_num_seqs))

@@ -54,6 +54,15 @@ class Terminal:
             assert self._read(), f"it ended before {text!r} appeared: {self.seen[self._shown :]!r}"
         self._shown = place + len(text)
 
+    def press(self, key: str, *, until: str) -> None:
+        """Press a key until something happens: one pressed in the moment a line editor starts can get lost."""
+        for _ in range(int(DEADLINE_S)):
+            self.type(key)
+            self._read()
+            if self.seen.find(until, self._shown) >= 0:
+                break
+        self.expect(until)
+
     def wait(self) -> int:
         """The exit code, after reading all there is."""
         deadline = time.monotonic() + DEADLINE_S

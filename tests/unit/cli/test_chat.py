@@ -87,8 +87,7 @@ def test_ctrl_c_stops_the_answer_only() -> None:
         person.type("two\n")
         person.expect("never ending")
         person.expect("> ")
-        person.type(CTRL_C)
-        person.expect("Ctrl-D or /exit to leave")
+        person.press(CTRL_C, until="Ctrl-D or /exit to leave")
         person.type("/exit\n")
         assert person.wait() == 0
     assert "<assistant>never <user>two" in asked(front)[1], "what was said before the stop is remembered"

@@ -1,7 +1,7 @@
 """The integers of one step in one buffer, so that one copy brings them all to the device.
 
 Does: name the sections and place them; the same layout on the host (pinned) and on the device. Does not: fill them
-(`engine/run/cuda_batch.py`). Sections a pure decode step needs come first: such a step copies only those.
+(`engine/run/packing.py`). Sections a pure decode step needs come first: such a step copies only those.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Count(IntEnum):
     SAMPLES = 4
     UPDATES = 5  # new entries of block tables
     TILES = 6  # pieces of at most `TILE_TOKENS` queries of one row, for prefill attention
+    ITEMS = 7  # stretches of decoding rows' contexts, for decode attention
+    STRETCH = 8  # their length, tokens
 
 
 TILE_TOKENS = 64  # queries one program of prefill attention handles
@@ -35,6 +37,7 @@ class Sizes:
     max_rows: int
     max_tokens: int
     max_updates: int
+    max_items: int
 
     @property
     def max_tiles(self) -> int:
@@ -54,8 +57,9 @@ class StepBuffer:
             "sample_indices": rows,  # tokens of the step whose logits are wanted
             "sample_rows": rows,
             "sample_positions": rows,  # the place the sampled token will take
-            "update_places": updates,  # row * table width + place
-            "update_blocks": updates,
+            "row_items": rows,  # the row's first item
+            "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
+            "updates": 2 * updates,  # pairs: row * table width + place, block
             "row_begins": rows,  # the row's first token among the step's
             "row_sizes": rows,  # its tokens in this step
             "tile_rows": tiles,  # entry of the step
@@ -69,7 +73,7 @@ class StepBuffer:
         for name, length in lengths.items():
             offsets[name] = total
             total += -(-length // _ALIGN) * _ALIGN
-        self.decode_size = offsets["row_begins"]  # numbers a pure decode step copies
+        self.updates_at = offsets["updates"]  # a pure decode step copies up to here, and its updates
         self.all = torch.zeros(total, dtype=torch.int32, device=device, pin_memory=pinned)
         self.numpy: np.ndarray = self.all.numpy() if device is None else np.empty(0, np.int32)
         self._views = {name: self.all[offsets[name] : offsets[name] + length] for name, length in lengths.items()}

@@ -14,7 +14,7 @@ _UPDATES_PER_PROGRAM = 256
 
 
 @triton.jit
-def _embed(COUNTS, ROWS, TOKENS, LAST, TABLE, OUT, PLACES, BLOCKS, BLOCK_TABLES, HIDDEN: tl.constexpr,
+def _embed(COUNTS, ROWS, TOKENS, LAST, TABLE, OUT, PAIRS, BLOCK_TABLES, HIDDEN: tl.constexpr,
            HP: tl.constexpr, UPDATES: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """One program per token copies its embedding; all of them together also write the new block table entries."""
     follow(PDL)
@@ -23,8 +23,8 @@ def _embed(COUNTS, ROWS, TOKENS, LAST, TABLE, OUT, PLACES, BLOCKS, BLOCK_TABLES,
     for first in range(t * UPDATES, num_updates, tl.num_programs(0) * UPDATES):
         u = first + tl.arange(0, UPDATES)
         some = u < num_updates
-        place = tl.load(PLACES + u, mask=some, other=0)
-        tl.store(BLOCK_TABLES + place, tl.load(BLOCKS + u, mask=some, other=0), mask=some)
+        place = tl.load(PAIRS + 2 * u, mask=some, other=0)
+        tl.store(BLOCK_TABLES + place, tl.load(PAIRS + 2 * u + 1, mask=some, other=0), mask=some)
     if t < tl.load(COUNTS + 3):
         if t < tl.load(COUNTS + 2):
             token = tl.load(LAST + tl.load(ROWS + t))
@@ -42,8 +42,8 @@ def embed(
     """Apply the step's block table updates; out (T, hidden) = embeddings of its tokens. `last` (rows,) int32."""
     hidden = table.shape[1]
     _embed[(out.shape[0],)](
-        batch["counts"], batch["rows"], batch["tokens"], last, table, out, batch["update_places"],
-        batch["update_blocks"], block_tables, hidden, triton.next_power_of_2(hidden), _UPDATES_PER_PROGRAM,
+        batch["counts"], batch["rows"], batch["tokens"], last, table, out, batch["updates"],
+        block_tables, hidden, triton.next_power_of_2(hidden), _UPDATES_PER_PROGRAM,
         num_warps=4, **launch_options(),
     )  # fmt: skip
 

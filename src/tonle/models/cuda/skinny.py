@@ -20,8 +20,8 @@ MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How one product is cut: rows of W and columns per program."""
+class Cut:
+    """How one product is cut into programs: outputs and inputs at a time."""
 
     block_n: int
     block_k: int
@@ -30,8 +30,8 @@ class Shape:
 
 
 @triton.jit
-def _prefetch(W, first, num_bytes):
-    """Ask for a program's whole share of W in L2, one instruction by one thread (Hopper)."""
+def _prefetch(pointer, num_bytes):
+    """Ask for a stretch of memory in L2: one instruction of one thread (Hopper)."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred p; .reg .u32 t;
@@ -39,37 +39,169 @@ def _prefetch(W, first, num_bytes):
         @p cp.async.bulk.prefetch.L2.global [$1], $2;
         mov.u32 $0, 0;
         }""",
-        "=r,l,r", [(W + first).to(tl.int64), num_bytes], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "=r,l,r",
+        [pointer.to(tl.int64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.constexpr, GLU: tl.constexpr,
+            DTYPE: tl.constexpr):  # fmt: skip
+    """Norm scale, bias and activation on float32 sums; rounded where separate torch operations would round."""
+    y *= scale
+    if HAS_BIAS:
+        y += tl.load(BIAS + n, mask=live, other=0.0).to(tl.float32)
+    if GLU:
+        gate = y.to(DTYPE).to(tl.float32)
+        up = gate_up * scale
+        if HAS_BIAS:
+            up += tl.load(BIAS + N + n, mask=live, other=0.0).to(tl.float32)
+        y = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
+    return y.to(DTYPE)
 
 
 @triton.jit
 def _gemv(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-          NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, PREFETCH: tl.constexpr,
+          NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
           PDL: tl.constexpr):  # fmt: skip
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
-    live = (n < N)[:, None]
+    live = n < N
     k = tl.arange(0, BK)
-    W += n.to(tl.int64)[:, None] * K
-    if PREFETCH:
+    own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
+    some = live[:, None] & (k < K)[None, :]
+    w = tl.load(own, mask=some, other=0.0)  # what no kernel ahead writes is read before waiting for it
+    u = w
+    if GLU:
+        u = tl.load(own + N * K, mask=some, other=0.0)
+    if PDL:
         if pid * BN + BN <= N:
-            _prefetch(W_BASE(W, n, K), 0, BN * K * 2)
+            share = W + (pid * BN).to(tl.int64) * K
+            _prefetch(share, BN * K * 2)
+            if GLU:
+                _prefetch(share + N * K, BN * K * 2)
     follow(PDL)
     acc = tl.zeros([BN, BK], tl.float32)
     up = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     for first in tl.static_range(0, K, BK):
-        kk = first + k
-        inside = kk < K
-        x = tl.load(X + kk, mask=inside, other=0.0).to(tl.float32)
+        inside = first + k < K
+        if first > 0:
+            some = live[:, None] & inside[None, :]
+            w = tl.load(own + first, mask=some, other=0.0)
+            if GLU:
+                u = tl.load(own + N * K + first, mask=some, other=0.0)
+        x = tl.load(X + first + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(GAIN + kk, mask=inside, other=0.0).to(tl.float32)
-        acc += tl.load(W + kk[None, :], mask=live & inside[None, :], other=0.0).to(tl.float32) * x[None, :]
+            x *= tl.load(GAIN + first + k, mask=inside, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * x[None, :]
         if GLU:
-            w = tl.load(W + N * K + kk[None, :], mask=live & inside[None, :], other=0.0)
-            up += w.to(tl.float32) * x[None, :]
+            up += u.to(tl.float32) * x[None, :]
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    if ADD:
+        y = (y.to(tl.float32) + tl.load(OUT + n, mask=live, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
+    tl.store(OUT + n, y, mask=live)
+
+
+@triton.jit
+def _skinny(X, GAIN, W, BIAS, OUT, eps, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+            BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+            GLU: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    pid = tl.program_id(0)
+    n = pid * BN + tl.arange(0, BN)
+    live = n < N
+    m = tl.arange(0, BM)
+    real = m < rows
+    k = tl.arange(0, BK)
+    if PDL:
+        if pid * BN + BN <= N:
+            share = W + (pid * BN).to(tl.int64) * K
+            _prefetch(share, BN * K * 2)
+            if GLU:
+                _prefetch(share + N * K, BN * K * 2)
+    follow(PDL)
+    own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
+    acc = tl.zeros([BM, BN], tl.float32)
+    up = tl.zeros([BM, BN], tl.float32)
+    squares = tl.zeros([BM], tl.float32)
+    for first in tl.range(0, K, BK, num_stages=STAGES):
+        inside = first + k < K
+        some = live[:, None] & inside[None, :]
+        x = tl.load(X + m[:, None] * K + first + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            x = (wide * tl.load(GAIN + first + k, mask=inside, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
+        w = tl.load(own + first, mask=some, other=0.0)
+        acc = _dot(x, tl.trans(w), acc, IEEE)
+        if GLU:
+            u = tl.load(own + N * K + first, mask=some, other=0.0)
+            up = _dot(x, tl.trans(u), up, IEEE)
+    scale = tl.full([BM], 1.0, tl.float32)
+    if NORM:
+        scale = tl.rsqrt(squares / K + eps)
+    y = _finish(acc, up, scale[:, None], n[None, :], live[None, :], BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    out = OUT + m[:, None] * N + n[None, :]
+    some = real[:, None] & live[None, :]
+    if ADD:
+        y = (y.to(tl.float32) + tl.load(out, mask=some, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
+    tl.store(out, y, mask=some)
+
+
+@triton.jit
+def _dot(a, b, acc, IEEE: tl.constexpr):
+    if IEEE:
+        return tl.dot(a, b, acc, input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+def cut_one(outputs: int, inputs: int, *, glu: bool) -> Cut:
+    """For one row: every multiprocessor busy, and 16-byte reads by all threads."""
+    return Cut(block_n=4, block_k=min(512, triton.next_power_of_2(inputs)), warps=4)
+
+
+def cut_few(outputs: int, inputs: int, *, glu: bool) -> Cut:
+    """For 2 to 16 rows."""
+    block_n = 16 if outputs < 8192 else 32
+    return Cut(block_n=block_n, block_k=min(256, triton.next_power_of_2(inputs)), warps=4, stages=3)
+
+
+def skinny(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    gain: torch.Tensor | None = None,
+    eps: float = 0.0,
+    bias: torch.Tensor | None = None,
+    add: bool = False,
+    glu: bool = False,
+    cut: Cut | None = None,
+) -> torch.Tensor:
+    """x (rows, K), weight (N, K), out (rows, N), all contiguous.
+
+    `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds.
+    """
+    rows, inputs = x.shape
+    outputs = out.shape[1]
+    if rows == 1:
+        cut = cut or cut_one(outputs, inputs, glu=glu)
+        _gemv[(triton.cdiv(outputs, cut.block_n),)](
+            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, gain is not None,
+            bias is not None, add, glu, num_warps=cut.warps, **launch_options(),
+        )  # fmt: skip
+    else:
+        cut = cut or cut_few(outputs, inputs, glu=glu)
+        _skinny[(triton.cdiv(outputs, cut.block_n),)](
+            x, gain, weight, bias, out, eps, rows, outputs, inputs, max(16, triton.next_power_of_2(rows)), cut.block_n,
+            cut.block_k, cut.stages, gain is not None, bias is not None, add, glu, x.dtype == torch.float32,
+            num_warps=cut.warps, **launch_options(),
+        )  # fmt: skip
+    return out

@@ -1,0 +1,45 @@
+"""Every request on record: one JSON file each, chained by hashes, signed, and checkable by anybody with the key.
+
+Does: collect the facts of a request, write them off the request's path, redact, chain and sign, verify, find, export,
+replay and prune. Does not: decide who may ask or what is answered; know the engine, torch, or any HTTP server.
+Runs: `Record` and `Collector` on the event loop of the server; all disk work on one thread of `AuditTrail`.
+
+    trail = AuditTrail(AuditOptions(directory=Path("audit")), on_alarm=print)
+    trail.start()                                # repairs what a crash left, or raises ConfigError / InternalError
+    trail.admit()                                # CapacityError if records cannot be kept and the policy is "refuse"
+    record = trail.open("/v1/chat/completions", request_id="…", client="10.0.0.7", body=raw_body)
+    record.note(key_id="k-1", model="qwen", adapter="khmer-qa", route={"backend": "b1", "why": "prefix"})
+    collector = Collector("text/event-stream")
+    forward = collector.feed(piece)              # bytes to pass on; the piece itself unless usage was asked behind
+                                                 # the caller's back (Collector(..., swallow_usage=True))
+    record.timings_ms["queue"] = 1.5             # also prefill, decode, ttft, and whatever else is known
+    record.close("ok", http_status=200, answer=collector.finish())          # exactly once, in one `finally`
+    record.close("refused", http_status=429, error={"code": "rate_limited", "message": "…"})
+    record.close("cached", http_status=200, output="text", usage={"prompt_tokens": 7, …}, response_id="…")
+    trail.close()                                # writes what is queued; open records become "interrupted"
+
+`STATUSES` lists the words a record may end with. `status_for(http_status)` gives the usual one. On the request's path
+nothing here waits for a disk, and nothing raises for a reason of the disk except `admit`.
+"""
+
+from tonle.audit.collect import Answer, Collector
+from tonle.audit.middleware import AuditMiddleware
+from tonle.audit.options import AuditOptions
+from tonle.audit.record import STATUSES, Record, Status, status_for
+from tonle.audit.trail import Alarm, AuditStats, AuditTrail
+from tonle.audit.usage import ask_for_usage
+
+__all__ = [
+    "STATUSES",
+    "Alarm",
+    "Answer",
+    "AuditMiddleware",
+    "AuditOptions",
+    "AuditStats",
+    "AuditTrail",
+    "Collector",
+    "Record",
+    "Status",
+    "ask_for_usage",
+    "status_for",
+]

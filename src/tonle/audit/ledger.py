@@ -1,0 +1,138 @@
+"""The ledger of a day and its signed head: which files there are, in which order, and where the order ends.
+
+`DAY/chain.jsonl` has one line per event, never changed, only appended to:
+
+    {"seq":7,"kind":"record","time":…,"file":…,"hash":…,"sha256":…,"link":…}
+
+`hash` is the record's own (`seal.py`), `sha256` that of the file's bytes, and `link` = SHA-256(link of the line before +
+this line without its link). The first line of a day follows the last link of the day before. `DAY/head.json` holds the last seq and link,
+signed: lines cut off the end are missed. `latest.json` holds the newest day, signed: a whole last day cut off is missed.
+
+Does: format, parse, link, sign. Does not: decide what is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tonle.audit.keys import SigningKey
+
+LEDGER_NAME = "chain.jsonl"
+HEAD_NAME = "head.json"
+LATEST_NAME = "latest.json"
+GENESIS = "0" * 64  # what the first line of the first day follows
+
+# record · redacted: a field was removed · pruned: a day was removed · recovery: a crash was repaired · gap: requests
+# that left no record, and why
+Kind = Literal["record", "redacted", "pruned", "recovery", "gap"]
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_LINK_CHARS = len(',"link":"') + 64 + len('"}')
+
+
+class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One event. `omit_defaults`: a line has only what its kind needs."""
+
+    seq: int
+    kind: Kind
+    time: str
+    after: str | None = None  # first line of a day: the day before it in the trail
+    prev: str | None = None  # and that day's last link
+    day: str | None = None  # redacted, pruned: the day it happened to
+    file: str | None = None  # record, redacted
+    hash: str | None = None  # record, redacted: the record's own hash; pruned: the day's last link
+    sha256: str | None = None  # record, redacted: of the file's bytes
+    facts: dict[str, Any] | None = None  # whatever else there is to say
+    link: str = ""
+
+
+class Head(msgspec.Struct, kw_only=True):
+    kind: Literal["day", "latest"]
+    day: str
+    seq: int
+    link: str
+    time: str
+    algorithm: str
+    key: str  # fingerprint
+    signature: str = ""
+
+    def message(self) -> bytes:
+        words = ("tonle audit head 1", self.kind, self.day, str(self.seq), self.link, self.time, self.algorithm, self.key)
+        return "\n".join(words).encode()
+
+
+_encode = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(Line).decode
+_decode_head = msgspec.json.Decoder(Head).decode
+
+
+def link(line: Line, before: str) -> bytes:
+    """Set the line's link and return it as text, newline included."""
+    body = _encode(line)  # an empty link is a default, and left out
+    line.link = link_of(body, before)
+    return b'%b,"link":"%b"}\n' % (body[:-1], line.link.encode())
+
+
+def link_of(body: bytes, before: str) -> str:
+    return hashlib.sha256(before.encode() + b"\n" + body).hexdigest()
+
+
+def body_of(text: bytes) -> bytes:
+    """A line of the file without its newline, as it was before it got its link."""
+    return text[:-_LINK_CHARS] + b"}"
+
+
+def read_lines(content: bytes) -> list[tuple[bytes, Line]]:
+    """Whole lines; raises `ValueError` naming the first that is none. A last line without its end is left out."""
+    lines = []
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            lines.append((text, decode_line(text)))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+    return lines
+
+
+def sign_head(key: SigningKey, kind: Literal["day", "latest"], day: str, seq: int, link: str) -> bytes:
+    head = Head(
+        kind=kind, day=day, seq=seq, link=link, time=now_text(), algorithm=key.algorithm, key=key.fingerprint
+    )  # fmt: skip
+    head.signature = key.sign(head.message())
+    return msgspec.json.format(_encode(head), indent=2) + b"\n"
+
+
+def read_head(path: Path) -> Head | None:
+    """None if there is none. Raises `ValueError` if it cannot be read."""
+    try:
+        return _decode_head(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def days_in(directory: Path) -> list[str]:
+    """Names of the day folders, oldest first."""
+    try:
+        return sorted(entry.name for entry in directory.iterdir() if _DAY.fullmatch(entry.name) and entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def text_of(moment_ns: int) -> str:
+    """UTC, ISO 8601, microseconds."""
+    return datetime.fromtimestamp(moment_ns / 1e9, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()

@@ -1,0 +1,140 @@
+"""`seal`: what makes a record unchangeable and yet lets single fields of it be forgotten.
+
+A record's hash is taken over digests, not over its text:
+
+    digest(field) = SHA-256(salt of the field + JSON of its value)        for each field of SEALED
+    digest(facts) = SHA-256(JSON of all other fields)
+    hash          = SHA-256(version, seq, prev, digest(facts), digest(SEALED[0]), digest(SEALED[1]), ...)
+
+To remove a field, its value and its salt go and its digest stays: the hash still comes out the same, and without the salt nobody can
+guess a short value (a phone number) from its digest. The salts of a fresh record come from one seed, `chain.salt`; the first removal
+replaces the seed by the salts of the fields that remain, in `chain.salts`.
+
+Does: pure functions from documents to documents. Does not: touch files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tonle.errors import InvalidRequest
+
+VERSION = 1
+_SALT_BYTES = 16
+
+# Fields that can be redacted one by one. Their order is part of the hash: a change is a new VERSION.
+SEALED = (
+    "system_prompt", "user_input", "messages", "prompt", "parameters", "output", "choices", "error", "client", "key_id",
+    "request_id", "response_id",
+)  # fmt: skip
+CONTENT = ("system_prompt", "user_input", "messages", "prompt", "parameters", "output", "choices", "error")
+REMOVED = "[redacted]"
+
+_encode = msgspec.json.Encoder().encode
+_sha256 = hashlib.sha256
+
+
+def seal(document: dict[str, Any], *, seq: int, prev: str, file: str) -> bytes:
+    """Give `document` its `chain`, in place, and return it as the bytes of a file."""
+    salt = secrets.token_bytes(_SALT_BYTES)
+    raw: dict[str, msgspec.Raw] = {name: msgspec.Raw(_encode(value)) for name, value in document.items()}
+    salts = _spread(salt)
+    digests = [_sha256(salts[name] + raw[name]).digest() for name in SEALED]
+    number = _record_hash(seq, prev, file, _facts_digest(raw), digests)
+    document["chain"] = {"version": VERSION, "seq": seq, "prev": prev, "file": file, "salt": salt.hex(), "hash": number}
+    raw["chain"] = msgspec.Raw(_encode(document["chain"]))
+    return msgspec.json.format(_encode(raw), indent=2) + b"\n"
+
+
+def check(content: bytes) -> str:
+    """The hash that the record in `content` should have, from what is in it. Raises `ValueError` if it is no record."""
+    raw, chain = _open(content)
+    facts = _facts_digest(raw)
+    digests = []
+    salts = _salts(chain)
+    redacted = chain.get("redacted", {})
+    for name in SEALED:
+        if name in redacted:
+            digests.append(bytes.fromhex(redacted[name]["digest"]))
+        elif name in raw and name in salts:
+            digests.append(_sha256(salts[name] + raw[name]).digest())
+        else:
+            raise ValueError(f"the field {name} is missing")
+    return _record_hash(int(chain["seq"]), str(chain["prev"]), str(chain["file"]), facts, digests)
+
+
+def redact(content: bytes, replacements: Mapping[str, Any], *, reason: str, time: str) -> bytes:
+    """The record with the values of some fields replaced. Its hash stays; `chain.redacted` says what happened to it."""
+    raw, chain = _open(content)
+    salts = _salts(chain)
+    redacted = dict(chain.get("redacted", {}))
+    for name, value in replacements.items():
+        if name not in SEALED:
+            raise InvalidRequest(f"{name} cannot be redacted; these can: {', '.join(SEALED)}", param=name)
+        if name in salts:
+            digest = _sha256(salts.pop(name) + raw[name]).hexdigest()
+            redacted[name] = {"digest": digest, "time": time, "reason": reason}
+        raw[name] = msgspec.Raw(_encode(value))
+    chain.pop("salt", None)
+    chain["salts"] = {name: salt.hex() for name, salt in salts.items()}
+    chain["redacted"] = redacted
+    chain["hash"] = chain.pop("hash")  # last again
+    raw["chain"] = msgspec.Raw(_encode(chain))
+    return msgspec.json.format(_encode(raw), indent=2) + b"\n"
+
+
+def chain_of(content: bytes) -> dict[str, Any]:
+    """The `chain` of a record. Raises `ValueError` if there is none."""
+    return _open(content)[1]
+
+
+class _Raws(msgspec.Struct):
+    chain: dict[str, Any]
+
+
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_chain = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _open(content: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+    """The fields as compact JSON, which is what was digested, and the chain."""
+    try:
+        raw = _decode_raw(msgspec.json.format(content, indent=-1))
+        chain = _decode_chain(raw.pop("chain"))
+        if chain["version"] != VERSION:
+            raise ValueError(f"it has version {chain['version']!r}; this program knows {VERSION}")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no JSON: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise ValueError("it has no chain") from error
+    return raw, chain
+
+
+def _spread(seed: bytes) -> dict[str, bytes]:
+    stream = hashlib.shake_256(seed).digest(_SALT_BYTES * len(SEALED))
+    return {name: stream[i * _SALT_BYTES : (i + 1) * _SALT_BYTES] for i, name in enumerate(SEALED)}
+
+
+def _salts(chain: dict[str, Any]) -> dict[str, bytes]:
+    """Of the fields that still have one."""
+    if "salt" in chain:
+        return _spread(bytes.fromhex(chain["salt"]))
+    return {name: bytes.fromhex(salt) for name, salt in chain.get("salts", {}).items()}
+
+
+def _facts_digest(raw: Mapping[str, bytes]) -> bytes:
+    facts = {name: value for name, value in raw.items() if name not in _SEALED_SET and name != "chain"}
+    return _sha256(_encode(facts)).digest()
+
+
+def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[bytes]) -> str:
+    head = f"tonle audit record {VERSION}\n{seq}\n{prev}\n{file}\n".encode()
+    return _sha256(b"".join((head, facts, *digests))).hexdigest()
+
+
+_SEALED_SET = frozenset(SEALED)

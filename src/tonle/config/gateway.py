@@ -1,0 +1,184 @@
+"""`GatewayConfig`: every setting of a gateway, as one flat table.
+
+Does: hold defaults and reasons. Does not: read files or variables (`load.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tonle.config import kinds, knobs
+from tonle.config.kinds import Kind
+from tonle.config.knobs import FRONT_DOOR, Knob, knob, knobs_of
+from tonle.config.rows import BackendRow, ExperimentRow, ShadowRow, rows, table
+from tonle.errors import ConfigError
+
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+def _server(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Server", default, kind, help)
+
+
+def _door(default: Any, kind: Kind, help: str) -> Any:
+    return knob(FRONT_DOOR, default, kind, help)
+
+
+def _audit(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Audit", default, kind, help)
+
+
+def _limit(kind: Kind, help: str) -> Any:
+    return knob("Limits of a key that has none of its own", None, kinds.optional(kind, none="no limit"), help)
+
+
+def _cache(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Response cache", default, kind, help)
+
+
+def _route(default: Any, kind: Kind, help: str, *, option: str | None = None) -> Any:
+    return knob("Backends and routing", default, kind, help, option=option)
+
+
+def _admission(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Admission", default, kind, help)
+
+
+def _service(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Service", default, kind, help)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of `tonle gateway`."""
+
+    backends: tuple[BackendRow, ...] = _route(
+        (),
+        rows(BackendRow, "a list of backends, each with at least a url", short="url"),
+        "A server to send requests to. Give it several times; the file can say more about each.",
+        option="backend",
+    )
+    aliases: tuple[tuple[str, str], ...] = _route(
+        (), table("public names and the models behind them"), "Names callers may use for models: {public: model}."
+    )
+    experiments: tuple[ExperimentRow, ...] = _route(
+        (), rows(ExperimentRow, "a list of experiments"), "A/B tests and canaries, as YAML."
+    )
+    shadows: tuple[ShadowRow, ...] = _route((), rows(ShadowRow, "a list of shadows"), "Copies of traffic, as YAML.")
+    length_threshold: int = _route(
+        5000, kinds.whole(1), "Prompts of at least so many tokens (estimated) go to backends with length: long."
+    )
+    prefix_affinity: bool = _route(True, kinds.switch(), "Send prompts that begin alike to the same backend.")
+    prefill_threshold: int = _route(
+        512, kinds.whole(0), "Shorter prompts skip the prefill leg, where backends have roles."
+    )
+    retries: int = _route(2, kinds.whole(0, 10), "Other backends to try when one fails before its first byte.")
+    backend_timeout_s: float = _route(600.0, kinds.duration(), "Longest wait for a backend's next byte.")
+    probe_interval_s: float = _route(5.0, kinds.duration(), "How often backends are asked whether they are well.")
+    breaker_failures: int = _route(5, kinds.whole(1), "Failures in a row after which a backend is left alone.")
+    breaker_pause_s: float = _route(10.0, kinds.duration(), "For so long.")
+
+    host: str = _server("127.0.0.1", kinds.text(), "Address to listen on; 0.0.0.0 for every network interface.")
+    port: int = _server(8080, kinds.whole(0, 65535), "Port to listen on; 0 picks a free one.")
+    max_body_bytes: int = _server(8 * 1024**2, kinds.size(), "Largest request body accepted.")
+    drain_s: float = _server(30.0, kinds.duration(), "How long running requests may still take after SIGTERM.")
+    write_timeout_s: float = _server(60.0, kinds.duration(), "Give up on a client that reads nothing for this long.")
+    strict: bool = _server(False, kinds.switch(), "Refuse requests with fields the gateway removes, rather than warn.")
+    cors_origins: tuple[str, ...] = _server((), kinds.names(), "Web pages of these origins may call; none by default.")
+
+    api_key: tuple[str, ...] = knobs.api_key()
+    admin_key: tuple[str, ...] = _door((), kinds.names(), "The same, for keys that may also manage the gateway.")
+    state_db: str | None = _door(
+        None,
+        kinds.optional(kinds.text(), none="$XDG_STATE_HOME/tonle/gateway.db"),
+        "File with the keys made by `tonle keys` and what they used.",
+    )
+    shared_state: str | None = _door(
+        None, kinds.optional(kinds.text(), none="none"), "redis://… for several gateways that share limits."
+    )
+    audit_dir: str | None = knobs.audit_dir()
+    audit_fsync: str = _audit("interval", kinds.choice("never", "interval", "always"), "When records reach the disk.")
+    audit_on_full: str = _audit(
+        "refuse", kinds.choice("refuse", "serve"), "When records cannot be kept: refuse requests, or serve and alarm."
+    )
+    audit_redact: tuple[str, ...] = _audit((), kinds.names(), "What never reaches the disk: a pattern, or name=regex.")
+    audit_omit: tuple[str, ...] = _audit((), kinds.names(), "Fields that are not recorded.")
+    audit_retention_days: int | None = _audit(
+        None, kinds.optional(kinds.whole(1), none="kept"), "Days after which records are removed."
+    )
+    audit_key_file: str | None = _audit(
+        None, kinds.optional(kinds.text(), none="audit.key beside the records"), "The key that signs the trail."
+    )
+
+    requests_per_minute: int | None = _limit(kinds.whole(1), "Requests per minute.")
+    tokens_per_minute: int | None = _limit(kinds.whole(1), "Tokens per minute, prompt and answer.")
+    max_concurrent_per_key: int | None = _limit(kinds.whole(1), "Requests at once.")
+    tokens_per_day: int | None = _limit(kinds.whole(1), "Tokens per day (UTC).")
+
+    max_concurrent: int = _admission(48, kinds.whole(1), "Requests a backend works on at once; more wait here.")
+    max_queued: int = _admission(512, kinds.whole(0), "Requests that may wait for one backend; more get 429.")
+    max_queued_tokens: int = _admission(2_000_000, kinds.whole(1), "Tokens that may wait for one backend.")
+    keep_alive_s: float = _admission(15.0, kinds.duration(), "Waiting streams get a comment this often; 0 = off.")
+
+    cache: bool = _cache(True, kinds.switch(), "Answer repeated deterministic requests from memory.")
+    cache_max_size: int = _cache(1000, kinds.whole(1), "Answers kept.")
+    cache_ttl_s: float = _cache(3600.0, kinds.duration(), "How long.")
+    cache_max_bytes: int = _cache(64 * 1024**2, kinds.size(), "Memory for them.")
+
+    sla_p95_s: float = _service(2.0, kinds.duration(), "The promise /health compares the slowest twentieth with.")
+    context_window: int | None = _service(
+        10, kinds.optional(kinds.whole(1), none="all"), "Messages of a conversation /api/v1/inference sends on."
+    )
+    max_context_length: int | None = _service(
+        2048, kinds.optional(kinds.whole(16), none="no limit"), "Tokens (estimated) of them; older ones are left out."
+    )
+
+    log_level: str = knob(
+        "Logging", "INFO", kinds.choice("DEBUG", "INFO", "WARNING", "ERROR"), "Least severity that is logged."
+    )
+    log_json: bool = knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
+
+    def validate(self) -> None:
+        """What no single setting can see. Raises `ConfigError`."""
+        names = [backend_name(row) for row in self.backends]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two backends are called {name}; give them names", param="backends")
+        roles = {row.role for row in self.backends}
+        if "prefill" in roles and not roles & {"decode", "any"}:
+            raise ConfigError("there are prefill backends but none that decodes", param="backends")
+        for experiment in self.experiments:
+            if not sum(arm.weight for arm in experiment.arms):
+                raise ConfigError(f"experiment {experiment.name}: all weights are 0", param="experiments")
+            for arm in experiment.arms:
+                if arm.backend is not None and arm.backend not in names:
+                    raise ConfigError(f"arm {arm.name} wants backend {arm.backend}, which is not there",
+                                      param="experiments")  # fmt: skip
+        if self.shared_state is not None:
+            raise ConfigError(
+                f"shared_state={self.shared_state} is refused: limits are kept per gateway in this version; "
+                "leave it out and divide the limits by the number of gateways",
+                param="shared_state",
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Only programs of this machine can reach the address."""
+        return self.host.startswith(_LOOPBACK)
+
+
+def backend_name(row: BackendRow) -> str:
+    return row.name or urlsplit(row.url).netloc or row.url
+
+
+def default_state_db() -> Path:
+    import os
+
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "tonle" / "gateway.db"
+
+
+KNOBS: dict[str, Knob] = knobs_of(GatewayConfig)

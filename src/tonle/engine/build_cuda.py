@@ -1,0 +1,78 @@
+"""The CUDA machine: buffers, a profile run, the KV cache in what memory is left, graphs. In this order.
+
+Imports triton; `build.py` imports this only where there is a CUDA device.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from tonle.config.engine import EngineConfig
+from tonle.engine.machine import Machine, kv_cache, wanted_context
+from tonle.engine.run.cuda import CudaRunner
+from tonle.engine.run.graphs import Graphs
+from tonle.engine.run.packing import Packer
+from tonle.engine.run.settings import RowKeeper
+from tonle.errors import ConfigError
+from tonle.models.cuda.batch import Sizes
+from tonle.models.cuda.decode import max_items
+from tonle.models.cuda.model import CudaModel, unsupported
+from tonle.models.decoder import Decoder
+from tonle.models.inputs import KVCache
+
+log = logging.getLogger("tonle.engine")
+
+_MAX_UPDATES = 1024  # new block table entries that travel with a step; more go by a copy of their own
+_RESERVE_BYTES = 512 * 2**20  # for graphs and for what a few rows ask for beyond them
+
+
+def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True, lag: int = 1) -> Machine | None:
+    """None, and a line in the log, if the kernels cannot run this model."""
+    spec = decoder.spec
+    if (why := unsupported(spec)) is not None:
+        log.warning("the CUDA kernels cannot run this model (%s); it runs on plain torch operations", why)
+        return None
+    began = time.monotonic()
+    context = wanted_context(decoder, config)
+    table_width = -(-context // config.block_size) + 1
+    max_rows = config.max_num_seqs
+    sizes = Sizes(max_rows, max(config.max_num_batched_tokens, max_rows), _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads))
+    with torch.inference_mode():
+        model = CudaModel(decoder, sizes, table_width, context)
+        dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else decoder.dtype
+        num_bytes = config.memory_pool_size or _free_after_profile(model, config, dtype)
+        kv, context_length = kv_cache(decoder, config, num_bytes, dtype)
+        model.kv = kv
+        ready = time.monotonic()
+        graphs = Graphs(model, capture=capture)
+    packer = Packer(sizes, table_width, config.block_size, spec.num_kv_heads, pinned=decoder.device.type == "cuda")
+    runner = CudaRunner(model, packer, RowKeeper(model, list(spec.eos_ids)), graphs, lag=lag)
+    log.info("KV cache of %.1f GiB in %s: %d tokens; profile %.1f s, %d graphs in %.1f s", num_bytes / 2**30,
+             str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, ready - began, graphs.num_graphs,
+             graphs.capture_s)  # fmt: skip
+    return Machine(runner, kv, context_length, min(max_rows, kv.num_blocks), sizes.max_tokens)
+
+
+def _free_after_profile(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Run the largest step once, with nothing in it to write, and see what memory is left."""
+    spec, device = model.spec, model.logits.device
+    model.kv = KVCache(
+        num_layers=spec.num_layers, num_blocks=1, block_size=config.block_size, num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim, dtype=dtype, device=device,
+    )  # fmt: skip
+    model.body(model.sizes.max_tokens, tiles=1)
+    model.head(model.sizes.max_rows)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    left = int(free - (1 - config.gpu_memory_utilization) * total) - _RESERVE_BYTES
+    if left <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free after the "
+            f"weights; raise gpu_memory_utilization ({config.gpu_memory_utilization}) or lower max_num_batched_tokens",
+            param="gpu_memory_utilization",
+        )
+    return left

@@ -1,0 +1,64 @@
+"""`Machine`: what a device offers an engine: a runner, its cache, and how much it can do at a time."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from tonle.config.engine import EngineConfig
+from tonle.engine.run.runner import Runner
+from tonle.errors import ConfigError
+from tonle.models.decoder import Decoder
+from tonle.models.inputs import KVCache
+
+log = logging.getLogger("tonle.engine")
+
+DEFAULT_POOL_BYTES = 2**30  # of KV cache, where nobody says
+
+
+@dataclass(slots=True)
+class Machine:
+    runner: Runner
+    kv: KVCache
+    context_length: int  # longest request, tokens
+    max_num_seqs: int
+    max_num_batched_tokens: int  # at least max_num_seqs: every running row must be able to advance in each step
+
+
+def block_bytes(decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> int:
+    spec = decoder.spec
+    return 2 * spec.num_layers * config.block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+def wanted_context(decoder: Decoder, config: EngineConfig) -> int:
+    """The longest request the settings and the model allow, tokens."""
+    return min(config.max_sequence_length or decoder.spec.max_positions, decoder.spec.max_positions)
+
+
+def kv_cache(decoder: Decoder, config: EngineConfig, num_bytes: int, dtype: torch.dtype) -> tuple[KVCache, int]:
+    """A cache of `num_bytes`, and the longest request it and the model allow."""
+    spec = decoder.spec
+    per_block = block_bytes(decoder, config, dtype)
+    wanted = wanted_context(decoder, config)
+    num_blocks = num_bytes // per_block
+    context_length = min(wanted, num_blocks * config.block_size)
+    if context_length < 2:
+        raise ConfigError(
+            f"memory_pool_size of {num_bytes} bytes holds no KV block: one takes {per_block} bytes",
+            param="memory_pool_size",
+        )
+    if context_length < wanted:
+        log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",
+                    num_bytes / 2**30, context_length, wanted)  # fmt: skip
+    kv = KVCache(
+        num_layers=spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+        device=decoder.device,
+    )
+    return kv, context_length

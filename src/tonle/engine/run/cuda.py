@@ -1,0 +1,125 @@
+"""The runner on CUDA: a plan becomes one copy, two graphs and one copy back; nothing waits for the device until `land`.
+
+Rows live on the device: last tokens, block tables, sampling settings. A step is launched before the one ahead of it has
+been read (`lag` 1). Rows with penalties, log-probabilities and described prompts take extra operations after the graphs,
+still without a wait.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tonle.engine.plan import Plan, StepResult
+from tonle.engine.run.graphs import Graphs
+from tonle.engine.run.packing import RING, Packed, Packer
+from tonle.engine.run.runner import Flight, Runner
+from tonle.engine.run.settings import RowKeeper
+from tonle.models.cuda.model import CudaModel
+
+
+@dataclass(slots=True)
+class CudaFlight(Flight):
+    """A step on the device. `tokens` is pinned memory that is valid once `arrived` has happened."""
+
+    arrived: torch.cuda.Event | None = None
+    in_order: bool = False  # tokens are in the plan's order already
+
+
+class CudaRunner(Runner):
+    """Owns the model's buffers, graphs and rows; reads plans, decides nothing."""
+
+    def __init__(self, model: CudaModel, packer: Packer, keeper: RowKeeper, graphs: Graphs, *, lag: int = 1) -> None:
+        self.lag = lag
+        self.profile: dict[str, float] | None = None
+        self._cuda = model.logits.is_cuda
+        self._device = model.logits.device
+        self._net = model
+        self._packer = packer
+        self._keeper = keeper
+        self._graphs = graphs
+        self._prompts: dict[int, tuple[list[int], int]] = {}
+        max_rows = model.sizes.max_rows
+        self._landings = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
+        self._events = [torch.cuda.Event() for _ in range(RING)] if self._cuda else []
+        self._turn = 0
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> CudaFlight:
+        mark = time.perf_counter()
+        if self._cuda:
+            torch.cuda.set_device(self._device)
+        if plan.joins:
+            self._join(plan)
+        packed = self._packer.pack(plan)
+        mark = self._note("build", mark)
+        self._copy(packed)
+        self._graphs.body(packed.num_tokens, packed.num_tiles)
+        mark = self._note("forward", mark)
+        flight = self._sample(plan, packed)
+        self._note("sample", mark)
+        return flight
+
+    @torch.inference_mode()
+    def land(self, flight: Flight) -> StepResult:
+        """Wait for the step and read it back, in the plan's order."""
+        assert isinstance(flight, CudaFlight)
+        mark = time.perf_counter()
+        if flight.arrived is not None:
+            flight.arrived.synchronize()
+        self._note("wait", mark)
+        if flight.in_order and flight.raw is None:
+            return StepResult(tokens=flight.tokens.tolist())
+        return super().land(flight)
+
+    def _join(self, plan: Plan) -> None:
+        self._keeper.join(plan.joins)
+        for join in plan.joins:
+            self._prompts.pop(join.row, None)
+            if join.config.prompt_logprobs is not None:
+                self._prompts[join.row] = (join.prompt, join.config.prompt_logprobs)
+
+    def _copy(self, packed: Packed) -> None:
+        self._net.batch.all[: packed.size].copy_(packed.buffer.all[: packed.size], non_blocking=True)
+        for row in packed.long_rows:
+            self._net.tables[row].copy_(torch.from_numpy(self._packer.tables[row]))
+
+    def _sample(self, plan: Plan, packed: Packed) -> CudaFlight:
+        sampling = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
+        flight = CudaFlight(plan, sampling, self._landings[self._turn][: len(sampling)], in_order=packed.sampling is None)
+        if self._prompts and packed.num_tiles is not None:
+            self._describe(plan, packed, flight)
+        if sampling:
+            self._graphs.head(len(sampling))
+            self._refine(plan, flight)
+            flight.tokens.copy_(self._net.sampled[: len(sampling)], non_blocking=True)
+        if self._cuda:
+            flight.arrived = self._events[self._turn]
+            flight.arrived.record()
+        self._turn = (self._turn + 1) % RING
+        return flight
+
+    def _refine(self, plan: Plan, flight: CudaFlight) -> None:
+        """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""
+        rows = [plan.rows[i] for i in flight.order]
+        flight.wanted = self._keeper.logprobs_wanted(rows)
+        if flight.wanted:
+            places = torch.tensor(list(flight.wanted), device=self._device)
+            flight.raw = self._net.logits.index_select(0, places).float()
+        if self._keeper.adjusting:
+            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in flight.order]
+            self._keeper.resample(rows, positions)
+
+    def _describe(self, plan: Plan, packed: Packed, flight: CudaFlight) -> None:
+        """Logits of prompt tokens whose successors' log-probabilities are wanted."""
+        for i, row in enumerate(plan.rows):
+            prompt, num_top = self._prompts.get(row, ([], 0))
+            start, chunk = plan.starts[i], plan.chunks[i]
+            if chunk is None or start >= len(prompt) - 1:
+                continue
+            first = packed.begins[i]
+            indices = torch.arange(first, first + len(chunk), device=self._device)
+            targets = prompt[start + 1 : start + 1 + len(chunk)]
+            flight.described.append((i, self._net.describe(indices), targets, num_top))

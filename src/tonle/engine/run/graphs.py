@@ -1,0 +1,92 @@
+"""CUDA graphs of a step's two halves, over a ladder of sizes.
+
+Does: capture once at start, replay the smallest that fits, say when none does. Does not: know plans. All graphs work on
+the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from tonle.models.cuda.model import CudaModel
+
+_DECODE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_MIXED = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+_HEAD = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+
+
+def rungs(ladder: tuple[int, ...], most: int) -> list[int]:
+    """The ladder up to `most`, with `most` as its last rung unless it lies beyond the ladder."""
+    below = [rung for rung in ladder if rung < most]
+    return [*below, most] if most <= ladder[-1] else below
+
+
+def max_tiles(tokens: int) -> int:
+    """Room for prefill tiles in a mixed graph: enough for a few prompts; a step of many short ones runs without."""
+    return tokens // 32 + 8
+
+
+class Graphs:
+    """Runs halves of a step, from a graph where there is one."""
+
+    def __init__(self, model: CudaModel, *, capture: bool) -> None:
+        self._model = model
+        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
+        self._mixed: dict[int, torch.cuda.CUDAGraph] = {}
+        self._head: dict[int, torch.cuda.CUDAGraph] = {}
+        self.capture_s = 0.0
+        if capture:
+            self._capture_all()
+        self._decode_rungs, self._mixed_rungs, self._head_rungs = sorted(self._decode), sorted(self._mixed), sorted(self._head)
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._decode) + len(self._mixed) + len(self._head)
+
+    def body(self, num_tokens: int, num_tiles: int | None) -> None:
+        rung = _smallest(self._decode_rungs if num_tiles is None else self._mixed_rungs, num_tokens)
+        if rung is None or (num_tiles is not None and num_tiles > max_tiles(rung)):
+            self._model.body(num_tokens, tiles=num_tiles)
+        elif num_tiles is None:
+            self._decode[rung].replay()
+        else:
+            self._mixed[rung].replay()
+
+    def head(self, num_samples: int) -> None:
+        rung = _smallest(self._head_rungs, num_samples)
+        if rung is None:
+            self._model.head(num_samples)
+        else:
+            self._head[rung].replay()
+
+    def _capture_all(self) -> None:
+        began = time.monotonic()
+        model, sizes = self._model, self._model.sizes
+        model.batch.all.zero_()  # no rows: kernels run and write nothing
+        pool = torch.cuda.graph_pool_handle()
+        for tokens in reversed(rungs(_DECODE, sizes.max_rows)):
+            self._decode[tokens] = _captured(lambda n=tokens: model.body(n, tiles=None), pool)  # type: ignore[misc]
+        for tokens in reversed(rungs(_MIXED, sizes.max_tokens)):
+            self._mixed[tokens] = _captured(lambda n=tokens: model.body(n, tiles=max_tiles(n)), pool)  # type: ignore[misc]
+        for samples in reversed(rungs(_HEAD, sizes.max_rows)):
+            self._head[samples] = _captured(lambda n=samples: model.head(n), pool)  # type: ignore[misc]
+        torch.cuda.synchronize()
+        self.capture_s = time.monotonic() - began
+
+
+def _captured(work: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    work()  # compiles kernels and lets cuBLAS make its choices
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def _smallest(ladder: list[int], wanted: int) -> int | None:
+    """The first rung that holds `wanted`, or None."""
+    at = bisect_left(ladder, wanted)
+    return ladder[at] if at < len(ladder) else None

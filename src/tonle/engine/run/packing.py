@@ -1,0 +1,147 @@
+"""Plans to the integers of a CUDA step.
+
+Does: order the rows, fill a pinned `StepBuffer`, mirror the block tables. Does not: touch the device. Everything here is
+on the path between two steps: lists become arrays once, and there is no loop over rows except where lists force one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tonle.engine.plan import Plan
+from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
+from tonle.models.cuda.decode import stretch_tokens
+
+RING = 4  # buffers: a step's is written while those of earlier ones may still be on their way to the device
+
+
+@dataclass(slots=True)
+class Packed:
+    """One step, ready to be copied to the device."""
+
+    buffer: StepBuffer
+    size: int  # numbers of the buffer to copy
+    num_tokens: int
+    num_tiles: int | None  # None: every row goes on from the token it sampled last
+    sampling: list[int] | None  # plan indices that sample, in the order of their tokens; None = all, in the plan's order
+    begins: list[int] = field(default_factory=list)  # by plan index: first token among the step's; only in mixed steps
+    long_rows: list[int] = field(default_factory=list)  # rows whose block tables did not fit among the updates
+
+
+class Packer:
+    """Owns the pinned buffers and the host's copy of all block tables."""
+
+    def __init__(self, sizes: Sizes, table_width: int, block_size: int, kv_heads: int, *, pinned: bool) -> None:
+        self.tables = np.zeros((sizes.max_rows, table_width), dtype=np.int32)
+        self._sizes = sizes
+        self._block_size = block_size
+        self._kv_heads = kv_heads
+        self._ring = [StepBuffer(sizes, pinned=pinned) for _ in range(RING)]
+        self._turn = 0
+        self._identity = np.arange(sizes.max_rows, dtype=np.int32)
+
+    def pack(self, plan: Plan) -> Packed:
+        buffer = self._ring[self._turn]
+        self._turn = (self._turn + 1) % RING
+        num_updates, long_rows = self._update(plan, buffer)
+        buffer.host("counts")[Count.UPDATES] = num_updates
+        if plan.chunks.count(None) == len(plan.chunks):
+            packed = self._pack_decode(plan, buffer, num_updates)
+        else:
+            packed = self._pack_mixed(plan, buffer)
+        packed.long_rows = long_rows
+        return packed
+
+    def _update(self, plan: Plan, buffer: StepBuffer) -> tuple[int, list[int]]:
+        """New blocks into the mirror, and as many as fit into the buffer. Returns how many, and the rows left out."""
+        width = self.tables.shape[1]
+        pairs: list[int] = []
+        long_rows = []
+        for row, first, blocks in plan.new_blocks:
+            self.tables[row, first : first + len(blocks)] = blocks
+            if len(pairs) // 2 + len(blocks) > self._sizes.max_updates:
+                long_rows.append(row)
+                continue
+            place = row * width + first
+            for block in blocks:
+                pairs += (place, block)
+                place += 1
+        buffer.host("updates")[: len(pairs)] = pairs
+        return len(pairs) // 2, long_rows
+
+    def _pack_decode(self, plan: Plan, buffer: StepBuffer, num_updates: int) -> Packed:
+        count = len(plan.rows)
+        rows, starts = buffer.host("rows"), buffer.host("starts")
+        rows[:count] = plan.rows
+        starts[:count] = plan.starts
+        buffer.host("sample_indices")[:count] = self._identity[:count]
+        buffer.host("sample_rows")[:count] = rows[:count]
+        np.add(starts[:count], 1, out=buffer.host("sample_positions")[:count])
+        self._cut(buffer, starts[:count] + 1)
+        counts = buffer.host("counts")
+        counts[Count.ROWS] = counts[Count.DECODING] = counts[Count.CONTINUING] = count
+        counts[Count.TOKENS] = counts[Count.SAMPLES] = count
+        counts[Count.TILES] = 0
+        return Packed(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
+
+    def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
+        """Cut the contexts (n,) of decoding rows into stretches of equal length."""
+        counts = buffer.host("counts")
+        stretch = stretch_tokens(int(contexts.sum()), self._kv_heads)
+        per_row = -(-contexts // stretch)
+        ends = per_row.cumsum()
+        num_items = int(ends[-1]) if len(ends) else 0
+        buffer.host("row_items")[: len(contexts)] = ends - per_row
+        buffer.host("item_rows")[:num_items] = np.repeat(self._identity[: len(contexts)], per_row)
+        counts[Count.ITEMS] = num_items
+        counts[Count.STRETCH] = stretch
+
+    def _pack_mixed(self, plan: Plan, buffer: StepBuffer) -> Packed:
+        count = len(plan.rows)
+        kinds = [0 if chunk is None else min(len(chunk), 2) for chunk in plan.chunks]
+        order = sorted(range(count), key=kinds.__getitem__)  # going on, then other single tokens, then several
+        chunks = [chunk for i in order if (chunk := plan.chunks[i]) is not None]
+        num_continuing = count - len(chunks)
+        num_decoding = sum(kind < 2 for kind in kinds)
+        sizes = np.ones(count, dtype=np.int64)
+        sizes[num_continuing:] = [len(chunk) for chunk in chunks]
+        ends = sizes.cumsum()
+        begins, num_tokens = ends - sizes, int(ends[-1])
+        rows = np.array([plan.rows[i] for i in order])
+        starts = np.array([plan.starts[i] for i in order])
+        row_of = np.repeat(np.arange(count), sizes)  # (T,)
+        positions = np.arange(num_tokens) + (starts - begins)[row_of]  # (T,)
+        slots = self.tables[rows[row_of], positions // self._block_size] * self._block_size
+        buffer.host("rows")[:count] = rows
+        buffer.host("starts")[:count] = starts
+        buffer.host("row_begins")[:count] = begins
+        buffer.host("row_sizes")[:count] = sizes
+        buffer.host("tokens")[num_continuing:num_tokens] = np.concatenate([np.array(chunk) for chunk in chunks])
+        buffer.host("positions")[:num_tokens] = positions
+        buffer.host("slots")[:num_tokens] = slots + positions % self._block_size
+        self._cut(buffer, starts[:num_decoding] + 1)
+        num_tiles = self._tile(buffer, sizes, num_decoding)
+        sampling = [place for place, i in enumerate(order) if plan.samples[i]]
+        buffer.host("sample_indices")[: len(sampling)] = (ends - 1)[sampling]
+        buffer.host("sample_rows")[: len(sampling)] = rows[sampling]
+        buffer.host("sample_positions")[: len(sampling)] = (starts + sizes)[sampling]
+        counts = buffer.host("counts")
+        counts[Count.ROWS], counts[Count.DECODING], counts[Count.CONTINUING] = count, num_decoding, num_continuing
+        counts[Count.TOKENS], counts[Count.SAMPLES], counts[Count.TILES] = num_tokens, len(sampling), num_tiles
+        begins_of = dict(zip(order, begins.tolist(), strict=True))
+        return Packed(
+            buffer, len(buffer.numpy), num_tokens, num_tiles, [order[place] for place in sampling],
+            begins=[begins_of[i] for i in range(count)],
+        )  # fmt: skip
+
+    @staticmethod
+    def _tile(buffer: StepBuffer, sizes: np.ndarray, num_decoding: int) -> int:
+        """Cut the queries of rows with several tokens into tiles. Returns how many."""
+        per_row = -(-sizes[num_decoding:] // TILE_TOKENS)
+        num_tiles = int(per_row.sum())
+        firsts = np.repeat(per_row.cumsum() - per_row, per_row)
+        buffer.host("tile_rows")[:num_tiles] = np.repeat(np.arange(num_decoding, len(sizes)), per_row)
+        buffer.host("tile_firsts")[:num_tiles] = (np.arange(num_tiles) - firsts) * TILE_TOKENS
+        return num_tiles

@@ -1,0 +1,108 @@
+"""What rows ask of sampling, kept on the device: the sampler's part that lives between steps of a CUDA runner.
+
+Does: send a row's settings when they differ from what the device has, and hold the history of rows with penalties, on
+the device, so that nothing waits for a token to be read. Does not: choose tokens (`models/cuda/sample.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tonle.engine.plan import Join
+from tonle.engine.request import GenerationConfig
+from tonle.engine.sample.adjust import Adjuster, needs_adjusting
+from tonle.models.cuda.model import CudaModel
+from tonle.models.cuda.sample import sample
+
+_Settings = tuple[float, int, float, float, int]  # temperature, top_k, top_p, min_p, seed
+_GREEDY: _Settings = (0.0, 0, 1.0, 0.0, 0)
+
+
+class DeviceAdjuster(Adjuster):
+    """An adjuster that takes tokens where they were drawn."""
+
+    def push_drawn(self, token: torch.Tensor) -> None:
+        """`token` (1,) int64 on the device."""
+        self.num_output += 1
+        self._counts.index_add_(0, token, torch.ones_like(token, dtype=self._counts.dtype))
+        self._seen.index_fill_(0, token, True)
+
+
+class RowKeeper:
+    """Owns every row's sampling settings. A row is forgotten when the next sequence joins it."""
+
+    def __init__(self, model: CudaModel, eos_ids: list[int]) -> None:
+        self._model = model
+        self._eos_ids = eos_ids
+        self._device = model.logits.device
+        self._known: list[_Settings] = [_GREEDY] * model.sizes.max_rows
+        self._adjusters: dict[int, DeviceAdjuster] = {}
+        self._num_top: dict[int, int] = {}  # rows that want log-probabilities
+
+    def join(self, joins: list[Join]) -> None:
+        changed = []
+        for join in joins:
+            row, config = join.row, join.config
+            self._adjusters.pop(row, None)
+            self._num_top.pop(row, None)
+            if needs_adjusting(config):
+                stops = [*config.stop_token_ids, *self._eos_ids]
+                vocab = self._model.spec.vocab_size
+                self._adjusters[row] = DeviceAdjuster(config, join.prompt, join.output, stops, vocab, self._device)
+            if config.logprobs is not None:
+                self._num_top[row] = config.logprobs
+            settings = _settings(config, join.seed, self._model.spec.vocab_size)
+            if settings != self._known[row]:
+                self._known[row] = settings
+                changed.append(row)
+        if changed:
+            self._send(changed)
+
+    def _send(self, rows: list[int]) -> None:
+        columns = zip(*(self._known[row] for row in rows), strict=True)
+        places = torch.tensor(rows, device=self._device)
+        mine = self._model.settings
+        targets = (mine.temperature, mine.top_k, mine.top_p, mine.min_p, mine.seed)
+        for target, values in zip(targets, columns, strict=True):
+            target.index_copy_(0, places, torch.tensor(values, dtype=target.dtype, device=self._device))
+
+    @property
+    def adjusting(self) -> bool:
+        """Some row has penalties, biases or forbidden endings."""
+        return bool(self._adjusters)
+
+    def logprobs_wanted(self, rows: list[int]) -> dict[int, int]:
+        """Place among `rows` -> number of alternatives, for those that want log-probabilities."""
+        if not self._num_top:
+            return {}
+        return {i: self._num_top[row] for i, row in enumerate(rows) if row in self._num_top}
+
+    def resample(self, rows: list[int], positions: list[int]) -> None:
+        """Draw again for rows with penalties, biases or forbidden endings, from adjusted logits."""
+        places = [i for i, row in enumerate(rows) if row in self._adjusters]
+        if not places:
+            return
+        model, device = self._model, self._device
+        adjusters = [self._adjusters[rows[i]] for i in places]
+        where = torch.tensor(places, device=device)
+        logits = model.logits.index_select(0, where).float()
+        for i, adjuster in enumerate(adjusters):
+            adjuster.apply(logits[i])
+        drawn = torch.zeros(len(places), dtype=torch.int32, device=device)
+        numbers = torch.tensor(
+            [[len(places)] * len(places), [rows[i] for i in places], [positions[i] for i in places]],
+            dtype=torch.int32,
+            device=device,
+        )
+        sample(numbers[0], numbers[1].contiguous(), numbers[2].contiguous(), logits, model.settings,
+               model.sample_scratch, drawn, model.last)  # fmt: skip
+        model.sampled.index_copy_(0, where, drawn)
+        for adjuster, token in zip(adjusters, drawn.long().split(1), strict=True):
+            adjuster.push_drawn(token)
+
+
+def _settings(config: GenerationConfig, seed: int, vocab_size: int) -> _Settings:
+    if config.greedy:
+        return _GREEDY
+    signed = (seed + 2**63) % 2**64 - 2**63  # the same 64 bits as a signed number
+    return config.temperature, min(config.top_k, vocab_size), config.top_p, config.min_p, signed

@@ -1,0 +1,266 @@
+"""The client: keep-alive connections to one server, answers handed on straight from the socket.
+
+Does: connect (plain or TLS), send ready-made requests, parse answers with llhttp, pool connections, time out, name
+failures. Does not: follow redirects, decompress, retry an answer that has begun, or know of JSON or event streams.
+
+All pieces that one read brought are handed on as one: many small chunks of a fast server cost one write, and a slow
+server's chunks are not delayed. No task is woken per chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from tonle.errors import ConfigError
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Sink(Protocol):
+    """Takes an answer as it arrives. What it raises fails the exchange."""
+
+    def attach(self, press: Callable[[bool], None]) -> None:
+        """Before all: `press(True)` asks the sender to wait, `press(False)` to go on."""
+        ...
+
+    def head(self, status: int, headers: dict[str, str]) -> None: ...
+    def data(self, piece: bytes) -> None: ...
+
+
+class UpstreamError(Exception):
+    """No full answer. `began` tells whether a part of it was handed on; `sent`, whether the server may have acted."""
+
+    def __init__(self, kind: str, detail: str = "", *, began: bool = False, sent: bool = True) -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+        self.began = began
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is. `prefix` is what stands before `/v1`."""
+
+    host: str
+    port: int
+    tls: bool = False
+    prefix: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read `http://host:8000`, with or without `/v1`."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise ConfigError(f"url {url!r} has no valid port", param="url") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"url {url!r} must look like http://127.0.0.1:8000", param="url")
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix)
+
+    @property
+    def netloc(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+class Connection(asyncio.Protocol):
+    """One socket; carries one request at a time. The `on_…` methods are httptools' callbacks."""
+
+    def __init__(self) -> None:
+        self.reusable = False
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: Sink | None = None
+        self._finished: asyncio.Future[None] | None = None
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] = []
+        self._status = 0
+        self._framed = False  # the answer says where it ends
+        self._complete = False
+        self._began = False
+        self._paused = False
+        self._touched_s = 0.0
+        self._silence_s = 0.0  # longest allowed
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def exchange(self, request: bytes, sink: Sink, *, first_s: float, silence_s: float) -> None:
+        """Send, and hand the answer to `sink`. `first_s` bounds the wait for its first byte, `silence_s` every later wait."""
+        assert self._transport is not None, "used before it was connected"
+        if self._transport.is_closing():
+            raise UpstreamError("connection closed", "before the request was sent", sent=False)
+        self.reusable = self._began = self._complete = self._framed = False
+        self._headers, self._status, self._sink = {}, 0, sink
+        self._silence_s = silence_s
+        self._finished = self._loop.create_future()
+        self._touched_s = time.monotonic()
+        self._timer = self._loop.call_later(first_s, self._time_out, first_s)
+        sink.attach(self.press)
+        self._transport.write(request)
+        try:
+            await self._finished
+        finally:
+            self._timer.cancel()
+            self._finished = self._sink = None
+
+    def press(self, full: bool) -> None:
+        """Whoever takes the answer is full, or has room again."""
+        if self._transport is None or self._transport.is_closing() or full == self._paused:
+            return
+        self._paused = full
+        self._touched_s = time.monotonic()
+        if full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._touched_s = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+            self._hand_on()
+        except httptools.HttpParserError as error:
+            self._fail(UpstreamError("unreadable answer", f"not HTTP/1.1 ({error})", began=self._began))
+            self.close()
+        except Exception as error:  # what took the answer failed: nothing is left to do with the rest
+            self._fail(error)
+            self.close()
+            return
+        if self._complete:
+            self.reusable = self._parser.should_keep_alive()
+            self._finish()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.reusable = False
+        if self._status == 200 and not self._framed and self._finished is not None:
+            self._finish()
+            return
+        detail = str(error) if error is not None else "by the server"
+        self._fail(UpstreamError("connection closed", detail, began=self._began))
+
+    # -- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status < 200:  # "100 Continue" and the like: the answer is still to come
+            return
+        self._framed = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._began = True
+        if self._sink is not None:
+            self._sink.head(self._status, self._headers)
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._status < 200:
+            self._headers = {}
+            return
+        self._complete = True
+
+    def _hand_on(self) -> None:
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        if self._sink is not None:
+            self._sink.data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _time_out(self, waited_s: float) -> None:
+        if self._finished is None:
+            return
+        left_s = self._touched_s + self._silence_s - time.monotonic()
+        if self._began and (left_s > 0 or self._paused):  # bytes came since, or it is we who do not read
+            again_s = self._silence_s if self._paused else left_s
+            self._timer = self._loop.call_later(again_s, self._time_out, self._silence_s)
+            return
+        self._fail(UpstreamError("timeout", f"nothing came for {waited_s:g} s", began=self._began))
+        self.close()
+
+    def _finish(self) -> None:
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+
+    def _fail(self, failure: Exception) -> None:
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_exception(failure)
+
+
+class HttpClient:
+    """Owns the connections to one server; as many as there are requests at once."""
+
+    def __init__(self, address: Address, *, api_key: str | None = None) -> None:
+        self.address = address
+        self._tls = ssl.create_default_context() if address.tls else None
+        self._idle: list[Connection] = []
+        self._common = f"Host: {address.netloc}\r\nUser-Agent: tonle-gateway\r\nAccept-Encoding: identity\r\n"
+        if api_key:
+            self._common += f"Authorization: Bearer {api_key}\r\n"
+
+    def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        """The bytes of a request. `path` starts after the address's prefix."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self.address.prefix}{path} HTTP/1.1\r\n{self._common}{lines}"
+        if method == "POST":
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return head.encode("latin-1", "replace") + b"\r\n" + body
+
+    async def take(self) -> Connection:
+        """A connection for one exchange; give it back with `put`. Raises `UpstreamError`."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        return await self.connect()
+
+    def put(self, connection: Connection) -> None:
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    Connection, self.address.host, self.address.port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise UpstreamError("connection timeout", self.address.netloc, sent=False) from None
+        except ConnectionRefusedError:
+            raise UpstreamError("connection refused", self.address.netloc, sent=False) from None
+        except socket.gaierror as error:
+            raise UpstreamError("host not found", f"{self.address.host} ({error})", sent=False) from None
+        except (ssl.SSLError, OSError) as error:
+            raise UpstreamError("connection failed", str(error), sent=False) from None
+        return connection
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()

@@ -1,0 +1,148 @@
+"""One request of a caller and the reply to it.
+
+Does: hold what was asked, frame what is answered (whole or chunked), say whether the caller keeps up or is gone.
+Does not: touch sockets (`server.Connection` does) or know what is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Protocol
+from urllib.parse import unquote
+
+JSON = "application/json"
+SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_BODILESS = (204, 304)
+
+Headers = Iterable[tuple[str, str]]
+
+
+class Line(Protocol):
+    """The connection below."""
+
+    def send(self, data: bytes) -> None: ...
+    def finish(self, exchange: Exchange) -> None:
+        """The reply is complete."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """The caller reads more slowly than we write."""
+        ...
+
+    async def drained(self) -> None: ...
+
+
+class Exchange:
+    """Owns one reply. `write` never waits: whoever produces faster than the caller reads watches `full`."""
+
+    def __init__(self, line: Line, *, loopback: bool) -> None:
+        self.method = ""
+        self.path = ""  # decoded, without the query
+        self.query = ""
+        self.headers: dict[str, str] = {}  # names in lower case; of repeated ones the last
+        self.body = b""
+        self.oversized = False  # the body was larger than allowed and was thrown away
+        self.arrived_s = time.monotonic()
+        self.started_s = 0.0  # when the reply began; 0 until then
+        self.status = 0  # 0 until the reply begins
+        self.ended = False
+        self.gone: str | None = None  # why nobody waits for the rest of the reply any more
+        self.keep_alive = True
+        self.http_1_0 = False
+        self.loopback = loopback  # the caller is on this machine
+        self.extra_headers: list[tuple[str, str]] = []  # of every reply, whatever writes it
+        self.on_pressure: Callable[[bool], None] | None = None  # told when `full` changes
+        self._line = line
+        self._head = b""  # waits for the first piece of the body: one write instead of two
+        self._chunked = False
+        self._request_id = ""
+
+    # -- what was asked
+
+    def header(self, name: str) -> str:
+        """Empty if absent."""
+        return self.headers.get(name, "")
+
+    def set_target(self, target: str) -> None:
+        path, _, self.query = target.partition("?")
+        self.path = unquote(path) if "%" in path else path
+
+    @property
+    def request_id(self) -> str:
+        """The caller's, if it is one that can be logged and sent on; else ours."""
+        if not self._request_id:
+            theirs = self.headers.get("x-request-id", "")
+            sane = theirs and SANE_ID.fullmatch(theirs)
+            self._request_id = theirs if sane else f"req-{secrets.token_hex(12)}"
+        return self._request_id
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.arrived_s
+
+    # -- what is answered
+
+    def reply(self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Headers = ()) -> None:
+        """The whole reply at once."""
+        self._begin(status, content_type, headers, f"content-length: {len(body)}\r\n")
+        if self.method == "HEAD" or status in _BODILESS:
+            body = b""
+        head, self._head = self._head, b""
+        self._line.send(head + body)
+        self._end()
+
+    def start(self, *, status: int = 200, content_type: str, headers: Headers = ()) -> None:
+        """Begin a reply whose length is not known. Nothing leaves before the first `write`."""
+        self._chunked = not self.http_1_0
+        if self.http_1_0:
+            self.keep_alive = False  # only the end of the connection ends the body
+        self._begin(status, content_type, headers, "transfer-encoding: chunked\r\n" if self._chunked else "")
+
+    def write(self, piece: bytes) -> None:
+        if not piece:
+            return
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        if self._head:
+            piece, self._head = self._head + piece, b""
+        self._line.send(piece)
+
+    def end(self) -> None:
+        last = b"0\r\n\r\n" if self._chunked else b""
+        if data := self._head + last:
+            self._line.send(data)
+        self._head = b""
+        self._end()
+
+    @property
+    def full(self) -> bool:
+        return self._line.full
+
+    async def drained(self) -> None:
+        await self._line.drained()
+
+    def _begin(self, status: int, content_type: str, headers: Headers, framing: str) -> None:
+        assert not self.status, "a reply begins once"
+        self.status = status
+        self.started_s = time.monotonic()
+        lines = [f"content-type: {content_type}\r\n{framing}x-request-id: {self.request_id}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in headers]
+        lines += [f"{name}: {value}\r\n" for name, value in self.extra_headers]
+        if not self.keep_alive:
+            lines.append("connection: close\r\n")
+        elif self.http_1_0:
+            lines.append("connection: keep-alive\r\n")
+        status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} -\r\n".encode()
+        self._head = status_line + "".join(lines).encode("latin-1", "replace") + b"\r\n"
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._line.finish(self)

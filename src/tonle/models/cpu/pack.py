@@ -1,0 +1,115 @@
+"""From stored matrices to the layout the kernels read. Fits most decoders; says why it does not fit the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tonle.models.cpu.vector import GROUP, HALF, ROWS
+from tonle.models.cpu.step import Matrix, Packed
+from tonle.models.cpu.stored import Stored, join
+from tonle.models.spec import ModelSpec
+from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
+
+Array = npt.NDArray[Any]
+FetchMatrix = Callable[[str], Stored]  # by our names of tensors
+FetchVector = Callable[[str], Array]  # float32
+
+
+def why_not(spec: ModelSpec) -> str | None:
+    """What about this model the kernels cannot do, or None."""
+    if spec.hidden_size % GROUP or spec.intermediate_size % GROUP or spec.q_size % GROUP:
+        return f"its sizes are not multiples of {GROUP}"
+    if spec.o_bias or spec.mlp_bias:
+        return "it has biases outside the attention inputs"
+    return None
+
+
+def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> Packed:
+    """All weights of a decoder."""
+
+    def stack(make: Callable[[str], Stored], *, gated: bool = False) -> Matrix:
+        return _layout([make(f"model.layers.{i}.") for i in range(spec.num_layers)], gated=gated)
+
+    def joined(prefix: str, *names: str) -> Stored:
+        return join([matrix(f"{prefix}{name}.weight") for name in names])
+
+    def vectors(name: str) -> Array:
+        return np.stack([vector(f"model.layers.{i}.{name}") for i in range(spec.num_layers)]).astype(np.float32)
+
+    qkv_names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    bias = np.zeros((spec.num_layers, spec.q_size + 2 * spec.kv_size), dtype=np.float32)
+    if spec.qkv_bias:
+        bias = np.concatenate([vectors(f"{name}.bias") for name in qkv_names], axis=1)
+    none = np.zeros((spec.num_layers, 0), dtype=np.float32)
+    head = matrix(EMBEDDING if spec.tie_embeddings else LM_HEAD)
+    return Packed(
+        qkv=stack(lambda prefix: joined(prefix, *qkv_names)),
+        qkv_bias=np.ascontiguousarray(bias),
+        o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
+        gate_up=stack(lambda prefix: joined(prefix, "mlp.gate_proj", "mlp.up_proj"), gated=True),
+        down=stack(lambda prefix: joined(prefix, "mlp.down_proj")),
+        head=_layout([head], gated=False),
+        input_norm=vectors("input_layernorm.weight"),
+        mlp_norm=vectors("post_attention_layernorm.weight"),
+        final_norm=np.ascontiguousarray(vector(FINAL_NORM), dtype=np.float32),
+        q_norm=vectors("self_attn.q_norm.weight") if spec.qk_norm else none,
+        k_norm=vectors("self_attn.k_norm.weight") if spec.qk_norm else none,
+        windows=np.array([window or 0 for window in spec.windows], dtype=np.int64),
+    )
+
+
+def _layout(layers: list[Stored], *, gated: bool) -> Matrix:
+    """(layers, blocks, K, .) and (layers, blocks, groups, ROWS), aligned to cache lines; missing rows are zero."""
+    widest = join([Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers])
+    dtype = widest.numbers.dtype
+    rows, columns = layers[0].shape
+    order = _row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
+    num_blocks = len(order) // ROWS
+    width = HALF if dtype == np.uint8 else ROWS
+    weights = aligned((len(layers), num_blocks, columns, width), dtype)
+    groups = columns // GROUP if widest.scale is not None else 0
+    scale = aligned((len(layers), num_blocks, groups, ROWS), np.dtype(np.float32))
+    minimum = aligned((len(layers), num_blocks, groups, ROWS), np.dtype(np.float32))
+    for i, stored in enumerate(layers):
+        stored = stored.widen(dtype)
+        blocks = _blocks(stored.numbers, order)  # (blocks, K, ROWS)
+        if dtype == np.uint8:
+            np.bitwise_or(blocks[..., :HALF], blocks[..., HALF:] << 4, out=weights[i])
+        else:
+            weights[i] = blocks
+        if stored.scale is not None and stored.minimum is not None:
+            scale[i], minimum[i] = _blocks(stored.scale, order), _blocks(stored.minimum, order)
+    return Matrix(weights, scale, minimum)
+
+
+def _row_order(rows: int, *, gated: bool) -> Array:
+    """Which stored row goes where. Gated: each block has HALF gate rows, then their up rows."""
+    if not gated:
+        padded = -(-rows // ROWS) * ROWS
+        return np.minimum(np.arange(padded), rows)
+    half = rows // 2
+    padded = -(-half // HALF) * HALF
+    places = np.arange(padded).reshape(-1, HALF)  # (blocks, HALF)
+    gate = np.where(places < half, places, rows)
+    up = np.where(places < half, places + half, rows)
+    return np.concatenate((gate, up), axis=1).reshape(-1)
+
+
+def _blocks(values: Array, order: Array) -> Array:
+    """(N, K) -> (blocks, K, ROWS), rows in `order`; row N is zeros."""
+    if int(order.max()) >= len(values):
+        values = np.concatenate((values, np.zeros_like(values[:1])))
+    chosen = values[order].reshape(-1, ROWS, values.shape[1])
+    return chosen.transpose(0, 2, 1)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Empty, starting at a cache line: a vector that straddles two costs twice."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, dtype=np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,116 @@
+"""A team of threads that run one compiled function together, and the barrier they meet at.
+
+Python is not involved between the start and the end of a call: the threads meet by counting up one number.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from tonle.models.cpu.kernels import compiled
+
+_SPINS = 4000  # looks at the counter before the processor is offered to others; some tens of microseconds
+
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _count_up(typingctx: Any, counter: Any) -> Any:
+    """counter[0] += 1 as one indivisible operation."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.atomic_rmw("add", array.data, ir.Constant(ir.IntType(64), 1), "seq_cst")
+
+    return types.int64(counter), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _look(typingctx: Any, counter: Any) -> Any:
+    """counter[0], seeing what other threads wrote before they counted up."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.load_atomic(array.data, "acquire", 8)
+
+    return types.int64(counter), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pause(typingctx: Any) -> Any:
+    """Tell the processor that we spin."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@compiled
+def meet(counter: Any, target: Any) -> None:
+    """Wait until the team has counted to `target`. Each member counts once per meeting."""
+    _count_up(counter)
+    spins = 0
+    while _look(counter) < target:
+        spins += 1
+        if spins < _SPINS:
+            _pause()
+        else:
+            _sched_yield()
+
+
+class Team:
+    """`size` threads: the caller and its helpers. Helpers sleep between calls."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size or num_cores()
+        self.counter = np.zeros(8, dtype=np.int64)  # a cache line of its own
+        self._work: Callable[[int], None] | None = None
+        self._error: BaseException | None = None
+        self._start = [threading.Semaphore(0) for _ in range(self.size - 1)]
+        self._done = threading.Semaphore(0)
+        for member in range(1, self.size):
+            threading.Thread(target=self._help, args=(member,), name=f"tonle-cpu-{member}", daemon=True).start()
+
+    def run(self, work: Callable[[int], None]) -> None:
+        """`work(member)` on every thread at once; returns when all are done."""
+        self.counter[0] = 0
+        self._work = work
+        for start in self._start:
+            start.release()
+        try:
+            work(0)
+        finally:
+            for _ in self._start:
+                self._done.acquire()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _help(self, member: int) -> None:
+        while True:
+            self._start[member - 1].acquire()
+            try:
+                assert self._work is not None
+                self._work(member)
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._done.release()
+
+
+def num_cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

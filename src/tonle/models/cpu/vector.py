@@ -1,0 +1,233 @@
+"""The inner loops as explicit vector code, so that sums stay in registers whatever the compiler thinks of aliasing.
+
+Each function below is an LLVM fragment that numba inlines where it is called. Arrays are taken as flat memory: an array and
+the offset of the first element. `ROWS`, `GROUP` and the layouts are those of `kernels.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+ROWS = 64  # output rows per block
+HALF = ROWS // 2
+GROUP = 32  # consecutive k that share a scale, as in the stored formats
+
+LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8  # float32 per vector
+_REGISTERS = 32 if LANES == 16 else 16
+
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_VF, _VI = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+
+
+class _Code:
+    """A few words of vector LLVM around a builder."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.b = builder
+        self._context = context
+        self._signature = signature
+        self._args = args
+
+    def pointer(self, place: int) -> Any:
+        """The memory of array argument `place`, moved on by the offset in the argument after it."""
+        array = self._context.make_array(self._signature.args[place])(self._context, self.b, self._args[place])
+        return self.b.gep(array.data, [self._args[place + 1]])
+
+    def number(self, place: int) -> Any:
+        return self._args[place]
+
+    def load(self, base: Any, index: Any, kind: Any) -> Any:
+        address = self.b.bitcast(self.b.gep(base, [index]), ir.PointerType(kind))
+        loaded = self.b.load(address, typ=kind)
+        loaded.align = 1
+        return loaded
+
+    def store(self, value: Any, base: Any, index: Any) -> None:
+        address = self.b.bitcast(self.b.gep(base, [index]), ir.PointerType(value.type))
+        self.b.store(value, address).align = 4
+
+    def broadcast(self, base: Any, index: Any) -> Any:
+        """One float32 of memory in every lane."""
+        one = self.b.load(self.b.gep(base, [index]), typ=F32)
+        zero = self.b.insert_element(ir.Constant(_VF, ir.Undefined), one, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(zero, ir.Constant(_VF, ir.Undefined), ir.Constant(_VI, [0] * LANES))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.b.fadd(self.b.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+    def at(self, index: Any, more: int) -> Any:
+        return self.b.add(index, ir.Constant(I64, more))
+
+    def times(self, index: Any, factor: int) -> Any:
+        return self.b.mul(index, ir.Constant(I64, factor))
+
+    def sums(self, count: int) -> list[Any]:
+        """Vectors that start at zero and end up in registers."""
+        return [cgutils.alloca_once_value(self.b, ir.Constant(_VF, [0.0] * LANES)) for _ in range(count)]
+
+    def clear(self, sums: list[Any]) -> None:
+        for place in sums:
+            self.b.store(ir.Constant(_VF, [0.0] * LANES), place)
+
+    def loop(self, count: int | Any, body: Callable[[Any], None], *, unroll: int = 1) -> None:
+        number = ir.Constant(I64, count // unroll) if isinstance(count, int) else count
+        with cgutils.for_range(self.b, number, intp=I64) as turn:
+            first = self.times(turn.index, unroll)
+            for i in range(unroll):
+                body(self.at(first, i))
+
+
+def _numbers(code: _Code, dtype: Any, base: Any, k: Any, column: int) -> Any:
+    """Stored numbers of columns column..column + LANES at k, as float32 lanes, without scale."""
+    b = code.b
+    if dtype == types.uint8:
+        row = code.times(k, HALF)
+        packed = code.load(base, code.at(row, column % HALF), ir.VectorType(I8, LANES))
+        wide = b.zext(packed, _VI)
+        if column < HALF:
+            wide = b.and_(wide, ir.Constant(_VI, [15] * LANES))
+        else:
+            wide = b.lshr(wide, ir.Constant(_VI, [4] * LANES))
+        return b.uitofp(wide, _VF)
+    row = code.times(k, ROWS)
+    if dtype == types.int8:
+        packed = code.load(base, code.at(row, column), ir.VectorType(I8, LANES))
+        return b.sitofp(b.sext(packed, _VI), _VF)
+    if dtype == types.uint16:
+        packed = code.load(base, code.at(row, column), ir.VectorType(I16, LANES))
+        return b.bitcast(b.shl(b.zext(packed, _VI), ir.Constant(_VI, [16] * LANES)), _VF)
+    return code.load(base, code.at(row, column), _VF)
+
+
+def _scaled(dtype: Any) -> bool:
+    return dtype in (types.uint8, types.int8)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def unpack(typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: Any, m: Any, tile: Any, t: Any) -> Any:
+    """tile (GROUP, ROWS) = one group of weights as float32."""
+    dtype = weights.dtype
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args)
+        source, target = code.pointer(0), code.pointer(6)
+        scales, minimums = code.pointer(2), code.pointer(4)
+        for column in range(0, ROWS, LANES):
+            place = ir.Constant(I64, column)
+            if _scaled(dtype):
+                factor, offset = code.load(scales, place, _VF), code.load(minimums, place, _VF)
+
+            def row(k: Any, column: int = column) -> None:
+                values = _numbers(code, dtype, source, k, column)
+                if _scaled(dtype):
+                    values = code.fma(values, factor, offset)  # noqa: B023 - used before the next column
+                code.store(values, target, code.at(code.times(k, ROWS), column))
+
+            code.loop(GROUP, row, unroll=4)
+        return context.get_dummy_value()
+
+    return types.void(weights, w, scale, s, minimum, m, tile, t), generate
+
+
+def _tile_product(count: int) -> Any:
+    """total[count rows, ROWS] += x[count rows, GROUP] times tile (GROUP, ROWS)."""
+    # As many columns at once as the registers hold beside one vector of weights and one of x.
+    columns = max(LANES, min(ROWS, (_REGISTERS - 4) // count * LANES // LANES * LANES))
+    while ROWS % columns:
+        columns -= LANES
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def add(typingctx: Any, tile: Any, t: Any, x: Any, at: Any, x_step: Any, total: Any, to: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = _Code(context, builder, signature, args)
+            source, rows, target = code.pointer(0), code.pointer(2), code.pointer(5)
+            step = code.number(4)
+            starts = [builder.mul(step, ir.Constant(I64, r)) for r in range(count)]
+            for first in range(0, ROWS, columns):
+                vectors = range(first, first + columns, LANES)
+                sums = code.sums(count * len(vectors))
+                for r in range(count):
+                    for v, column in enumerate(vectors):
+                        old = code.load(target, ir.Constant(I64, r * ROWS + column), _VF)
+                        builder.store(old, sums[r * len(vectors) + v])
+
+                def turn(k: Any, vectors: range = vectors, sums: list[Any] = sums) -> None:
+                    weights = [code.load(source, code.at(code.times(k, ROWS), column), _VF) for column in vectors]
+                    for r in range(count):
+                        value = code.broadcast(rows, builder.add(starts[r], k))
+                        for v, weight in enumerate(weights):
+                            place = sums[r * len(weights) + v]
+                            builder.store(code.fma(weight, value, builder.load(place, typ=_VF)), place)
+
+                code.loop(GROUP, turn, unroll=4)
+                for r in range(count):
+                    for v, column in enumerate(vectors):
+                        new = builder.load(sums[r * len(vectors) + v], typ=_VF)
+                        code.store(new, target, ir.Constant(I64, r * ROWS + column))
+            return context.get_dummy_value()
+
+        return types.void(tile, t, x, at, x_step, total, to), generate
+
+    return add
+
+
+add_tile_1, add_tile_2, add_tile_4 = _tile_product(1), _tile_product(2), _tile_product(4)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def row_product(
+    typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: Any, m: Any, x: Any, at: Any, sums_x: Any, sx: Any,
+    total: Any, to: Any, groups: Any,
+) -> Any:  # fmt: skip
+    """total (ROWS,) = one row x (K,) times one block; sums_x: the sum of x over each group. The case of a single user.
+
+    Sums of number * x come first; a group's scale and minimum enter once.
+    """
+    dtype = weights.dtype
+    # Sums of the group and of the whole must both stay in registers.
+    columns = ROWS if LANES == 16 or not _scaled(dtype) else HALF
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Code(context, builder, signature, args)
+        source, row, target = code.pointer(0), code.pointer(6), code.pointer(10)
+        scales, minimums, x_sums = code.pointer(2), code.pointer(4), code.pointer(8)
+        for first in range(0, ROWS, columns):
+            vectors = range(first, first + columns, LANES)
+            totals = code.sums(len(vectors))
+            code.clear(totals)
+            parts = code.sums(len(vectors)) if _scaled(dtype) else totals
+
+            def group(g: Any, vectors: range = vectors, totals: list[Any] = totals, parts: list[Any] = parts) -> None:
+                start = code.times(g, GROUP)
+                if _scaled(dtype):
+                    code.clear(parts)
+
+                def turn(i: Any) -> None:
+                    k = builder.add(start, i)
+                    value = code.broadcast(row, k)
+                    for part, column in zip(parts, vectors, strict=True):
+                        numbers = _numbers(code, dtype, source, k, column)
+                        builder.store(code.fma(numbers, value, builder.load(part, typ=_VF)), part)
+
+                code.loop(GROUP, turn, unroll=4)
+                if _scaled(dtype):
+                    sum_x = code.broadcast(x_sums, g)
+                    for part, whole, column in zip(parts, totals, vectors, strict=True):
+                        place = code.at(code.times(g, ROWS), column)
+                        offset = code.fma(code.load(minimums, place, _VF), sum_x, builder.load(whole, typ=_VF))
+                        scaled = code.fma(builder.load(part, typ=_VF), code.load(scales, place, _VF), offset)
+                        builder.store(scaled, whole)
+
+            code.loop(code.number(12), group)
+            for whole, column in zip(totals, vectors, strict=True):
+                code.store(builder.load(whole, typ=_VF), target, ir.Constant(I64, column))
+        return context.get_dummy_value()
+
+    return types.void(weights, w, scale, s, minimum, m, x, at, sums_x, sx, total, to, groups), generate

@@ -1,0 +1,183 @@
+# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+"""Attention of rows with one token each over the paged cache: memory-bound, so every key is read once.
+
+A program takes one item: a stretch of one row's context, for one key-value head and all the queries that share it.
+The last stretch of a row to finish joins all of them: no second kernel. In a pure decode step (`fused`) the program that
+holds the row's end also turns the new key, writes key and value to the cache, and all programs turn their own queries.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tonle.models.cuda.batch import StepBuffer
+from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.rope import turned
+
+BLOCK_KEYS = 64  # keys per turn of the loop
+_TARGET_PROGRAMS = 264  # two per multiprocessor of an H200
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, PART, PART_MAX, PART_SUM, ARRIVED,
+            ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
+            KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
+            FUSED: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    follow(PDL)
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    if item < tl.load(COUNTS + 7):
+        stretch = tl.load(COUNTS + 8)
+        b = tl.load(ITEM_ROWS + item)
+        first_item = tl.load(ROW_ITEMS + b)
+        last = tl.load(STARTS + b)  # the new token's position
+        row = tl.load(ROWS + b).to(tl.int64)
+        low = (item - first_item) * stretch
+        high = tl.minimum(low + stretch, last + 1)
+        active = tl.cdiv(last + 1, stretch)  # stretches of this row
+        at_end = high == last + 1
+        if WINDOW > 0:
+            low = tl.maximum(low, last + 1 - WINDOW)
+        g = tl.arange(0, GP)
+        d = tl.arange(0, D)
+        some = g < G
+        QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
+        K += kv_head * D
+        V += kv_head * D
+        if FUSED:
+            q = turned(QKV + kv_head * G * D, g, some, last, Q_GAIN, ANGLES, eps, D, NORM)
+            high = tl.minimum(high, last)  # the new key comes from QKV, below
+        else:
+            q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
+        best = tl.full([GP], -1.0e30, tl.float32)
+        total = tl.zeros([GP], tl.float32)
+        acc = tl.zeros([GP, D], tl.float32)
+        for first in tl.range(low, high, BN):
+            key = first + tl.arange(0, BN)
+            inside = key < high
+            block = tl.load(TABLES + row * table_width + key // BLOCK, mask=inside, other=0).to(tl.int64)
+            place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
+            k = tl.load(K + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
+            v = tl.load(V + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
+            if IEEE:
+                score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            else:
+                score = tl.dot(q, tl.trans(k)) * scale
+            score = tl.where(inside[None, :], score, -1.0e30)
+            top = tl.maximum(best, tl.max(score, 1))
+            p = tl.exp2(score - top[:, None])
+            fade = tl.exp2(best - top)
+            total = total * fade + tl.sum(p, 1)
+            if IEEE:
+                acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
+            else:
+                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+            best = top
+        if FUSED:
+            if at_end:
+                one = tl.arange(0, 1)
+                new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
+                new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)
+                block = tl.load(TABLES + row * table_width + last // BLOCK).to(tl.int64)
+                place = (block * BLOCK + last % BLOCK) * (KV_HEADS * D)
+                kept_k = new_k.to(K.dtype.element_ty)
+                kept_v = new_v.to(V.dtype.element_ty)
+                tl.store(K + place + d[None, :], kept_k)
+                tl.store(V + place + d, kept_v)
+                score = tl.sum(q.to(tl.float32) * kept_k.to(tl.float32), 1) * scale
+                top = tl.maximum(best, score)
+                p = tl.exp2(score - top)
+                fade = tl.exp2(best - top)
+                total = total * fade + p
+                acc = acc * fade[:, None] + p[:, None] * kept_v.to(tl.float32)[None, :]
+                best = top
+        head = kv_head * G + g
+        out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
+        if active == 1:
+            tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
+        else:
+            part = item.to(tl.int64) * HEADS + head
+            tl.store(PART + part[:, None] * D + d[None, :], acc, mask=some[:, None])
+            tl.store(PART_MAX + part, best, mask=some)
+            tl.store(PART_SUM + part, total, mask=some)
+            tl.debug_barrier()
+            counter = ARRIVED + b * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
+                tl.debug_barrier()
+                best = tl.full([GP], -1.0e30, tl.float32)
+                total = tl.zeros([GP], tl.float32)
+                acc = tl.zeros([GP, D], tl.float32)
+                for s in tl.range(first_item, first_item + active):
+                    part = s.to(tl.int64) * HEADS + head
+                    its_best = tl.load(PART_MAX + part, mask=some, other=-1.0e30, cache_modifier=".cg")
+                    its_sum = tl.load(PART_SUM + part, mask=some, other=0.0, cache_modifier=".cg")
+                    its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=some[:, None], other=0.0,
+                                      cache_modifier=".cg")  # fmt: skip
+                    top = tl.maximum(best, its_best)
+                    mine = tl.exp2(best - top)
+                    its = tl.exp2(its_best - top)
+                    total = total * mine + its_sum * its
+                    acc = acc * mine[:, None] + its_acc * its[:, None]
+                    best = top
+                tl.store(counter, 0)
+                total = tl.where(some, total, 1.0)
+                tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
+
+
+def max_items(rows: int, kv_heads: int) -> int:
+    """Most stretches `rows` rows are cut into. See `stretch_tokens`."""
+    return rows + _TARGET_PROGRAMS // kv_heads
+
+
+def stretch_tokens(total_context: int, kv_heads: int) -> int:
+    """How long a stretch is so that all rows together fill the device; a multiple of `BLOCK_KEYS`."""
+    wanted = -(-total_context * kv_heads // _TARGET_PROGRAMS)
+    return max(1, -(-wanted // BLOCK_KEYS)) * BLOCK_KEYS
+
+
+class DecodeScratch:
+    """Where stretches leave their partial results. One serves all layers and all batch sizes."""
+
+    def __init__(self, max_rows: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        size = max_items(max_rows, kv_heads) * num_heads
+        self.acc = torch.zeros(size, head_dim, dtype=torch.float32, device=device)
+        self.best = torch.zeros(size, dtype=torch.float32, device=device)
+        self.total = torch.zeros(size, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(max_rows * kv_heads, dtype=torch.int32, device=device)  # 0 between steps
+
+
+def decode_attention(
+    batch: StepBuffer,
+    tables: torch.Tensor,
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    scratch: DecodeScratch,
+    *,
+    rows: int,
+    num_heads: int,
+    window: int | None,
+    angles: torch.Tensor,
+    q_gain: torch.Tensor | None,
+    k_gain: torch.Tensor | None,
+    eps: float,
+    fused: bool,
+) -> None:
+    """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
+
+    Caches (blocks, block, kv heads, D); tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
+    turned already and the new keys and values are in the cache.
+    """
+    block, kv_heads, dim = k_cache.shape[-3:]
+    group = num_heads // kv_heads
+    _decode[(kv_heads, max_items(rows, kv_heads))](
+        batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, k_cache,
+        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
+        dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
+        block, BLOCK_KEYS, window or 0, fused, q_gain is not None, qkv.dtype == torch.float32,
+        num_warps=4, num_stages=3, **launch_options(),
+    )  # fmt: skip
