@@ -1,7 +1,7 @@
 """Does `tonle bench` tell the truth? Hold it against a second client that shares no code with it.
 
-    python benchmarks/agreement.py                         # starts `tonle serve`
-    python benchmarks/agreement.py --url http://…:8000     # a server that already runs
+    python -m benchmarks.agreement                         # starts `tonle serve`
+    python -m benchmarks.agreement --url http://…:8000     # a server that already runs
 
 Does: let `tonle.bench` and a few lines of httpx take turns on one server, and compare TTFT, TPOT and output tok/s.
 Does not: share timing, parsing or prompts between the two: only the lengths are the same.
@@ -26,12 +26,12 @@ from time import perf_counter
 from typing import Any
 
 import httpx
-from peers.process import RunningServer, free_port
-from peers.servers import tonle
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
+from benchmarks.peers.servers import tonle
 from tonle.bench import BenchOptions, Span, run_bench
 
 INPUT_TOKENS = 128
@@ -191,6 +191,7 @@ def main() -> int:
     parser.add_argument("--users", default="1,4", help="numbers of users, with commas (default 1,4)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each client (default 12)")
     arguments = parser.parse_args()
+    end_cleanly_when_terminated()
     console = Console()
     table = Table(box=box.MARKDOWN)
     for title in ("users", "quantity", "tonle bench", "httpx", "ratio", ""):

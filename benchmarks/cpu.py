@@ -1,8 +1,8 @@
 """Compare Tonle with the peers that are installed, on this machine's CPU: same model, same prompts, same client.
 
-    python benchmarks/cpu.py --quick                  # a first look
-    python benchmarks/cpu.py --json cpu.json          # three repeats, all levels
-    python benchmarks/cpu.py --peers llama-q8_0 --only 1,16
+    python -m benchmarks.cpu --quick                  # a first look
+    python -m benchmarks.cpu --json cpu.json          # three repeats, all levels
+    python -m benchmarks.cpu --peers llama-q8_0 --only 1,16
 
 Does: start one server at a time, in turns, drive each with `tonle.bench`, print medians and ratios to the best peer.
 Does not: install peers. README.md beside this file says how, and what each number means.
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from levels import LEVELS, Level
-from peers.files import PreparationFailedError
-from peers.process import RunningServer, ServerFailedError, free_port
-from peers.servers import Missing, Places, Server, num_threads, peers, tonle
 from rich.console import Console
-from scores import Judgement, LevelRun, Run, Score, judge, score
-from tables import print_scores, print_verdicts
 
+from benchmarks.levels import LEVELS, Level
+from benchmarks.peers.files import PreparationFailedError
+from benchmarks.peers.process import RunningServer, ServerFailedError, end_cleanly_when_terminated, free_port
+from benchmarks.peers.servers import Missing, Places, Server, num_threads, peers, tonle
+from benchmarks.scores import Judgement, LevelRun, Run, Score, judge, score
+from benchmarks.tables import print_scores, print_verdicts
 from tonle.bench import run_bench
 from tonle.errors import ConfigError
 
@@ -61,6 +61,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 def main() -> int:
+    end_cleanly_when_terminated()
     arguments = _parse()
     console = Console()
     plan, missing = _plan(arguments)

@@ -14,6 +14,8 @@ from tonle.bench import BenchOptions, LevelReport, Span
 
 OUTPUT_TOKENS = 64
 MAX_WARMUP = 8
+QUICK_WARMUP = 2
+MIN_REQUESTS = 3  # of a quick level, which otherwise has one per user
 PROMPT_SLACK_TOKENS = 4  # a word is now and then two tokens
 
 
@@ -25,7 +27,6 @@ class Level:
     title: str
     users: int
     requests: int
-    quick_requests: int
     own_tokens: int = 128  # of each prompt
     shared_tokens: int = 0  # the same for all prompts, before their own
 
@@ -40,8 +41,8 @@ class Level:
             endpoint="completions",
             prompt_kind="words",
             concurrency=(self.users,),
-            requests=self.quick_requests if quick else self.requests,
-            warmup=min(self.users, MAX_WARMUP),
+            requests=max(MIN_REQUESTS, self.users) if quick else self.requests,
+            warmup=min(self.users, QUICK_WARMUP if quick else MAX_WARMUP),
             input_tokens=Span(self.own_tokens, self.own_tokens),
             output_tokens=Span(OUTPUT_TOKENS, OUTPUT_TOKENS),
             shared_prefix_tokens=self.shared_tokens,
@@ -61,9 +62,9 @@ class Level:
 
 
 LEVELS = (
-    Level("1", "1 user", users=1, requests=12, quick_requests=4),
-    Level("4", "4 users", users=4, requests=24, quick_requests=8),
-    Level("16", "16 users", users=16, requests=64, quick_requests=32),
-    Level("32", "32 users", users=32, requests=128, quick_requests=64),
-    Level("shared", "512 shared, 8 users", users=8, requests=32, quick_requests=16, own_tokens=64, shared_tokens=512),
+    Level("1", "1 user", users=1, requests=12),
+    Level("4", "4 users", users=4, requests=24),
+    Level("16", "16 users", users=16, requests=64),
+    Level("32", "32 users", users=32, requests=128),
+    Level("shared", "512 shared, 8 users", users=8, requests=32, own_tokens=64, shared_tokens=512),
 )

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scores import COLUMNS, Column, Judgement, Run, Score, Scores, compare_prompts
+
+from benchmarks.scores import COLUMNS, Column, Judgement, Run, Score, Scores, compare_prompts
 
 STYLES = {"PASS": "green", "MISS": "red"}
 TITLES = {column.name: f"{column.title}, {column.unit}" for column in COLUMNS}
@@ -20,10 +21,11 @@ def print_scores(runs: Sequence[Run], scores: Scores, console: Console) -> None:
     """One line per server: medians, and how far the repeats are apart."""
     table = Table(box=box.MARKDOWN)
     table.add_column("server", no_wrap=True)
-    for column in COLUMNS:
+    columns = [column for column in COLUMNS if any(column.name in row for row in scores.values())]
+    for column in columns:
         table.add_column(TITLES[column.name], justify="right")
     for server, row in scores.items():
-        table.add_row(server, *(_cell(column, row.get(column.name)) for column in COLUMNS))
+        table.add_row(server, *(_cell(column, row.get(column.name)) for column in columns))
     _print_wide(table, console)
     doubts = [
         f"{run.server}, repeat {run.repeat + 1}, level {name}: {doubt}"
@@ -41,6 +43,8 @@ def print_verdicts(verdicts: Sequence[Judgement], console: Console) -> None:
     for title in ("", "ours", "best peer", "ratio", "target", ""):
         table.add_column(title)
     for line in verdicts:
+        if line.ours is None and line.best is None:
+            continue  # its level was left out
         best = "–" if line.best is None else f"{_number(line.best)} ({line.best_peer})"
         ours = "–" if line.ours is None else _number(line.ours)
         ratio = "–" if line.ratio is None else f"{line.ratio:.2f}×"

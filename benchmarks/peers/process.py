@@ -7,8 +7,10 @@ Does not: know which server it is; `servers.py` says how each is started.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +34,16 @@ EXPECTED_IN_ANSWER = "Paris"
 
 class ServerFailedError(Exception):
     """The server did not start, or gave a wrong answer. The message ends with its last lines of output."""
+
+
+def end_cleanly_when_terminated() -> None:
+    """Make SIGTERM leave through the context managers, so that no server outlives the script that started it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Ours and `extra`, without the variables that are for these scripts alone: `tonle serve` refuses unknown ones."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TONLE_PEER_")} | dict(extra)
 
 
 def free_port() -> int:
@@ -93,7 +105,7 @@ class RunningServer:
         with log.open("wb") as output:
             self._started_s = perf_counter()
             self._process = subprocess.Popen(
-                command, env=os.environ | dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command, env=_environment(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
         self.memory = MemoryWatch(self._process.pid)
 

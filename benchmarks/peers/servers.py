@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers import files
+from benchmarks.peers import files
 
 LLAMA_SERVER = "TONLE_PEER_LLAMA_SERVER"
 OPENVINO_PYTHON = "TONLE_PEER_OPENVINO_PYTHON"

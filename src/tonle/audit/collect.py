@@ -175,7 +175,8 @@ class Collector:
         answer = self._answer
         answer.response_id = answer.response_id or reply.id
         answer.model = reply.model or answer.model
-        answer.usage = reply.usage or answer.usage
+        if reply.usage is not None:
+            answer.usage = {**answer.usage, **reply.usage} if answer.usage else reply.usage
         if reply.error is not None:
             answer.error = reply.error
         for part in reply.choices or ():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -19,21 +20,38 @@ LOCK_NAME = ".lock"
 class Disk:
     """Plain calls of the operating system; each raises `OSError`."""
 
-    def write_file(self, path: Path, content: bytes, *, durable: bool = False, private: bool = False) -> None:
+    # Paths are text where a record's time counts: pathlib costs more than the calls of the system.
+
+    def write_file(self, folder: str, name: str, content: bytes, *, durable: bool = False) -> None:
         """Nobody ever sees half of it: written under a temporary name, then renamed."""
-        temp = path.parent / f"{TEMP_PREFIX}{path.name}"
+        temp = f"{folder}/{TEMP_PREFIX}{name}"
         try:
-            self.write_new(temp, content, durable=durable, private=private)
-            temp.rename(path)
+            self.write_new(temp, content, durable=durable)
+            os.rename(temp, f"{folder}/{name}")  # noqa: PTH104
         except OSError:
             with contextlib.suppress(OSError):
-                temp.unlink()
+                os.unlink(temp)  # noqa: PTH108
             raise
 
-    def write_new(self, path: Path, content: bytes, *, durable: bool, private: bool = False) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600 if private else 0o640)
+    def write_new(self, path: str, content: bytes, *, durable: bool) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
             _write_all(fd, content)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def overwrite(self, path: Path, content: bytes, *, durable: bool = False) -> None:
+        """Replace a small file's content in place by one of the same length.
+
+        One write inside one page: a killed process leaves the old or the new content. A rename would be as safe and costs
+        a flush on common file systems, every time.
+        """
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            if os.pwrite(fd, content, 0) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             if durable:
                 os.fsync(fd)
         finally:

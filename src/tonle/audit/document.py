@@ -128,7 +128,9 @@ def _messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _system_prompt(request: Mapping[str, Any]) -> str | None:
-    said = [_plain(entry.get("content")) for entry in _messages(request) if entry.get("role") in ("system", "developer")]
+    said = [
+        _plain(entry.get("content")) for entry in _messages(request) if entry.get("role") in ("system", "developer")
+    ]
     said += [_plain(request[name]) for name in ("system", "instructions") if request.get(name)]
     return "\n\n".join(said) or None
 

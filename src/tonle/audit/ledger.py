@@ -4,9 +4,10 @@
 
     {"seq":7,"kind":"record","time":…,"file":…,"hash":…,"sha256":…,"link":…}
 
-`hash` is the record's own (`seal.py`), `sha256` that of the file's bytes, and `link` = SHA-256(link of the line before +
-this line without its link). The first line of a day follows the last link of the day before. `DAY/head.json` holds the last seq and link,
-signed: lines cut off the end are missed. `latest.json` holds the newest day, signed: a whole last day cut off is missed.
+`hash` is the record's own (`seal.py`), `sha256` that of the file's bytes, and `link` = SHA-256(link of the line
+before + this line without its link). The first line of a day follows the last link of the day before. `DAY/head.json`
+holds the last seq and link, signed: lines cut off the end are missed. `latest.json` holds the newest day, signed: a
+whole last day cut off is missed.
 
 Does: format, parse, link, sign. Does not: decide what is written.
 """
@@ -26,6 +27,7 @@ from tonle.audit.keys import SigningKey
 LEDGER_NAME = "chain.jsonl"
 HEAD_NAME = "head.json"
 LATEST_NAME = "latest.json"
+HEAD_BYTES = 640  # every head has this length, so that one can be written over another
 GENESIS = "0" * 64  # what the first line of the first day follows
 
 # record · redacted: a field was removed · pruned: a day was removed · recovery: a crash was repaired · gap: requests
@@ -53,7 +55,7 @@ class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Head(msgspec.Struct, kw_only=True):
-    kind: Literal["day", "latest"]
+    kind: str  # day, latest
     day: str
     seq: int
     link: str
@@ -63,7 +65,16 @@ class Head(msgspec.Struct, kw_only=True):
     signature: str = ""
 
     def message(self) -> bytes:
-        words = ("tonle audit head 1", self.kind, self.day, str(self.seq), self.link, self.time, self.algorithm, self.key)
+        words = (
+            "tonle audit head 1",
+            self.kind,
+            self.day,
+            str(self.seq),
+            self.link,
+            self.time,
+            self.algorithm,
+            self.key,
+        )
         return "\n".join(words).encode()
 
 
@@ -99,12 +110,12 @@ def read_lines(content: bytes) -> list[tuple[bytes, Line]]:
     return lines
 
 
-def sign_head(key: SigningKey, kind: Literal["day", "latest"], day: str, seq: int, link: str) -> bytes:
+def sign_head(key: SigningKey, kind: str, day: str, seq: int, link: str) -> bytes:
     head = Head(
         kind=kind, day=day, seq=seq, link=link, time=now_text(), algorithm=key.algorithm, key=key.fingerprint
     )  # fmt: skip
     head.signature = key.sign(head.message())
-    return msgspec.json.format(_encode(head), indent=2) + b"\n"
+    return msgspec.json.format(_encode(head), indent=2).ljust(HEAD_BYTES - 1) + b"\n"
 
 
 def read_head(path: Path) -> Head | None:

@@ -6,7 +6,7 @@ Does: hold and check. Does not: act on a knob.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +92,7 @@ def from_environ(environ: Mapping[str, str]) -> AuditOptions:
             raise ConfigError(f"unknown environment variable {variable}; there are: {known}", param=variable) from None
         except ValueError as error:
             raise ConfigError(f"the environment variable {variable} {error}", param=variable) from None
-    for field in fields(AuditOptions):
-        if field.name in ("directory", "key_file") and values.get(field.name) is not None:
-            values[field.name] = Path(values[field.name])
+    for name in ("directory", "key_file"):
+        if values.get(name) is not None:
+            values[name] = Path(values[name])
     return AuditOptions(**values)

@@ -1,7 +1,7 @@
 """Finding personal data in text: built-in patterns, patterns of the user, and the words that replace what they find.
 
-Does: mask strings, also deep inside JSON values, and count. Does not: know where the values come from. Patterns find what
-looks like personal data; names, or an address written in words, they do not.
+Does: mask strings, also deep inside JSON values, and count. Does not: know where the values come from. Patterns find
+what looks like personal data; names, or an address written in words, they do not.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ def is_phone(found: str) -> bool:
     return 8 <= sum(char.isdigit() for char in found) <= 15
 
 
+# With a country's or a trunk's prefix: +855 12 345 678, 012-345-678, +1 (555) 123-4567.
+_PHONE = r"(?<![\w.])(?:\+\d{1,3}[ .\-]?|0)(?:\(\d{1,4}\)[ .\-]?)?\d{1,4}(?:[ .\-]?\d{2,4}){2,4}(?!\d)"
+
 # In this order: what one has masked the next does not see, so the stricter come first.
 BUILT_IN = {
     pattern.name: pattern
@@ -53,7 +56,7 @@ BUILT_IN = {
         Pattern("card", re.compile(r"(?<![\d.])\d(?:[ \-]?\d){12,18}(?![\d.]\d)"), is_card),
         Pattern("ipv4", re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)")),
         Pattern("ssn", re.compile(r"(?<![\d\-])(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\d\-])")),
-        Pattern("phone", re.compile(r"(?<![\w.])(?:\+\d{1,3}[ .\-]?|0)(?:\(\d{1,4}\)[ .\-]?)?\d{1,4}(?:[ .\-]?\d{2,4}){2,4}(?!\d)"), is_phone),
+        Pattern("phone", re.compile(_PHONE), is_phone),
         Pattern("secret", re.compile(r"\b(?:sk|pk|ghp|gho|xox[abp])[-_][A-Za-z0-9_\-]{16,200}\b|\bAKIA[0-9A-Z]{16}\b")),
     )
 }  # fmt: skip

@@ -6,9 +6,9 @@ A record's hash is taken over digests, not over its text:
     digest(facts) = SHA-256(JSON of all other fields)
     hash          = SHA-256(version, seq, prev, digest(facts), digest(SEALED[0]), digest(SEALED[1]), ...)
 
-To remove a field, its value and its salt go and its digest stays: the hash still comes out the same, and without the salt nobody can
-guess a short value (a phone number) from its digest. The salts of a fresh record come from one seed, `chain.salt`; the first removal
-replaces the seed by the salts of the fields that remain, in `chain.salts`.
+To remove a field, its value and its salt go and its digest stays: the hash still comes out the same, and without the
+salt nobody can guess a short value (a phone number) from its digest. The salts of a fresh record come from one seed,
+`chain.salt`; the first removal replaces the seed by the salts of the fields that remain, in `chain.salts`.
 
 Does: pure functions from documents to documents. Does not: touch files.
 """
@@ -16,12 +16,14 @@ Does: pure functions from documents to documents. Does not: touch files.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from tonle.audit.keys import SigningKey
 from tonle.errors import InvalidRequest
 
 VERSION = 1
@@ -35,20 +37,50 @@ SEALED = (
 CONTENT = ("system_prompt", "user_input", "messages", "prompt", "parameters", "output", "choices", "error")
 REMOVED = "[redacted]"
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 _sha256 = hashlib.sha256
 
 
-def seal(document: dict[str, Any], *, seq: int, prev: str, file: str) -> bytes:
-    """Give `document` its `chain`, in place, and return it as the bytes of a file."""
+def seal(fields: Mapping[str, bytes], key: SigningKey, *, seq: int, prev: str, file: str) -> tuple[bytes, str]:
+    """A record with its place in the chain, as the bytes of a file, and its hash. `fields` are JSON (`encode_fields`)."""
     salt = secrets.token_bytes(_SALT_BYTES)
-    raw: dict[str, msgspec.Raw] = {name: msgspec.Raw(_encode(value)) for name, value in document.items()}
     salts = _spread(salt)
+    raw = {name: msgspec.Raw(value) for name, value in fields.items()}
     digests = [_sha256(salts[name] + raw[name]).digest() for name in SEALED]
     number = _record_hash(seq, prev, file, _facts_digest(raw), digests)
-    document["chain"] = {"version": VERSION, "seq": seq, "prev": prev, "file": file, "salt": salt.hex(), "hash": number}
-    raw["chain"] = msgspec.Raw(_encode(document["chain"]))
-    return msgspec.json.format(_encode(raw), indent=2) + b"\n"
+    chain = {
+        "version": VERSION,
+        "seq": seq,
+        "prev": prev,
+        "file": file,
+        "salt": salt.hex(),
+        "mac": key.mac(number.encode()),
+    }
+    raw["chain"] = msgspec.Raw(_encode({**chain, "hash": number}))
+    return msgspec.json.format(_encode(raw), indent=2) + b"\n", number
+
+
+def encode_fields(document: Mapping[str, Any]) -> dict[str, bytes]:
+    """Each field as JSON. What JSON cannot say (an object, half of a surrogate pair) is written as well as it can be."""
+    try:
+        return {name: _encode(value) for name, value in document.items()}
+    except UnicodeEncodeError:
+        return {name: _encode(_speakable(value)) for name, value in document.items()}
+
+
+def is_ours(content: bytes, key: SigningKey) -> bool:
+    """Whether somebody with the key wrote this very record."""
+    try:
+        chain = chain_of(content)
+        number = check(content)
+        return number == chain["hash"] and hmac.compare_digest(key.mac(number.encode()), str(chain["mac"]))
+    except (ValueError, KeyError):
+        return False
+
+
+def fields_of(content: bytes) -> dict[str, bytes]:
+    """The fields of a record without its chain, ready to be sealed again."""
+    return dict(_open(content)[0])
 
 
 def check(content: bytes) -> str:
@@ -93,10 +125,6 @@ def chain_of(content: bytes) -> dict[str, Any]:
     return _open(content)[1]
 
 
-class _Raws(msgspec.Struct):
-    chain: dict[str, Any]
-
-
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_chain = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -138,3 +166,11 @@ def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[byt
 
 
 _SEALED_SET = frozenset(SEALED)
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {_speakable(name): _speakable(item) for name, item in value.items()}
+    return [_speakable(item) for item in value] if isinstance(value, list | tuple) else value

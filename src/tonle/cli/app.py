@@ -24,6 +24,10 @@ _BROKEN_PIPE = 141  # 128 + SIGPIPE
 # Each is the function of that name in the module of that name, and the first line of its help.
 VERBS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "gateway": "Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.",
+    "keys": "Make, list and revoke the API keys of a gateway.",
+    "ab": "Compare the arms of an experiment, from the audit trail.",
+    "audit": "Check, search, export, replay and prune the audit trail.",
     "chat": "Chat with a model in the terminal.",
     "run": "Answer one prompt and leave.",
     "pull": "Fetch a model, so that it starts without a network later.",
@@ -73,8 +77,11 @@ def _typer(**settings: Any) -> typer.Typer:
 
 def load_verb(name: str) -> Any:
     """The verb as a command that can be run."""
+    verb = getattr(import_module(f"tonle.cli.{name}"), name)
+    if isinstance(verb, typer.Typer):  # it has verbs of its own
+        return typer.main.get_command(verb)
     single = _typer()
-    single.command(name)(getattr(import_module(f"tonle.cli.{name}"), name))
+    single.command(name)(verb)
     return typer.main.get_command(single)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tonle.config.serve import KNOBS, Knob
+from tonle.config.knobs import Knob
+from tonle.config.serve import KNOBS
 
 
 def explain(what: str, default: str) -> str:
@@ -38,7 +39,7 @@ SERVE_FLAGS = tuple(name for name in KNOBS if name != "model")  # the model is a
 ENGINE_FLAGS = ("device", "dtype", "max_model_len", "kv_cache_memory")  # of verbs that run an engine for one person
 
 
-def with_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(*names: str, table: Mapping[str, Knob] = KNOBS) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb one flag per knob. It receives those the user set, by public name, as its parameter `flags`."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -49,7 +50,7 @@ def with_flags(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
         signature = inspect.signature(verb, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-        parameters = [*own, *(_parameter(KNOBS[name]) for name in names)]
+        parameters = [*own, *(_parameter(table[name]) for name in names)]
         # typer looks at both
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

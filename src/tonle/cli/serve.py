@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tonle.engine.front import Front
     from tonle.engine.messages import ModelCard
     from tonle.models.source import ModelSource
+    from tonle.replica.options import ReplicaOptions
 
 log = logging.getLogger("tonle.cli")
 
@@ -61,6 +62,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.so
         strict=settings.strict,
         aliases=tuple(aliases),
         write_timeout_s=settings.write_timeout_s,
+        trust_salt=settings.trust_salt,
     )
     engine = EngineProcess(source, settings.engine())
     front = Front(load_text(source), name, engine.send)
@@ -79,12 +81,42 @@ async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.so
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
-        await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
+        if settings.api_key or settings.audit_dir is not None:
+            await _serve_behind_door(front, settings, options, listener, stop)
+        else:
+            await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
         if model.done():
             model.result()  # raises what kept the engine from starting
     finally:
         model.cancel()
         await engine.stop()
+
+
+async def _serve_behind_door(
+    front: Front, settings: ServeConfig, options: ReplicaOptions, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """The same API with keys and audit: the gateway's pipeline in front of the replica, in this process."""
+    from tonle.config.gateway import GatewayConfig
+    from tonle.gateway.gateway import Gateway
+    from tonle.replica.app import build_app
+
+    app = build_app(front, options)
+    config = GatewayConfig(
+        host=settings.host,
+        port=settings.port,
+        api_key=settings.api_key,
+        audit_dir=settings.audit_dir,
+        max_body_bytes=settings.max_body_bytes,
+        drain_s=settings.drain_s,
+        write_timeout_s=settings.write_timeout_s,
+        strict=settings.strict,
+    )
+    door = Gateway(config, inline=app, inline_models=tuple(app.replica.names))
+
+    def close_replica() -> None:
+        app.replica.draining = True
+
+    await door.serve(listener, stop=stop, on_stop=close_replica)
 
 
 def _url(listener: socket.socket) -> str:

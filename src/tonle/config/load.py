@@ -32,7 +32,7 @@ _SERVICE_ADDRESS = re.compile(rf"{ENV_PREFIX}(\w+_)?PORT=(tcp|udp|sctp)://.*")
 def load(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> ServeConfig:
-    """A server's settings by public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
+    """By public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
     config = ServeConfig(**_gather(KNOBS, flags, file, environ))
     config.engine().validate()
     return config

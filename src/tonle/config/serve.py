@@ -55,6 +55,12 @@ class ServeConfig:
 
     api_key: tuple[str, ...] = knobs.api_key()
     audit_dir: str | None = knobs.audit_dir()
+    trust_salt: bool = knob(
+        knobs.FRONT_DOOR,
+        False,
+        kinds.switch(),
+        "Let X-Tonle-Salt say who shares cached prefixes. Only where nobody but a gateway can call.",
+    )
 
     max_num_seqs: int = _engine("max_batch_size", kinds.whole(1), "Most requests computed together.")
     max_num_batched_tokens: int = _engine(

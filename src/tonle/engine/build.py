@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.engine.kv.pool import BlockPool
 from tonle.engine.loop import Loop
+from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
-from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
 from tonle.engine.run.rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Limits, Scheduler
 from tonle.errors import ConfigError
+from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
 from tonle.models.load import load
 from tonle.models.load.precision import default_dtype
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
+
+if TYPE_CHECKING:  # brings numba
+    from tonle.models.cpu.decoder import CpuDecoder
 
 log = logging.getLogger("tonle.engine")
 
@@ -80,17 +84,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder:
-    device, dtype = choose_device(config.device), _DTYPES.get(config.dtype)
-    if config.load_format == "auto" or not isinstance(model, ModelSource):
+def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDecoder:
+    dtype = _DTYPES.get(config.dtype)
+    if not isinstance(model, ModelSource):  # a live model stays where it is, unless somebody says otherwise
+        return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
+    device = choose_device(config.device)
+    if device.type == "cpu" and dtype is None and config.load_format == "auto":
+        return open_cpu(model)
+    if config.load_format == "auto":
         return load(model, device=device, dtype=dtype)
     spec = read_spec(model)
     return Decoder.random(spec, device, dtype or default_dtype(spec.dtype, device))
 
 
-def _cuda_machine(decoder: Decoder, config: EngineConfig) -> Machine | None:
+def _cuda_machine(decoder: Decoder | CpuDecoder, config: EngineConfig) -> Machine | None:
     """Our kernels, if this is a CUDA device and they can run the model."""
-    if decoder.device.type != "cuda":
+    if decoder.device.type != "cuda" or not isinstance(decoder, Decoder):
         return None
     try:
         from tonle.engine.build_cuda import cuda_machine
@@ -100,7 +109,7 @@ def _cuda_machine(decoder: Decoder, config: EngineConfig) -> Machine | None:
     return cuda_machine(decoder, config)
 
 
-def _torch_machine(decoder: Decoder, config: EngineConfig, lag: int) -> Machine:
+def _torch_machine(decoder: Decoder | CpuDecoder, config: EngineConfig, lag: int) -> Machine:
     spec, device = decoder.spec, decoder.device
     if config.kv_cache_dtype != "auto":
         raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs a CUDA device; leave it auto",

@@ -39,7 +39,9 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
     max_rows = config.max_num_seqs
-    sizes = Sizes(max_rows, max(config.max_num_batched_tokens, max_rows), _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads))
+    sizes = Sizes(
+        max_rows, max(config.max_num_batched_tokens, max_rows), _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads)
+    )
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
         dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else decoder.dtype

@@ -262,7 +262,9 @@ class InferenceEngine:
         assert self._front is not None
         return self._front.submit(prompt, config, priority=priority)
 
-    async def _complete(self, prompt: list[int], config: GenerationConfig, priority: RequestPriority) -> GenerationResult:
+    async def _complete(
+        self, prompt: list[int], config: GenerationConfig, priority: RequestPriority
+    ) -> GenerationResult:
         generation = self._submit(prompt, config, priority)
         self._generations[generation.request_id] = generation
         try:

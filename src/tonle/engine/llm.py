@@ -19,7 +19,9 @@ from tonle.engine.text import Text
 class LLM:
     """A model ready to generate. Keyword arguments are fields of `EngineConfig`: `LLM("path", max_batch_size=64)`."""
 
-    def __init__(self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None, **settings: Any
+    ) -> None:
         unknown = sorted(set(settings) - set(EngineConfig.names()))
         if unknown:
             raise TypeError(f"LLM() got unknown settings {unknown}; EngineConfig has {EngineConfig.names()}")

@@ -84,7 +84,8 @@ class Loop:
         try:
             result = self._runner.land(flight)
         except Exception:
-            return self._break(flight.plan)
+            self._break(flight.plan)
+            return
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(result.tokens)
         self._publish(self._scheduler.commit(flight.plan, result))

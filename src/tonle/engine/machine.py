@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.engine.run.runner import Runner
 from tonle.errors import ConfigError
-from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
+from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.engine")
 
 DEFAULT_POOL_BYTES = 2**30  # of KV cache, where nobody says
+
+
+class Decoder(Protocol):
+    """What sizes a cache: any of the decoders."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def device(self) -> torch.device: ...
 
 
 @dataclass(slots=True)

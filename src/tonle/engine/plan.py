@@ -42,4 +42,6 @@ class StepResult:
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # plan index -> of the sampled token
-    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)  # plan index -> of the chunk's successors
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(
+        default_factory=dict
+    )  # plan index -> of the chunk's successors

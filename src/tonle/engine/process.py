@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from tonle.engine.mailbox import Frames, SocketMailbox, frame
 from tonle.engine.messages import Failed, ModelCard, Stop, ToEngine, ToFront
 from tonle.errors import CallerError, EngineDied
 from tonle.models.source import ModelSource
+from tonle.telemetry import logs
 
 log = logging.getLogger("tonle.engine")
 
@@ -75,19 +77,20 @@ class EngineProcess:
         self.send(Stop())
         process = self._process
         if process is not None:
-            deadline = time.monotonic() + 5.0
-            while process.poll() is None and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)
-            if process.poll() is None:
+            if self._first is not None and not self._first.done():
+                process.kill()  # it is loading, and reads no mail
+            try:
+                await asyncio.to_thread(process.wait, 5.0)
+            except subprocess.TimeoutExpired:
                 process.kill()
-            process.wait()
+                process.wait()
         if self._transport is not None:
             self._transport.close()
 
     async def _spawn(self, front: Front) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - it only forks; talking is asynchronous
                 [sys.executable, "-m", "tonle.engine.process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -99,7 +102,8 @@ class EngineProcess:
         order = {
             "source": {"kind": self._source.kind, "path": str(self._source.path), "name": self._source.name},
             "config": asdict(self._config),
-            "log_level": logging.getLogger("tonle").getEffectiveLevel(),
+            "log_level": logging.getLevelName(logging.getLogger("tonle").getEffectiveLevel()),
+            "log_json": logs.is_json(),
         }
         self._transport.write(frame(order, self._encoder))  # type: ignore[arg-type]
 
@@ -167,10 +171,11 @@ class _Reader(asyncio.Protocol):
 def main(fd: int) -> int:
     """The engine's process: build what the first frame names, then run the loop until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the front decides
+    # torch's threads would spin between its operations, on cores that our own kernels and the HTTP process need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sock = socket.socket(fileno=fd)
     order = _first_frame(sock)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s  %(message)s")
-    logging.getLogger("tonle").setLevel(order["log_level"])
+    logs.configure(order["log_level"], json=order["log_json"])
     mailbox = SocketMailbox(sock)
     source = ModelSource(**{**order["source"], "path": Path(order["source"]["path"])})
     try:

@@ -8,6 +8,7 @@ referred to.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Storage(Protocol):
 class Owned:
     """Copy to a device and dtype. Weights that see the same input become one.
 
-    On a CPU matrices are kept as (in, out): with 3 to 32 rows, torch multiplies by those two to three times faster.
+    On a CPU matrices are kept as (in, out): measured with MKL and two threads, torch multiplies 4 to 32 rows by those
+    two to three times faster than by (out, in).
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -173,15 +175,8 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, se
     def fetch(name: str) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shapes[name], device=device)
-        generator = torch.Generator(device).manual_seed(_mix(seed, name))
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode(), seed & 0xFFFFFFFF))
         spread = shapes[name][-1] ** -0.5 if name.endswith("_proj.weight") else 0.5
         return torch.randn(shapes[name], generator=generator, device=device).mul_(spread)
 
     return assemble(spec, fetch, Owned(device, dtype))
-
-
-def _mix(seed: int, name: str) -> int:
-    mixed = seed & 0xFFFFFFFF
-    for byte in name.encode():
-        mixed = (mixed * 0x01000193 ^ byte) & 0xFFFFFFFF
-    return mixed

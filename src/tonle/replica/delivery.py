@@ -82,7 +82,9 @@ async def answer(
     envelope = Envelope(exchange.answer_id, int(time.time()), model, warnings)
 
     async def work() -> None:
-        with Job(replica.front, order, request_id=exchange.answer_id, metrics=replica.metrics) as job:
+        with Job(
+            replica.front, order, request_id=exchange.answer_id, metrics=replica.metrics, salt=exchange.salt
+        ) as job:
             reply = make_answer(request, envelope, job, text)
             send = _send_events if request.stream else _send_whole
             try:
@@ -97,7 +99,7 @@ async def _send_whole(exchange: Exchange, job: Job, reply: Answer, headers: list
     async with aclosing(job.deltas()) as deltas:
         async for choice, delta in deltas:
             reply.add(choice, delta)
-    await exchange.reply(msgspec.json.encode(reply.whole()), headers=headers)
+    await exchange.reply(msgspec.json.encode(reply.whole()), headers=[*headers, *job.timing_headers()])
 
 
 async def _send_events(exchange: Exchange, job: Job, reply: Answer, headers: list[tuple[str, str]]) -> None:

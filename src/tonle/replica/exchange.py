@@ -70,6 +70,14 @@ class Exchange:
         """Empty if absent."""
         return self._headers.get(name.encode(), b"").decode("latin-1")
 
+    @property
+    def salt(self) -> bytes:
+        """Requests with different salts share no cached prefix. A gateway in this process sets it in the scope."""
+        salt: bytes = self.scope.get("tonle.salt", b"")
+        if not salt and self._options.trust_salt:
+            salt = self.header("x-tonle-salt").encode("latin-1")
+        return salt
+
     # -- reading
 
     async def body(self) -> bytes:

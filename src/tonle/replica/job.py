@@ -37,11 +37,12 @@ class _Pace:
 class Job:
     """Use as a context manager: leaving it cancels whatever is not finished. Choice = prompt's place x n + index."""
 
-    def __init__(self, front: Served, order: Order, *, request_id: str, metrics: Metrics) -> None:
+    def __init__(self, front: Served, order: Order, *, request_id: str, metrics: Metrics, salt: bytes = b"") -> None:
         self.order = order
         self.num_choices = len(order.parts) * order.n
         self._front = front
         self._request_id = request_id
+        self._salt = salt
         self._metrics = metrics
         self._running: list[Running] = []
         self._paces = [_Pace() for _ in range(self.num_choices)]
@@ -51,7 +52,13 @@ class Job:
             for place, part in enumerate(self.order.parts):
                 request_id = self._request_id if len(self.order.parts) == 1 else f"{self._request_id}-{place}"
                 self._running.append(
-                    self._front.submit(part.prompt, part.config, priority=self.order.priority, request_id=request_id)
+                    self._front.submit(
+                        part.prompt,
+                        part.config,
+                        priority=self.order.priority,
+                        salt=self._salt,
+                        request_id=request_id,
+                    )
                 )
         except BaseException:
             self._cancel()
@@ -92,6 +99,17 @@ class Job:
         total = usage.prompt_tokens + usage.completion_tokens
         details = PromptTokensDetails(usage.cached_tokens)
         return WireUsage(usage.prompt_tokens, usage.completion_tokens, total, details)
+
+    def timing_headers(self) -> list[tuple[str, str]]:
+        """Where the time of a finished answer went, seconds; of several prompts, the slowest's."""
+        found = [running.timings for running in self._running]
+        parts = {
+            "x-queue-time": [timings.queue_s for timings in found],
+            "x-prefill-time": [_gap(timings.scheduled_s, timings.first_token_s) for timings in found],
+            "x-decode-time": [_gap(timings.first_token_s, timings.finished_s) for timings in found],
+        }
+        known = {name: [value for value in values if value is not None] for name, values in parts.items()}
+        return [(name, f"{max(values):.6f}") for name, values in known.items() if values]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, delta) in the order they come; choices interleave. Close it (`aclosing`)."""
@@ -137,6 +155,10 @@ class Job:
         metrics.inference.observe(timings.finished_s - timings.scheduled_s)
         metrics.prompt_tokens.observe(usage.prompt_tokens)
         metrics.generation_tokens.observe(usage.completion_tokens)
+
+
+def _gap(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
 
 
 async def _merge(sources: list[Running], n: int) -> AsyncGenerator[tuple[int, Delta], None]:

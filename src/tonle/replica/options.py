@@ -15,6 +15,7 @@ class ReplicaOptions:
     max_choices: int = 128  # prompts x n of one request
     strict: bool = False  # True: a field that would only be warned about is an error (per request: X-Tonle-Strict: 1)
     aliases: tuple[str, ...] = ()  # more names the model answers to
+    trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
     write_timeout_s: float = 60.0  # a caller who reads nothing for this long is given up
 
     def __post_init__(self) -> None:

@@ -63,3 +63,8 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
+
+
+def is_json() -> bool:
+    """Whether this process logs JSON, for child processes to do the same."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger("tonle").handlers)

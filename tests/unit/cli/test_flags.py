@@ -16,9 +16,10 @@ ALL = {
     "host": "0.0.0.0", "port": "1", "served_model_name": "a", "max_body": "1MiB", "drain": "5s", "write_timeout": "2m",
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
-    "dtype": "float16", "log_level": "debug",
+    "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
 }  # fmt: skip
-SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json"}
+SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json",
+            "trust_salt": "--trust-salt"}  # fmt: skip
 
 
 def flags_of(*args: str) -> dict[str, Any]:

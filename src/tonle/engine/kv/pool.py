@@ -108,7 +108,9 @@ class BlockPool:
         """Recount everything against the block lists of all sequences. Raises AssertionError on any disagreement."""
         counted = Counter(block for blocks in holders for block in blocks)
         for block in range(self.num_blocks):
-            assert self._refs[block] == counted[block], f"block {block}: {self._refs[block]} refs, {counted[block]} holders"
+            assert self._refs[block] == counted[block], (
+                f"block {block}: {self._refs[block]} refs, {counted[block]} holders"
+            )
         free, idle = set(self._free), set(self._idle)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & idle, "a block is both free and idle"

@@ -88,7 +88,9 @@ class CudaRunner(Runner):
 
     def _sample(self, plan: Plan, packed: Packed) -> CudaFlight:
         sampling = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
-        flight = CudaFlight(plan, sampling, self._landings[self._turn][: len(sampling)], in_order=packed.sampling is None)
+        flight = CudaFlight(
+            plan, sampling, self._landings[self._turn][: len(sampling)], in_order=packed.sampling is None
+        )
         if self._prompts and packed.num_tiles is not None:
             self._describe(plan, packed, flight)
         if sampling:

@@ -41,7 +41,11 @@ class Graphs:
         self.capture_s = 0.0
         if capture:
             self._capture_all()
-        self._decode_rungs, self._mixed_rungs, self._head_rungs = sorted(self._decode), sorted(self._mixed), sorted(self._head)
+        self._decode_rungs, self._mixed_rungs, self._head_rungs = (
+            sorted(self._decode),
+            sorted(self._mixed),
+            sorted(self._head),
+        )
 
     @property
     def num_graphs(self) -> int:

@@ -25,7 +25,9 @@ class Packed:
     size: int  # numbers of the buffer to copy
     num_tokens: int
     num_tiles: int | None  # None: every row goes on from the token it sampled last
-    sampling: list[int] | None  # plan indices that sample, in the order of their tokens; None = all, in the plan's order
+    sampling: (
+        list[int] | None
+    )  # plan indices that sample, in the order of their tokens; None = all, in the plan's order
     begins: list[int] = field(default_factory=list)  # by plan index: first token among the step's; only in mixed steps
     long_rows: list[int] = field(default_factory=list)  # rows whose block tables did not fit among the updates
 
@@ -89,7 +91,7 @@ class Packer:
     def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
         """Cut the contexts (n,) of decoding rows into stretches of equal length."""
         counts = buffer.host("counts")
-        stretch = stretch_tokens(int(contexts.sum()), self._kv_heads)
+        stretch = stretch_tokens(len(contexts), int(contexts.sum()), self._kv_heads)
         per_row = -(-contexts // stretch)
         ends = per_row.cumsum()
         num_items = int(ends[-1]) if len(ends) else 0

@@ -10,8 +10,8 @@ import torch
 
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.rows import Rows
-from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.logprobs import token_logprobs
+from tonle.engine.sample.sampler import Sampler
 from tonle.models.inputs import KVCache, StepInputs
 
 
@@ -28,7 +28,9 @@ class Flight:
     plan: Plan
     order: list[int]  # plan indices that sample, in the order of `tokens`
     tokens: torch.Tensor  # (S,)
-    wanted: dict[int, int] = field(default_factory=dict)  # place in `order` -> alternatives wanted beside its log-probability
+    wanted: dict[int, int] = field(
+        default_factory=dict
+    )  # place in `order` -> alternatives wanted beside its log-probability
     raw: torch.Tensor | None = None  # (wanted, V) their logits
     described: list[tuple[int, torch.Tensor, list[int], int]] = field(default_factory=list)
     # prompt log-probabilities: plan index, (chunk, V) logits, the tokens that followed, alternatives wanted

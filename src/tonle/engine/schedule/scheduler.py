@@ -48,7 +48,9 @@ class Scheduler:
         self.pool = pool
         self.waiting = WaitingLine()
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
-        self.started: dict[int, tuple[float, int]] = {}  # first scheduled since last asked: handle -> now, cached tokens
+        self.started: dict[
+            int, tuple[float, int]
+        ] = {}  # first scheduled since last asked: handle -> now, cached tokens
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0

@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._status = 0
         self._framed = False  # the answer says where it ends
         self._complete = False
+        self._keep_alive = False
         self._began = False
         self._paused = False
         self._touched_s = 0.0
@@ -97,17 +98,17 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     async def exchange(self, request: bytes, sink: Sink, *, first_s: float, silence_s: float) -> None:
-        """Send, and hand the answer to `sink`. `first_s` bounds the wait for its first byte, `silence_s` every later wait."""
+        """Send, and hand the answer to `sink`. `first_s` bounds the wait for its first byte, `silence_s` later ones."""
         assert self._transport is not None, "used before it was connected"
         if self._transport.is_closing():
             raise UpstreamError("connection closed", "before the request was sent", sent=False)
         self.reusable = self._began = self._complete = self._framed = False
         self._headers, self._status, self._sink = {}, 0, sink
         self._silence_s = silence_s
+        sink.attach(self.press)
         self._finished = self._loop.create_future()
         self._touched_s = time.monotonic()
         self._timer = self._loop.call_later(first_s, self._time_out, first_s)
-        sink.attach(self.press)
         self._transport.write(request)
         try:
             await self._finished
@@ -149,7 +150,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         if self._complete:
-            self.reusable = self._parser.should_keep_alive()
+            self.reusable = self._keep_alive
             self._finish()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -182,6 +183,7 @@ class Connection(asyncio.Protocol):
             self._headers = {}
             return
         self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()  # only now: the parser forgets it with the next byte
 
     def _hand_on(self) -> None:
         if not self._pieces:

@@ -23,6 +23,7 @@ from tonle.models.cpu.target import prepare_numba
 
 prepare_numba()
 
+from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128  # noqa: E402
 from tonle.models.cpu.vector import (  # noqa: E402
     GROUP,
     ROWS,
@@ -147,36 +148,75 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 @compiled
-def attend(q: Any, keys: Any, values: Any, table: Any, start: Any, end: Any, head: Any, scale: Any, scores: Any,
-           scratch: Any, out: Any) -> None:  # fmt: skip
-    """One query head over positions start..end of its sequence.
+def attend(q: Any, q_at: Any, keys: Any, values: Any, table: Any, start: Any, end: Any, head: Any, scale: Any, scores: Any,
+           scratch: Any, out: Any, to: Any) -> None:  # fmt: skip
+    """One query head, q[q_at : q_at + dim] flat, over positions start..end of its sequence, to out[to : to + dim] flat.
 
-    keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks; out: (dim,).
+    keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks.
     """
-    block_size, dim = keys.shape[1], q.shape[0]
-    best = f32(-3.0e38)
-    for position in range(start, end):
-        k = keys[table[position // block_size], position % block_size, head]
-        dot = f32(0)
-        for i in range(dim):
-            dot += q[i] * k[i]
-        dot *= scale
-        scores[position - start] = dot
-        best = max(best, dot)
-    count = end - start
+    block_size, num_kv, dim = keys.shape[1], keys.shape[2], keys.shape[3]
+    step = num_kv * dim
+    position = start
+    while position < end:
+        offset = position % block_size
+        count = min(block_size - offset, end - position)
+        first = (table[position // block_size] * block_size + offset) * step + head * dim
+        if dim == 64:
+            dots_64(q, q_at, keys, first, step, count, scale, scores, position - start)
+        elif dim == 128:
+            dots_128(q, q_at, keys, first, step, count, scale, scores, position - start)
+        else:
+            plain_dots(q.reshape(-1)[q_at : q_at + dim], keys.reshape(-1)[first:], step, count, scale,
+                       scores[position - start :])  # fmt: skip
+        position += count
+    total = soften(scores, scratch, end - start)
+    for i in range(dim):
+        out.reshape(-1)[to + i] = 0
+    position = start
+    while position < end:
+        offset = position % block_size
+        count = min(block_size - offset, end - position)
+        first = (table[position // block_size] * block_size + offset) * step + head * dim
+        if dim == 64:
+            mix_64(values, first, step, count, scores, position - start, out, to)
+        elif dim == 128:
+            mix_128(values, first, step, count, scores, position - start, out, to)
+        else:
+            plain_mix(
+                values.reshape(-1)[first:], step, count, scores[position - start :], out.reshape(-1)[to : to + dim]
+            )
+        position += count
+    inverse = f32(1.0) / total
+    for i in range(dim):
+        out.reshape(-1)[to + i] *= inverse
+
+
+@compiled
+def soften(scores: Any, scratch: Any, count: Any) -> Any:
+    """scores[:count] = exp(scores - the best of them); returns their sum."""
+    best = scores[0]
+    for i in range(count):
+        best = max(best, scores[i])
     for i in range(count):
         scores[i] -= best
     exp_inplace(scores, scratch, count)
     total = f32(0)
     for i in range(count):
         total += scores[i]
-    for i in range(dim):
-        out[i] = 0
-    for position in range(start, end):
-        v = values[table[position // block_size], position % block_size, head]
-        share = scores[position - start]
-        for i in range(dim):
-            out[i] += share * v[i]
-    inverse = f32(1.0) / total
-    for i in range(dim):
-        out[i] *= inverse
+    return total
+
+
+@compiled
+def plain_dots(q: Any, keys: Any, step: Any, count: Any, scale: Any, scores: Any) -> None:
+    for position in range(count):
+        dot = f32(0)
+        for i in range(q.shape[0]):
+            dot += q[i] * keys[position * step + i]
+        scores[position] = dot * scale
+
+
+@compiled
+def plain_mix(values: Any, step: Any, count: Any, scores: Any, out: Any) -> None:
+    for position in range(count):
+        for i in range(out.shape[0]):
+            out[i] += scores[position] * values[position * step + i]

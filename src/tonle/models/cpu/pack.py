@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tonle.models.cpu.vector import GROUP, HALF, ROWS
 from tonle.models.cpu.step import Matrix, Packed
 from tonle.models.cpu.stored import Stored, join
+from tonle.models.cpu.vector import GROUP, HALF, ROWS
+from tonle.models.cpu.workspace import aligned
 from tonle.models.spec import ModelSpec
 from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
 
@@ -64,7 +65,9 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> Packed:
 
 def _layout(layers: list[Stored], *, gated: bool) -> Matrix:
     """(layers, blocks, K, .) and (layers, blocks, groups, ROWS), aligned to cache lines; missing rows are zero."""
-    widest = join([Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers])
+    widest = join(
+        [Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers]
+    )
     dtype = widest.numbers.dtype
     rows, columns = layers[0].shape
     order = _row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
@@ -72,8 +75,6 @@ def _layout(layers: list[Stored], *, gated: bool) -> Matrix:
     width = HALF if dtype == np.uint8 else ROWS
     weights = aligned((len(layers), num_blocks, columns, width), dtype)
     groups = columns // GROUP if widest.scale is not None else 0
-    scale = aligned((len(layers), num_blocks, groups, ROWS), np.dtype(np.float32))
-    minimum = aligned((len(layers), num_blocks, groups, ROWS), np.dtype(np.float32))
     for i, stored in enumerate(layers):
         stored = stored.widen(dtype)
         blocks = _blocks(stored.numbers, order)  # (blocks, K, ROWS)
@@ -81,9 +82,23 @@ def _layout(layers: list[Stored], *, gated: bool) -> Matrix:
             np.bitwise_or(blocks[..., :HALF], blocks[..., HALF:] << 4, out=weights[i])
         else:
             weights[i] = blocks
-        if stored.scale is not None and stored.minimum is not None:
-            scale[i], minimum[i] = _blocks(stored.scale, order), _blocks(stored.minimum, order)
-    return Matrix(weights, scale, minimum)
+    scale = _factors([layer.scale for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
+    minimum = _factors([layer.minimum for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
+    return Matrix(weights, scale, minimum if minimum.any() else np.zeros((1, 1, 1, 1), dtype=np.bool_))
+
+
+def _factors(layers: list[Array | None], order: Array, shape: tuple[int, ...]) -> Array:
+    """Scales or minimums in blocks: as float16 bits where nothing is lost by it, which spares memory traffic."""
+    factors = aligned(shape, np.dtype(np.float32))
+    for i, values in enumerate(layers):
+        if values is not None:
+            factors[i] = _blocks(values, order)
+    short = factors.astype(np.float16)
+    if not np.array_equal(short.astype(np.float32), factors):
+        return factors
+    bits = aligned(shape, np.dtype(np.uint16))
+    bits[...] = short.view(np.uint16)
+    return bits
 
 
 def _row_order(rows: int, *, gated: bool) -> Array:
@@ -105,11 +120,3 @@ def _blocks(values: Array, order: Array) -> Array:
         values = np.concatenate((values, np.zeros_like(values[:1])))
     chosen = values[order].reshape(-1, ROWS, values.shape[1])
     return chosen.transpose(0, 2, 1)
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Empty, starting at a cache line: a vector that straddles two costs twice."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + 64, dtype=np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)

@@ -87,7 +87,9 @@ def _share(count: Any, member: Any, size: Any) -> Any:
 
 
 @compiled
-def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any) -> None:
+def _store(
+    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any
+) -> None:
     """out (T, rows) = x times the matrix."""
     first, last = _share(matrix.weights.shape[1], member, size)
     sum_groups(x[0], sums)
@@ -99,7 +101,9 @@ def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any,
 
 
 @compiled
-def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any) -> None:
+def _add(
+    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any
+) -> None:
     """out (T, rows) += x times the matrix; rows need not fill the last block."""
     first, last = _share(matrix.weights.shape[1], member, size)
     sum_groups(x[0], sums)
@@ -112,7 +116,9 @@ def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, t
 
 
 @compiled
-def _gate(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any, scratch: Any) -> None:
+def _gate(
+    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any, scratch: Any
+) -> None:
     """out (T, intermediate) = silu(gate) * up."""
     first, last = _share(matrix.weights.shape[1], member, size)
     sum_groups(x[0], sums)
@@ -169,8 +175,8 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
         t, h = item // num_heads, item % num_heads
         end = step.positions[t] + 1
         start = max(0, end - window) if window else 0
-        attend(buffers.q[t, h], keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
-               buffers.scores[member], buffers.scratch[member], buffers.mixed[t, h * dim : (h + 1) * dim])  # fmt: skip
+        attend(buffers.q, item * dim, keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
+               buffers.scores[member], buffers.scratch[member], buffers.mixed, item * dim)  # fmt: skip
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]

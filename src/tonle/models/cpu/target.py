@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import llvmlite.binding as llvm
 import numba
 
@@ -13,8 +15,9 @@ def prepare_numba() -> None:
 
     LLVM avoids 512-bit vectors on CPUs whose early models slowed down for them; for these loops they are worth it.
     """
-    numba.config.CACHE_DIR = str(cache_dir() / "kernels")
+    config: Any = numba.config
+    config.CACHE_DIR = str(cache_dir() / "kernels")
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
-        numba.config.CPU_NAME = llvm.get_host_cpu_name()
-        numba.config.CPU_FEATURES = features.flatten() + ",-prefer-256-bit"
+        config.CPU_NAME = llvm.get_host_cpu_name()
+        config.CPU_FEATURES = features.flatten() + ",-prefer-256-bit"

@@ -6,7 +6,7 @@ the offset of the first element. `ROWS`, `GROUP` and the layouts are those of `k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -19,14 +19,20 @@ ROWS = 64  # output rows per block
 HALF = ROWS // 2
 GROUP = 32  # consecutive k that share a scale, as in the stored formats
 
-LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8  # float32 per vector
+
+def lanes_for(features: Mapping[str, bool]) -> int:
+    """float32 per vector. Where registers are narrower than this (ARM, x86 without AVX2), LLVM splits the vectors."""
+    return 16 if features.get("avx512f") else 8
+
+
+LANES = lanes_for(llvm.get_host_cpu_features())
 _REGISTERS = 32 if LANES == 16 else 16
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VF, _VI = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+VF, VI = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
-class _Code:
+class Code:
     """A few words of vector LLVM around a builder."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
@@ -56,8 +62,8 @@ class _Code:
     def broadcast(self, base: Any, index: Any) -> Any:
         """One float32 of memory in every lane."""
         one = self.b.load(self.b.gep(base, [index]), typ=F32)
-        zero = self.b.insert_element(ir.Constant(_VF, ir.Undefined), one, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(zero, ir.Constant(_VF, ir.Undefined), ir.Constant(_VI, [0] * LANES))
+        zero = self.b.insert_element(ir.Constant(VF, ir.Undefined), one, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(zero, ir.Constant(VF, ir.Undefined), ir.Constant(VI, [0] * LANES))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.b.fadd(self.b.fmul(a, b, flags=("contract",)), c, flags=("contract",))
@@ -70,11 +76,11 @@ class _Code:
 
     def sums(self, count: int) -> list[Any]:
         """Vectors that start at zero and end up in registers."""
-        return [cgutils.alloca_once_value(self.b, ir.Constant(_VF, [0.0] * LANES)) for _ in range(count)]
+        return [cgutils.alloca_once_value(self.b, ir.Constant(VF, [0.0] * LANES)) for _ in range(count)]
 
     def clear(self, sums: list[Any]) -> None:
         for place in sums:
-            self.b.store(ir.Constant(_VF, [0.0] * LANES), place)
+            self.b.store(ir.Constant(VF, [0.0] * LANES), place)
 
     def loop(self, count: int | Any, body: Callable[[Any], None], *, unroll: int = 1) -> None:
         number = ir.Constant(I64, count // unroll) if isinstance(count, int) else count
@@ -84,50 +90,59 @@ class _Code:
                 body(self.at(first, i))
 
 
-def _numbers(code: _Code, dtype: Any, base: Any, k: Any, column: int) -> Any:
+def _numbers(code: Code, dtype: Any, base: Any, k: Any, column: int) -> Any:
     """Stored numbers of columns column..column + LANES at k, as float32 lanes, without scale."""
     b = code.b
     if dtype == types.uint8:
         row = code.times(k, HALF)
         packed = code.load(base, code.at(row, column % HALF), ir.VectorType(I8, LANES))
-        wide = b.zext(packed, _VI)
+        wide = b.zext(packed, VI)
         if column < HALF:
-            wide = b.and_(wide, ir.Constant(_VI, [15] * LANES))
+            wide = b.and_(wide, ir.Constant(VI, [15] * LANES))
         else:
-            wide = b.lshr(wide, ir.Constant(_VI, [4] * LANES))
-        return b.uitofp(wide, _VF)
+            wide = b.lshr(wide, ir.Constant(VI, [4] * LANES))
+        return b.uitofp(wide, VF)
     row = code.times(k, ROWS)
     if dtype == types.int8:
         packed = code.load(base, code.at(row, column), ir.VectorType(I8, LANES))
-        return b.sitofp(b.sext(packed, _VI), _VF)
+        return b.sitofp(b.sext(packed, VI), VF)
     if dtype == types.uint16:
         packed = code.load(base, code.at(row, column), ir.VectorType(I16, LANES))
-        return b.bitcast(b.shl(b.zext(packed, _VI), ir.Constant(_VI, [16] * LANES)), _VF)
-    return code.load(base, code.at(row, column), _VF)
+        return b.bitcast(b.shl(b.zext(packed, VI), ir.Constant(VI, [16] * LANES)), VF)
+    return code.load(base, code.at(row, column), VF)
 
 
 def _scaled(dtype: Any) -> bool:
     return dtype in (types.uint8, types.int8)
 
 
+def _factors(code: Code, dtype: Any, base: Any, place: Any) -> Any:
+    """Scales or minimums as stored: float32, or float16 (its bits as uint16)."""
+    if dtype == types.uint16:
+        return code.b.fpext(code.load(base, place, ir.VectorType(ir.HalfType(), LANES)), VF)
+    return code.load(base, place, VF)
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def unpack(typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: Any, m: Any, tile: Any, t: Any) -> Any:
     """tile (GROUP, ROWS) = one group of weights as float32."""
     dtype = weights.dtype
+    offset_free = minimum.dtype == types.boolean  # all minimums are zero
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args)
+        code = Code(context, builder, signature, args)
         source, target = code.pointer(0), code.pointer(6)
         scales, minimums = code.pointer(2), code.pointer(4)
         for column in range(0, ROWS, LANES):
             place = ir.Constant(I64, column)
             if _scaled(dtype):
-                factor, offset = code.load(scales, place, _VF), code.load(minimums, place, _VF)
+                factor = _factors(code, scale.dtype, scales, place)
+                offset = None if offset_free else _factors(code, minimum.dtype, minimums, place)
 
             def row(k: Any, column: int = column) -> None:
                 values = _numbers(code, dtype, source, k, column)
-                if _scaled(dtype):
-                    values = code.fma(values, factor, offset)  # noqa: B023 - used before the next column
+                if _scaled(dtype):  # used before the next column changes factor and offset
+                    values = builder.fmul(values, factor) if offset_free else code.fma(values, factor, offset)  # noqa: B023
                 code.store(values, target, code.at(code.times(k, ROWS), column))
 
             code.loop(GROUP, row, unroll=4)
@@ -146,7 +161,7 @@ def _tile_product(count: int) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def add(typingctx: Any, tile: Any, t: Any, x: Any, at: Any, x_step: Any, total: Any, to: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = _Code(context, builder, signature, args)
+            code = Code(context, builder, signature, args)
             source, rows, target = code.pointer(0), code.pointer(2), code.pointer(5)
             step = code.number(4)
             starts = [builder.mul(step, ir.Constant(I64, r)) for r in range(count)]
@@ -155,21 +170,21 @@ def _tile_product(count: int) -> Any:
                 sums = code.sums(count * len(vectors))
                 for r in range(count):
                     for v, column in enumerate(vectors):
-                        old = code.load(target, ir.Constant(I64, r * ROWS + column), _VF)
+                        old = code.load(target, ir.Constant(I64, r * ROWS + column), VF)
                         builder.store(old, sums[r * len(vectors) + v])
 
                 def turn(k: Any, vectors: range = vectors, sums: list[Any] = sums) -> None:
-                    weights = [code.load(source, code.at(code.times(k, ROWS), column), _VF) for column in vectors]
+                    weights = [code.load(source, code.at(code.times(k, ROWS), column), VF) for column in vectors]
                     for r in range(count):
                         value = code.broadcast(rows, builder.add(starts[r], k))
                         for v, weight in enumerate(weights):
                             place = sums[r * len(weights) + v]
-                            builder.store(code.fma(weight, value, builder.load(place, typ=_VF)), place)
+                            builder.store(code.fma(weight, value, builder.load(place, typ=VF)), place)
 
                 code.loop(GROUP, turn, unroll=4)
                 for r in range(count):
                     for v, column in enumerate(vectors):
-                        new = builder.load(sums[r * len(vectors) + v], typ=_VF)
+                        new = builder.load(sums[r * len(vectors) + v], typ=VF)
                         code.store(new, target, ir.Constant(I64, r * ROWS + column))
             return context.get_dummy_value()
 
@@ -191,11 +206,12 @@ def row_product(
     Sums of number * x come first; a group's scale and minimum enter once.
     """
     dtype = weights.dtype
+    offset_free = minimum.dtype == types.boolean
     # Sums of the group and of the whole must both stay in registers.
     columns = ROWS if LANES == 16 or not _scaled(dtype) else HALF
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Code(context, builder, signature, args)
+        code = Code(context, builder, signature, args)
         source, row, target = code.pointer(0), code.pointer(6), code.pointer(10)
         scales, minimums, x_sums = code.pointer(2), code.pointer(4), code.pointer(8)
         for first in range(0, ROWS, columns):
@@ -214,20 +230,22 @@ def row_product(
                     value = code.broadcast(row, k)
                     for part, column in zip(parts, vectors, strict=True):
                         numbers = _numbers(code, dtype, source, k, column)
-                        builder.store(code.fma(numbers, value, builder.load(part, typ=_VF)), part)
+                        builder.store(code.fma(numbers, value, builder.load(part, typ=VF)), part)
 
                 code.loop(GROUP, turn, unroll=4)
                 if _scaled(dtype):
                     sum_x = code.broadcast(x_sums, g)
                     for part, whole, column in zip(parts, totals, vectors, strict=True):
                         place = code.at(code.times(g, ROWS), column)
-                        offset = code.fma(code.load(minimums, place, _VF), sum_x, builder.load(whole, typ=_VF))
-                        scaled = code.fma(builder.load(part, typ=_VF), code.load(scales, place, _VF), offset)
-                        builder.store(scaled, whole)
+                        so_far = builder.load(whole, typ=VF)
+                        if not offset_free:
+                            so_far = code.fma(_factors(code, minimum.dtype, minimums, place), sum_x, so_far)
+                        factor = _factors(code, scale.dtype, scales, place)
+                        builder.store(code.fma(builder.load(part, typ=VF), factor, so_far), whole)
 
             code.loop(code.number(12), group)
             for whole, column in zip(totals, vectors, strict=True):
-                code.store(builder.load(whole, typ=_VF), target, ir.Constant(I64, column))
+                code.store(builder.load(whole, typ=VF), target, ir.Constant(I64, column))
         return context.get_dummy_value()
 
     return types.void(weights, w, scale, s, minimum, m, x, at, sums_x, sx, total, to, groups), generate

@@ -8,28 +8,67 @@ holds the row's end also turns the new key, writes key and value to the cache, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow, launch_options, prefetch_bytes
 from tonle.models.cuda.rope import turned
 
-BLOCK_KEYS = 64  # keys per turn of the loop
-_TARGET_PROGRAMS = 264  # two per multiprocessor of an H200
 _LOG2E = 1.4426950408889634
+_NEXT_BYTES = 64 * 1024  # of a following weight, per idle program
+_NEXT_TOTAL = 32 * 2**20  # a following weight smaller than this is left alone
+_GRAIN = 64  # stretches are multiples of this, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work of a step is cut, by its number of rows."""
+
+    block_keys: int  # keys per turn of the loop
+    warps: int
+    stages: int
+    programs: int  # about so many for the whole step, if contexts are long enough
+    prefetch: bool  # ask for keys and values in L2 before the queries are there
+
+
+_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, prefetch=True)
+_MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, prefetch=False)
+
+
+def cut_for(rows: int) -> Cut:
+    """Few rows: as little latency as possible. Many: as many reads in flight as possible."""
+    return _FEW if rows <= 16 else _MANY
+
+
+@triton.jit
+def _prefetch_line(pointers):
+    """Ask for the lines at these addresses in L2."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
+                              dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
 
 
 @triton.jit
 def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, PART, PART_MAX, PART_SUM, ARRIVED,
-            ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
+            ANGLES, Q_GAIN, K_GAIN, NEXT, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
             KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
-            FUSED: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    follow(PDL)
+            FUSED: tl.constexpr, PREFETCH: tl.constexpr, NEXT_BYTES: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
+    # but the new ones: reading them need not wait.
+    if not FUSED:
+        follow(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
-    if item < tl.load(COUNTS + 7):
+    num_items = tl.load(COUNTS + 7)
+    if NEXT_BYTES > 0:
+        if item >= num_items:  # idle: fetch a share of the weights that come after the next kernel
+            idle = (item - num_items) * KV_HEADS + kv_head
+            prefetch_bytes(NEXT + (idle * (NEXT_BYTES // 2)).to(tl.int64), NEXT_BYTES)
+            follow(PDL)
+    if item < num_items:
         stretch = tl.load(COUNTS + 8)
         b = tl.load(ITEM_ROWS + item)
         first_item = tl.load(ROW_ITEMS + b)
@@ -48,6 +87,18 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
         K += kv_head * D
         V += kv_head * D
         if FUSED:
+            if PREFETCH:
+                for first in tl.range(low, tl.minimum(high, last), BN):
+                    key = first + tl.arange(0, BN)
+                    inside = key < high
+                    block = tl.load(TABLES + row * table_width + key // BLOCK, mask=inside, other=0).to(tl.int64)
+                    place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
+                    _prefetch_line(K + place)
+                    _prefetch_line(V + place)
+                    if D * K.dtype.element_ty.primitive_bitwidth > 1024:
+                        _prefetch_line(K + place + D // 2)
+                        _prefetch_line(V + place + D // 2)
+            follow(PDL)
             q = turned(QKV + kv_head * G * D, g, some, last, Q_GAIN, ANGLES, eps, D, NORM)
             high = tl.minimum(high, last)  # the new key comes from QKV, below
         else:
@@ -107,21 +158,27 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
             counter = ARRIVED + b * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
+                # Two rounds: weights of all stretches, then their sums; eight reads at a time are under way.
                 best = tl.full([GP], -1.0e30, tl.float32)
                 total = tl.zeros([GP], tl.float32)
-                acc = tl.zeros([GP, D], tl.float32)
-                for s in tl.range(first_item, first_item + active):
-                    part = s.to(tl.int64) * HEADS + head
-                    its_best = tl.load(PART_MAX + part, mask=some, other=-1.0e30, cache_modifier=".cg")
-                    its_sum = tl.load(PART_SUM + part, mask=some, other=0.0, cache_modifier=".cg")
-                    its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=some[:, None], other=0.0,
-                                      cache_modifier=".cg")  # fmt: skip
-                    top = tl.maximum(best, its_best)
-                    mine = tl.exp2(best - top)
-                    its = tl.exp2(its_best - top)
-                    total = total * mine + its_sum * its
-                    acc = acc * mine[:, None] + its_acc * its[:, None]
+                s = tl.arange(0, 16)
+                for first in tl.range(first_item, first_item + active, 16):
+                    there = (first + s)[:, None] * HEADS + head[None, :]
+                    real = (first + s < first_item + active)[:, None] & some[None, :]
+                    its_best = tl.load(PART_MAX + there, mask=real, other=-1.0e30, cache_modifier=".cg")
+                    its_total = tl.load(PART_SUM + there, mask=real, other=0.0, cache_modifier=".cg")
+                    top = tl.maximum(best, tl.max(its_best, 0))
+                    total = total * tl.exp2(best - top) + tl.sum(its_total * tl.exp2(its_best - top[None, :]), 0)
                     best = top
+                acc = tl.zeros([GP, D], tl.float32)
+                for first in tl.range(first_item, first_item + active, 8):
+                    for more in tl.static_range(8):
+                        part = (first + more).to(tl.int64) * HEADS + head
+                        real = some & (first + more < first_item + active)
+                        its_best = tl.load(PART_MAX + part, mask=real, other=-1.0e30, cache_modifier=".cg")
+                        its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=real[:, None], other=0.0,
+                                          cache_modifier=".cg")  # fmt: skip
+                        acc += its_acc * tl.exp2(its_best - best)[:, None]
                 tl.store(counter, 0)
                 total = tl.where(some, total, 1.0)
                 tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
@@ -129,13 +186,13 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
 
 def max_items(rows: int, kv_heads: int) -> int:
     """Most stretches `rows` rows are cut into. See `stretch_tokens`."""
-    return rows + _TARGET_PROGRAMS // kv_heads
+    return rows + cut_for(rows).programs // kv_heads
 
 
-def stretch_tokens(total_context: int, kv_heads: int) -> int:
-    """How long a stretch is so that all rows together fill the device; a multiple of `BLOCK_KEYS`."""
-    wanted = -(-total_context * kv_heads // _TARGET_PROGRAMS)
-    return max(1, -(-wanted // BLOCK_KEYS)) * BLOCK_KEYS
+def stretch_tokens(rows: int, total_context: int, kv_heads: int) -> int:
+    """How long a stretch is so that all rows together fill the device."""
+    wanted = -(-total_context * kv_heads // cut_for(rows).programs)
+    return max(1, -(-wanted // _GRAIN)) * _GRAIN
 
 
 class DecodeScratch:
@@ -166,18 +223,24 @@ def decode_attention(
     k_gain: torch.Tensor | None,
     eps: float,
     fused: bool,
+    following: torch.Tensor | None = None,
 ) -> None:
     """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
 
     Caches (blocks, block, kv heads, D); tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
-    turned already and the new keys and values are in the cache.
+    turned already and the new keys and values are in the cache. `following`: a weight that is read soon; programs with
+    nothing to do fetch its beginning into L2.
     """
     block, kv_heads, dim = k_cache.shape[-3:]
     group = num_heads // kv_heads
+    cut = cut_for(rows)
+    pdl = launch_options()
+    hopper = bool(pdl["PDL"])
+    share = _NEXT_BYTES if following is not None and hopper and following.numel() * 2 >= _NEXT_TOTAL else 0
     _decode[(kv_heads, max_items(rows, kv_heads))](
         batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, k_cache,
-        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
-        block, BLOCK_KEYS, window or 0, fused, q_gain is not None, qkv.dtype == torch.float32,
-        num_warps=4, num_stages=3, **launch_options(),
+        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, following,
+        eps, dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads,
+        dim, block, cut.block_keys, window or 0, fused, cut.prefetch and hopper, share, q_gain is not None,
+        qkv.dtype == torch.float32, num_warps=cut.warps, num_stages=cut.stages, **pdl,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from tonle.models.cuda.pointwise import rms_norm, silu_mul
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
-from tonle.models.cuda.skinny import MAX_ROWS, skinny
+from tonle.models.cuda.skinny import skinny
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer, Linear
@@ -97,7 +97,7 @@ class CudaModel:
         self.spec = spec
         self.sizes = sizes
         self.kv: KVCache | None = None
-        self.few = MAX_ROWS  # most tokens that take the fused path
+        self.few = 1  # most tokens that take the fused path
         self._layers = [
             _CudaLayer.of(layer, window) for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
         ]
@@ -163,9 +163,10 @@ class CudaModel:
         qkv, attended, active = self._qkv[:tokens], self._attended[:tokens], self._active[:tokens]
         skinny(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
         self._attend(index, layer, qkv, attended, tiles)
-        skinny(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
-        skinny(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
-        skinny(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
+        skinny(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True, early=True)
+        skinny(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True,
+               early=True)  # fmt: skip
+        skinny(active, layer.down.weight, hidden, bias=layer.down.bias, add=True, early=True)
 
     def _wide_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         tokens, eps = hidden.shape[0], self.spec.norm_eps
@@ -188,8 +189,9 @@ class CudaModel:
             prefill_attention(self.batch, self.tables, qkv, k_cache, v_cache, out, tiles=tiles,
                               num_heads=spec.num_heads, window=layer.window)  # fmt: skip
         rows = min(qkv.shape[0], self.sizes.max_rows)
+        following = layer.gate_up.weight if tiles is None and qkv.shape[0] <= self.few else None
         decode_attention(
             self.batch, self.tables, qkv, k_cache, v_cache, out, self._decode_scratch, rows=rows,
             num_heads=spec.num_heads, window=layer.window, angles=self._angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
+            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, following=following,
         )  # fmt: skip

@@ -95,5 +95,5 @@ def prefill_attention(
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, k_cache, v_cache, out, dim**-0.5 * _LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, _BLOCK_KEYS, window or 0,
-        qkv.dtype == torch.float32, num_warps=4, num_stages=3, **launch_options(),
+        qkv.dtype == torch.float32, num_warps=4, num_stages=2, **launch_options(),
     )  # fmt: skip

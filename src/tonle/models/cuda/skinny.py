@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow, launch_options, prefetch_bytes
 
 MAX_ROWS = 16
 
@@ -26,25 +26,8 @@ class Cut:
     block_n: int
     block_k: int
     warps: int
-    stages: int = 1
-
-
-@triton.jit
-def _prefetch(pointer, num_bytes):
-    """Ask for a stretch of memory in L2: one instruction of one thread (Hopper)."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p; .reg .u32 t;
-        mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [pointer.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    stages: int = 0  # blocks of W under way at a time; 0 = all of them, unrolled
+    prefetch: bool = False  # ask for all of a program's weights in L2 at once
 
 
 @triton.jit
@@ -64,25 +47,22 @@ def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.cons
 
 
 @triton.jit
-def _gemv(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-          NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
-          PDL: tl.constexpr):  # fmt: skip
+def _gemv_short(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
+                PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """A few rows of W, all their columns unrolled: the first block is under way before the kernel ahead has ended."""
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     live = n < N
     k = tl.arange(0, BK)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
     some = live[:, None] & (k < K)[None, :]
-    w = tl.load(own, mask=some, other=0.0)  # what no kernel ahead writes is read before waiting for it
+    w = tl.load(own, mask=some, other=0.0)
     u = w
     if GLU:
         u = tl.load(own + N * K, mask=some, other=0.0)
-    if PDL:
-        if pid * BN + BN <= N:
-            share = W + (pid * BN).to(tl.int64) * K
-            _prefetch(share, BN * K * 2)
-            if GLU:
-                _prefetch(share + N * K, BN * K * 2)
+    if PREFETCH:
+        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
     follow(PDL)
     acc = tl.zeros([BN, BK], tl.float32)
     up = tl.zeros([BN, BK], tl.float32)
@@ -111,6 +91,52 @@ def _gemv(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.c
 
 
 @triton.jit
+def _prefetch_rows(W, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, GLU: tl.constexpr):
+    """Rows first .. first + BN of W, if they are all there."""
+    if first + BN <= N:
+        share = W + first.to(tl.int64) * K
+        size: tl.constexpr = BN * K * W.dtype.element_ty.primitive_bitwidth // 8
+        prefetch_bytes(share, size)
+        if GLU:
+            prefetch_bytes(share + N * K, size)
+
+
+@triton.jit
+def _gemv_deep(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+               STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+               GLU: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """A few rows of W, column block by column block: for rows too long for registers."""
+    pid = tl.program_id(0)
+    n = pid * BN + tl.arange(0, BN)
+    live = n < N
+    k = tl.arange(0, BK)
+    if PREFETCH:
+        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
+    follow(PDL)
+    own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
+    acc = tl.zeros([BN, BK], tl.float32)
+    up = tl.zeros([BN, BK], tl.float32)
+    squares = tl.zeros([BK], tl.float32)
+    for first in tl.range(0, K, BK, num_stages=STAGES):
+        inside = first + k < K
+        some = live[:, None] & inside[None, :]
+        x = tl.load(X + first + k, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x *= tl.load(GAIN + first + k, mask=inside, other=0.0).to(tl.float32)
+        acc += tl.load(own + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
+        if GLU:
+            up += tl.load(own + N * K + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    if ADD:
+        y = (y.to(tl.float32) + tl.load(OUT + n, mask=live, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
+    tl.store(OUT + n, y, mask=live)
+
+
+@triton.jit
 def _skinny(X, GAIN, W, BIAS, OUT, eps, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
             BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
             GLU: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
@@ -121,11 +147,7 @@ def _skinny(X, GAIN, W, BIAS, OUT, eps, rows, N: tl.constexpr, K: tl.constexpr, 
     real = m < rows
     k = tl.arange(0, BK)
     if PDL:
-        if pid * BN + BN <= N:
-            share = W + (pid * BN).to(tl.int64) * K
-            _prefetch(share, BN * K * 2)
-            if GLU:
-                _prefetch(share + N * K, BN * K * 2)
+        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
     follow(PDL)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
     acc = tl.zeros([BM, BN], tl.float32)
@@ -164,7 +186,12 @@ def _dot(a, b, acc, IEEE: tl.constexpr):
 
 def cut_one(outputs: int, inputs: int, *, glu: bool) -> Cut:
     """For one row: every multiprocessor busy, and 16-byte reads by all threads."""
-    return Cut(block_n=4, block_k=min(512, triton.next_power_of_2(inputs)), warps=4)
+    block_k = triton.next_power_of_2(inputs)
+    if inputs > 4096:
+        return Cut(block_n=4, block_k=min(512, block_k), warps=4, stages=5)
+    if outputs > 6144:
+        return Cut(block_n=2, block_k=min(512, block_k), warps=2, stages=1)
+    return Cut(block_n=4, block_k=min(1024, block_k), warps=4, prefetch=True)
 
 
 def cut_few(outputs: int, inputs: int, *, glu: bool) -> Cut:
@@ -183,20 +210,32 @@ def skinny(
     bias: torch.Tensor | None = None,
     add: bool = False,
     glu: bool = False,
+    early: bool = False,
     cut: Cut | None = None,
 ) -> torch.Tensor:
     """x (rows, K), weight (N, K), out (rows, N), all contiguous.
 
     `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds.
+    `early`: see `launch_options`.
     """
     rows, inputs = x.shape
     outputs = out.shape[1]
     if rows == 1:
         cut = cut or cut_one(outputs, inputs, glu=glu)
-        _gemv[(triton.cdiv(outputs, cut.block_n),)](
-            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, gain is not None,
-            bias is not None, add, glu, num_warps=cut.warps, **launch_options(),
-        )  # fmt: skip
+        tiles = triton.cdiv(outputs, cut.block_n)
+        flags = (gain is not None, bias is not None, add, glu)
+        pdl = launch_options(early=early)
+        prefetch = cut.prefetch and bool(pdl["PDL"])
+        if cut.stages == 0:
+            _gemv_short[(tiles,)](
+                x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
+                num_warps=cut.warps, **pdl,
+            )  # fmt: skip
+        else:
+            _gemv_deep[(tiles,)](
+                x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags,
+                prefetch, num_warps=cut.warps, **pdl,
+            )  # fmt: skip
     else:
         cut = cut or cut_few(outputs, inputs, glu=glu)
         _skinny[(triton.cdiv(outputs, cut.block_n),)](

@@ -18,13 +18,20 @@ from tonle.models.decoder import Decoder
 from tonle.models.load.precision import default_dtype
 from tonle.models.read_spec import read_json, read_spec
 from tonle.models.source import ModelSource
-from tonle.models.weights import LM_HEAD, Owned, Shape, assemble, check_tensors, tensor_shapes
+from tonle.models.spec import ModelSpec
+from tonle.models.weights import LM_HEAD, Fetch, Owned, Shape, assemble, check_tensors, tensor_shapes
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
 def load_folder(source: ModelSource, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
+    spec, fetch = open_folder(source)
+    return Decoder(spec, assemble(spec, fetch, Owned(device, dtype or default_dtype(spec.dtype, device))))
+
+
+def open_folder(source: ModelSource) -> tuple[ModelSpec, Fetch]:
+    """The spec, and tensors as stored by our names. Everything is checked; tensors are read when asked for."""
     spec = read_spec(source)
     _refuse_quantized(source.path)
     files = [_open(file) for file in _weight_files(source.path)]
@@ -38,7 +45,7 @@ def load_folder(source: ModelSource, *, device: torch.device, dtype: torch.dtype
         tensor: torch.Tensor = homes[name].get_tensor(name)
         return tensor
 
-    return Decoder(spec, assemble(spec, fetch, Owned(device, dtype or default_dtype(spec.dtype, device))))
+    return spec, fetch
 
 
 def _refuse_quantized(folder: Path) -> None:

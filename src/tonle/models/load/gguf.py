@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
-from tonle.models.gguf_file import GGUFFile
+from tonle.models.gguf_file import GGUFFile, GGUFTensor
 from tonle.models.load.precision import default_dtype
 from tonle.models.load.quants import SUPPORTED, dequantize
 from tonle.models.read_spec import from_gguf
@@ -38,28 +40,45 @@ _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _ROPE_TENSOR = "rope_freqs.weight"  # read with the spec
 
 
+class GGUFWeights:
+    """A checked file: its spec, and its tensors by our names. Tensors are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        file = GGUFFile(path)
+        self.spec = from_gguf(file)
+        self._tensors = file.tensors
+        self._interleaved = family(self.spec.architecture).gguf_interleaved
+        expected = {gguf_name(name): shape for name, shape in tensor_shapes(self.spec).items()}
+        check_tensors(str(path), expected, {name: t.shape for name, t in file.tensors.items()}, [_ROPE_TENSOR])
+        for tensor in file.tensors.values():
+            if tensor.type not in SUPPORTED:
+                raise ModelError(
+                    f"{path}: tensor {tensor.name} has type {tensor.type.name}, which is not supported; "
+                    f"supported: {', '.join(type_.name for type_ in SUPPORTED)}"
+                )
+
+    def stored(self, name: str) -> GGUFTensor:
+        """As the file has it; the rows may be in another order (`row_order`)."""
+        return self._tensors[gguf_name(name)]
+
+    def row_order(self, name: str) -> npt.NDArray[np.int64] | None:
+        """Where our rows stand in the file: heads of llama-type q and k are stored as pairs, ours are two halves."""
+        if not self._interleaved or not (".q_proj." in name or ".k_proj." in name):
+            return None
+        num_heads = self.spec.num_heads if ".q_proj." in name else self.spec.num_kv_heads
+        pairs = np.arange(num_heads * self.spec.head_dim).reshape(num_heads, -1, 2)  # (heads, half, 2)
+        return pairs.transpose(0, 2, 1).reshape(-1)
+
+    def fetch(self, name: str) -> torch.Tensor:
+        """Dequantized, rows in our order."""
+        values, order = dequantize(self.stored(name)), self.row_order(name)
+        return torch.from_numpy(values if order is None else values[order])
+
+
 def load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
-    file = GGUFFile(path)
-    spec = from_gguf(file)
-    expected = {gguf_name(name): shape for name, shape in tensor_shapes(spec).items()}
-    check_tensors(str(path), expected, {name: tensor.shape for name, tensor in file.tensors.items()}, [_ROPE_TENSOR])
-    for tensor in file.tensors.values():
-        if tensor.type not in SUPPORTED:
-            raise ModelError(
-                f"{path}: tensor {tensor.name} has type {tensor.type.name}, which is not supported; "
-                f"supported: {', '.join(type_.name for type_ in SUPPORTED)}"
-            )
-    interleaved = family(spec.architecture).gguf_interleaved
-
-    def fetch(name: str) -> torch.Tensor:
-        values = torch.from_numpy(dequantize(file.tensors[gguf_name(name)]))
-        if interleaved and ".q_proj." in name:
-            return _deinterleave(values, spec.num_heads)
-        if interleaved and ".k_proj." in name:
-            return _deinterleave(values, spec.num_kv_heads)
-        return values
-
-    return Decoder(spec, assemble(spec, fetch, Owned(device, dtype or default_dtype(spec.dtype, device))))
+    weights = GGUFWeights(path)
+    storage = Owned(device, dtype or default_dtype(weights.spec.dtype, device))
+    return Decoder(weights.spec, assemble(weights.spec, weights.fetch, storage))
 
 
 def gguf_name(name: str) -> str:
@@ -70,9 +89,3 @@ def gguf_name(name: str) -> str:
     assert match is not None, name
     index, middle, kind = match.groups()
     return f"blk.{index}.{_LAYER_NAMES[middle]}.{kind}"
-
-
-def _deinterleave(values: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head from pairs (0, half, 1, half + 1, ...) back to two halves."""
-    pairs = values.view(num_heads, -1, 2, *values.shape[1:])  # (heads, half, 2, ...)
-    return pairs.transpose(1, 2).reshape(values.shape)

@@ -1,0 +1,152 @@
+"""The engine on one GPU, measured as its callers see it: one command prints the table.
+
+    python -m benchmarks.gpu --models qwen2.5-1.5b,llama-3.2-3b --users 1,10,40,100,256 --json out.json
+
+The engine runs in a process of its own, as in `tonle serve`; the closed loop of users shares this process with the
+engine's front. No HTTP and no tokenizer. Weights are random and built on the device; sampling is greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.closed_loop import drive
+from benchmarks.workload import SHAPES, Job, decode_one, offline, serving, weight_bytes, write_config
+from tonle.config.engine import EngineConfig
+from tonle.engine.front import Front
+from tonle.engine.process import EngineProcess
+from tonle.engine.request import GenerationConfig
+from tonle.engine.text import Text
+from tonle.models.source import ModelSource
+
+READ_BYTES_PER_S = 4.43e12  # measured on an H200
+COLUMNS = ("users", "requests", "out_tok_s", "requests_per_s", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean",
+           "tpot_p99", "itl_p50", "itl_p99", "e2e_mean", "e2e_p99")  # fmt: skip
+
+
+class _Mute:
+    """A text stream without text."""
+
+    stopped = None
+
+    def push(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class _NoText:
+    """Stands in for a tokenizer: tokens are all we measure."""
+
+    def stream(self, *_: Any, **__: Any) -> _Mute:
+        return _Mute()
+
+
+class Engine:
+    """An engine process and its front."""
+
+    def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
+        self.process = EngineProcess(ModelSource("folder", write_config(name, folder), name), config)
+        self.front = Front(cast(Text, _NoText()), name, self.process.send)
+
+    async def start(self) -> float:
+        """Seconds from nothing to ready."""
+        began = time.perf_counter()
+        await self.process.start(self.front)
+        await self.process.wait_ready()
+        return time.perf_counter() - began
+
+    async def generate(self, prompt: list[int], count: int) -> AsyncIterator[list[int]]:
+        config = GenerationConfig(max_length=count, do_sample=False, early_stopping=False)
+        async for delta in self.front.submit(prompt, config):
+            yield delta.tokens
+
+
+def workloads(names: list[str], users: list[int]) -> list[tuple[str, list[Job], int]]:
+    chosen: list[tuple[str, list[Job], int]] = []
+    if "decode1" in names:
+        chosen.append(("decode1", decode_one(6), 1))
+    if "serving" in names:
+        chosen += [("serving", serving(max(10, 5 * count), seed=count), count) for count in users]
+    if "offline" in names:
+        chosen.append(("offline", offline(256), 256))
+    return chosen
+
+
+async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    config = EngineConfig(
+        max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
+        max_sequence_length=4096, device="cuda", dtype="bfloat16", load_format="random",
+        long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
+    )  # fmt: skip
+    floor_ms = weight_bytes(name) / READ_BYTES_PER_S * 1e3
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(name, Path(folder), config)
+        ready_s = await engine.start()
+    print(f"\n{name}: start to ready {ready_s:.1f} s, weights {floor_ms:.2f} ms per step, {engine.front.card}")
+    print(f"{'':10}" + "".join(f"{column:>14}" for column in COLUMNS) + f"{'floor':>8}")
+    rows = []
+    try:
+        await drive(engine.generate, serving(64, seed=77), 32)  # warm
+        for label, jobs, users in workloads(options.workloads.split(","), options.users):
+            before = engine.front.stats
+            row: dict[str, Any] = {
+                "model": name,
+                "workload": label,
+                "ready_s": ready_s,
+                **await drive(engine.generate, jobs, users),
+            }
+            after = engine.front.stats
+            row["steps"] = after.num_steps - before.num_steps
+            row["busy_share"] = (after.busy_s - before.busy_s) / row["seconds"]
+            row["floor_share"] = floor_ms / row["tpot_mean"]
+            row["parts_ms"] = {part: (spent - before.profile.get(part, 0.0)) / max(1, row["steps"]) * 1e3
+                               for part, spent in after.profile.items()}  # fmt: skip
+            rows.append(row)
+            print(
+                f"{label:10}" + "".join(f"{row[column]:14.2f}" for column in COLUMNS) + f"{row['floor_share']:8.1%}",
+                flush=True,
+            )
+            if options.profile:
+                parts = ", ".join(f"{part} {ms:.3f}" for part, ms in row["parts_ms"].items())
+                print(
+                    f"{'':10}{row['steps']} steps, {row['seconds'] / row['steps'] * 1e3:.3f} ms each; host ms per step: {parts}"
+                )
+    finally:
+        await engine.process.stop()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--models", default="qwen2.5-1.5b,llama-3.2-3b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--workloads", default="decode1,serving,offline")
+    parser.add_argument("--users", type=lambda text: [int(n) for n in text.split(",")], default=[1, 10, 40, 100, 256])
+    parser.add_argument("--max-batch-size", type=int, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=4096)
+    parser.add_argument("--profile", action="store_true", help="time the parts of a step on the host")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    try:
+        import uvloop
+
+        run: Any = uvloop.run
+    except ImportError:
+        run = asyncio.run
+    rows: list[dict[str, Any]] = []
+    for name in options.models.split(","):
+        rows += run(measure(name, options))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""`Chain`: the end of the trail, where new lines go.
+
+Does: number, seal and write records and events, open new days, sign heads; all under the directory's lock, so that
+several processes may write to one trail. Does not: queue, retry or repair (`trail.py`, `recover.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tonle.audit import ledger
+from tonle.audit.disk import Disk, locked
+from tonle.audit.keys import SigningKey
+from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Line
+from tonle.audit.seal import seal
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A record that has no place yet."""
+
+    day: str
+    file: str
+    fields: dict[str, bytes]  # JSON of each
+    is_here: bool = False  # a file of that name holds it already, and stays if anything goes wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something else to write down."""
+
+    kind: ledger.Kind
+    values: dict[str, Any] = field(default_factory=dict)  # fields of Line
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where the chain ends. `day` None: there is no chain yet."""
+
+    day: str | None = None
+    after: str | None = None  # the day before it in the trail
+    seq: int = 0  # of the last line; 0: the day has a head and no line yet
+    link: str = GENESIS
+    size: int = 0  # of the day's ledger, bytes
+
+
+class Chain:
+    """One process's grip on a trail. Methods are for one thread at a time."""
+
+    def __init__(self, directory: Path, key: SigningKey, *, disk: Disk | None = None, durable: bool = False) -> None:
+        self.directory = directory
+        self.key = key
+        self.disk = disk or Disk()
+        self.durable = durable  # flush every batch before it counts as written
+        self.tail = Tail()
+        self._stamp = 0  # when the directory last changed; a day opened by another process changes it
+        self._signed: tuple[str | None, str] = (None, "")  # day and link of the last head written
+        self._named: str | None = None  # the day that latest.json is known to name
+
+    def append(self, entries: Sequence[Draft | Event]) -> list[Line]:
+        """Write all or, if the disk refuses, none of the entries of a day. Raises `OSError`."""
+        lines: list[Line] = []
+        with locked(self.directory):
+            self.refresh()
+            for day, group in groupby(entries, key=self._day_of):
+                lines += self.append_locked(day, list(group))
+        return lines
+
+    def sign(self) -> None:
+        """Bring the signed head up to the end of the chain. Raises `OSError`."""
+        with locked(self.directory):
+            self.refresh()
+            self.sign_locked()
+
+    def _day_of(self, entry: Draft | Event) -> str:
+        """Time in the trail never goes back, whatever clocks do."""
+        day = entry.day if isinstance(entry, Draft) else ledger.today()
+        return max(day, self.tail.day or "")
+
+    # -- for those who hold the lock
+
+    def refresh(self) -> None:
+        """Learn what other processes have appended since."""
+        stamp = self.directory.stat().st_mtime_ns
+        if stamp != self._stamp:
+            self._stamp = stamp
+            days = [day for day in ledger.days_in(self.directory) if self.head(day).exists()]
+            if days and days[-1] != self.tail.day:
+                self.tail = Tail(days[-1], days[-2] if len(days) > 1 else None, size=-1)  # not the size of any file
+        if self.tail.day is None:
+            return
+        try:
+            size = self.ledger(self.tail.day).stat().st_size
+        except FileNotFoundError:
+            size = 0
+        if size != self.tail.size:
+            self._read_tail(self.tail.day)
+
+    def append_locked(self, day: str, entries: Sequence[Draft | Event]) -> list[Line]:
+        if day != self.tail.day:
+            self._open_day(day)
+        self.name_latest()
+        tail, folder = self.tail, self.directory / day
+        seq, link, now = tail.seq, tail.link, ledger.now_text()
+        texts: list[bytes] = []
+        lines: list[Line] = []
+        try:
+            for entry in entries:
+                seq += 1
+                if isinstance(entry, Draft):
+                    line = self._write_record(str(folder), entry, seq, link, now)
+                else:
+                    line = Line(seq=seq, kind=entry.kind, time=now, **entry.values)
+                if seq == 1:
+                    line.after, line.prev = tail.after, tail.link
+                texts.append(ledger.link(line, link))
+                lines.append(line)
+                link = line.link
+            if self.durable:
+                self.disk.sync_folder(folder)
+            self.disk.append(folder / LEDGER_NAME, b"".join(texts), durable=self.durable)
+        except OSError:
+            self._take_back(folder, entries[: len(lines)])
+            raise
+        self.tail = Tail(day, tail.after, seq, link, tail.size + sum(map(len, texts)))
+        return lines
+
+    def sign_locked(self) -> None:
+        tail = self.tail
+        if tail.day is None or (tail.day, tail.link) == self._signed:
+            return
+        head = ledger.sign_head(self.key, "day", tail.day, tail.seq, tail.link)
+        self.disk.overwrite(self.head(tail.day), head, durable=self.durable)
+        self._signed = (tail.day, tail.link)
+
+    def ledger(self, day: str) -> Path:
+        return self.directory / day / LEDGER_NAME
+
+    def head(self, day: str) -> Path:
+        return self.directory / day / HEAD_NAME
+
+    def _open_day(self, day: str) -> None:
+        """The head comes before the first line, so that a ledger without a head is never the work of a crash."""
+        self.sign_locked()  # the day before is complete
+        (self.directory / day).mkdir(exist_ok=True)
+        tail = Tail(day, self.tail.day, 0, self.tail.link, 0)
+        self._write_head(self.head(day), "day", tail)
+        self.tail = tail
+
+    def name_latest(self) -> None:
+        """See to it that `latest.json` names the day of the tail. Before the day's first line is written."""
+        if self.tail.day is None or self._named == self.tail.day:
+            return
+        path = self.directory / LATEST_NAME
+        try:
+            latest = ledger.read_head(path)
+        except ValueError:
+            latest = None  # recovery has noted it
+        if latest is None or latest.day < self.tail.day:
+            self._write_head(path, "latest", self.tail)
+        self._named = self.tail.day
+
+    def _write_head(self, path: Path, kind: str, tail: Tail) -> None:
+        head = ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
+        self.disk.write_file(str(path.parent), path.name, head, durable=self.durable)
+
+    def _write_record(self, folder: str, draft: Draft, seq: int, link: str, now: str) -> Line:
+        content, number = seal(draft.fields, self.key, seq=seq, prev=link, file=draft.file)
+        self.disk.write_file(folder, draft.file, content, durable=self.durable)
+        digest = hashlib.sha256(content).hexdigest()
+        return Line(seq=seq, kind="record", time=now, file=draft.file, hash=number, sha256=digest)
+
+    def _take_back(self, folder: Path, entries: Sequence[Draft | Event]) -> None:
+        """No ledger line names these; if they cannot be removed, recovery will find them."""
+        for entry in entries:
+            if isinstance(entry, Draft) and not entry.is_here:
+                with contextlib.suppress(OSError):
+                    (folder / entry.file).unlink()
+
+    def _read_tail(self, day: str) -> None:
+        try:
+            content = self.ledger(day).read_bytes()
+        except FileNotFoundError:
+            content = b""
+        whole = content.rfind(b"\n") + 1
+        if not whole:
+            self.tail = Tail(day, self.tail.after, 0, self.link_before(day), 0)
+            return
+        start = content.rfind(b"\n", 0, whole - 1) + 1
+        line = ledger.decode_line(content[start : whole - 1])
+        self.tail = Tail(day, self.tail.after, line.seq, line.link, whole)
+
+    def link_before(self, day: str) -> str:
+        """What the first line of `day` follows."""
+        for earlier in reversed([name for name in ledger.days_in(self.directory) if name < day]):
+            if self.ledger(earlier).exists() and (lines := ledger.read_lines(self.ledger(earlier).read_bytes())):
+                return lines[-1][1].link
+        return GENESIS

@@ -1,0 +1,276 @@
+"""`Index`: a SQLite file beside the trail that finds records fast. It holds nothing that the files do not.
+
+Does: follow the ledgers from where it stopped (new records, redactions, removed days), search. Does not: count as
+evidence; delete `index.sqlite` at any time and it is built again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tonle.audit import ledger
+from tonle.audit.ledger import Line
+from tonle.errors import InternalError, InvalidRequest, NotFound
+
+INDEX_NAME = "index.sqlite"
+_VERSION = 1
+_TRIGRAM = 3  # characters; shorter texts are searched without the text index
+
+_SCHEMA = """
+CREATE TABLE days (day TEXT PRIMARY KEY, size INTEGER NOT NULL);
+CREATE TABLE records (
+    rowid INTEGER PRIMARY KEY, day TEXT NOT NULL, file TEXT NOT NULL, seq INTEGER NOT NULL, id TEXT, request_id TEXT,
+    response_id TEXT, time TEXT, key_id TEXT, model TEXT, adapter TEXT, endpoint TEXT, status TEXT, http_status INTEGER,
+    prompt_tokens INTEGER, completion_tokens INTEGER, total_ms REAL, content TEXT, UNIQUE (day, file)
+);
+CREATE INDEX by_time ON records (time);
+CREATE INDEX by_id ON records (id);
+CREATE INDEX by_request ON records (request_id);
+CREATE INDEX by_response ON records (response_id);
+"""
+_TEXT_INDEX = (
+    "CREATE VIRTUAL TABLE words USING fts5(content, content='records', content_rowid='rowid', tokenize='trigram')"
+)
+_INSERT = """
+INSERT INTO records (day, file, seq, id, request_id, response_id, time, key_id, model, adapter, endpoint, status, http_status,
+    prompt_tokens, completion_tokens, total_ms, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """All given conditions hold. Times are UTC, ISO 8601, from `since` up to but without `until`."""
+
+    since: str | None = None
+    until: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    adapter: str | None = None
+    status: str | None = None
+    endpoint: str | None = None
+    text: str | None = None  # contained in prompt, messages or output; case does not matter
+    limit: int | None = 100
+    newest_first: bool = False
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of an answer: enough for a list. The record itself is in `day`/`file`."""
+
+    day: str
+    file: str
+    seq: int
+    id: str | None
+    request_id: str | None
+    response_id: str | None
+    time: str | None
+    key_id: str | None
+    model: str | None
+    adapter: str | None
+    endpoint: str | None
+    status: str | None
+    http_status: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    total_ms: float | None
+
+
+_COLUMNS = ", ".join(Row.__struct_fields__)
+
+
+class Index:
+    """Use as a context manager. Opening it brings it up to date."""
+
+    def __init__(self, directory: Path, *, rebuild: bool = False) -> None:
+        self._directory = directory
+        self._path = directory / INDEX_NAME
+        if not ledger.days_in(directory):
+            raise NotFound(f"there is no audit trail in {directory}")
+        try:
+            self._database = self._connect(rebuild=rebuild)
+            self.num_added = self.update()
+        except sqlite3.DatabaseError as error:
+            raise InternalError(f"{self._path}: {error}; `tonle audit reindex` builds it again") from error
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._database.close()
+
+    def _connect(self, *, rebuild: bool) -> sqlite3.Connection:
+        if rebuild:
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                self._path.with_name(INDEX_NAME + suffix).unlink(missing_ok=True)
+        database = sqlite3.connect(self._path, timeout=30)
+        database.execute("PRAGMA secure_delete = ON")  # what is redacted leaves the file
+        if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            database.close()
+            self._path.unlink(missing_ok=True)
+            database = sqlite3.connect(self._path, timeout=30)
+            database.execute("PRAGMA secure_delete = ON")
+            database.executescript(_SCHEMA)
+            with contextlib.suppress(sqlite3.OperationalError):  # built without FTS5: searching is slower, no more
+                database.execute(_TEXT_INDEX)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+            database.commit()
+            self._path.chmod(0o600)  # it holds the words of every record
+        self._has_words = bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone())
+        return database
+
+    # -- following the ledgers
+
+    def update(self) -> int:
+        """Read what the ledgers have more than last time; returns how many records are new."""
+        num_before = self._database.total_changes
+        seen = dict(self._database.execute("SELECT day, size FROM days").fetchall())
+        num_added = 0
+        days = ledger.days_in(self._directory)
+        with self._database:
+            for day in set(seen) - set(days):
+                self._remove("day = ?", [day])
+                self._database.execute("DELETE FROM days WHERE day = ?", [day])
+            for day in days:
+                num_added += self._follow(day, seen.get(day, 0))
+            if self._has_words and self._database.total_changes - num_before > num_added * 2 + len(days):
+                self._database.execute("INSERT INTO words (words) VALUES ('optimize')")  # drops words of removed rows
+        return num_added
+
+    def _follow(self, day: str, size: int) -> int:
+        path = self._directory / day / ledger.LEDGER_NAME
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            file.seek(size)
+            content = file.read()
+        content = content[: content.rfind(b"\n") + 1]
+        if not content:
+            return 0
+        num_added = 0
+        for _, line in ledger.read_lines(content):
+            if line.kind == "record":
+                num_added += self._add(day, line)
+            elif line.kind == "redacted":
+                self._remove("day = ? AND file = ?", [line.day, line.file])
+                self._add(str(line.day), line, seq=0)
+        self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", [day, size + len(content)])
+        return num_added
+
+    def _add(self, day: str, line: Line, seq: int | None = None) -> bool:
+        try:
+            record = msgspec.json.decode((self._directory / day / str(line.file)).read_bytes())
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return False  # `verify` says what is wrong with it
+        usage, latency = record.get("usage") or {}, record.get("latency_ms") or {}
+        names = (
+            "id",
+            "request_id",
+            "response_id",
+            "time",
+            "key_id",
+            "model",
+            "adapter",
+            "endpoint",
+            "status",
+            "http_status",
+        )
+        values = [
+            day, line.file, seq if seq else record["chain"]["seq"], *(record.get(name) for name in names),
+            usage.get("prompt_tokens"), usage.get("completion_tokens"), latency.get("total"), _content(record),
+        ]  # fmt: skip
+        self._remove("day = ? AND file = ?", [day, line.file])
+        cursor = self._database.execute(_INSERT, [_flat(value) for value in values])
+        if self._has_words:
+            self._database.execute("INSERT INTO words (rowid, content) VALUES (?, ?)", [cursor.lastrowid, values[-1]])
+        return True
+
+    def _remove(self, condition: str, values: Sequence[Any]) -> None:
+        if self._has_words:
+            self._database.execute(
+                "INSERT INTO words (words, rowid, content) "
+                f"SELECT 'delete', rowid, content FROM records WHERE {condition}",
+                values,
+            )
+        self._database.execute(f"DELETE FROM records WHERE {condition}", values)
+
+    # -- searching
+
+    def find(self, query: Query) -> Iterator[Row]:
+        conditions, values = self._conditions(query)
+        order = "DESC" if query.newest_first else "ASC"
+        statement = (
+            f"SELECT {_COLUMNS} FROM records WHERE {' AND '.join(conditions)} ORDER BY time {order}, rowid {order}"
+        )
+        if query.limit is not None:
+            statement += f" LIMIT {int(query.limit)}"
+        for row in self._database.execute(statement, values):
+            yield Row(*row)
+
+    def _conditions(self, query: Query) -> tuple[list[str], list[Any]]:
+        conditions, values = ["1"], []
+        for field in fields(query):
+            value = getattr(query, field.name)
+            if value is None or field.name in ("limit", "newest_first", "text"):
+                continue
+            operator = {"since": "time >= ?", "until": "time < ?"}.get(field.name, f"{field.name} = ?")
+            conditions.append(operator)
+            values.append(value)
+        if query.text:
+            if self._has_words and len(query.text) >= _TRIGRAM:
+                conditions.append("rowid IN (SELECT rowid FROM words WHERE words MATCH ?)")
+                values.append('"' + query.text.replace('"', '""') + '"')
+            else:
+                conditions.append("instr(lower(content), lower(?)) > 0")
+                values.append(query.text)
+        return conditions, values
+
+    def locate(self, name: str) -> Path:
+        """The file of a record, by its short id, request id, response id or file name. Raises if it is not one."""
+        if not name:
+            raise InvalidRequest("which record? Give its id")
+        rows = self._database.execute(
+            "SELECT DISTINCT day, file FROM records WHERE id = :it OR request_id = :it OR response_id = :it OR file = :it"
+            " LIMIT 10",
+            {"it": Path(name).name},
+        ).fetchall()
+        if not rows:
+            raise NotFound(f"no record has the id {name!r}")
+        if len(rows) > 1:
+            files = ", ".join(f"{day}/{file}" for day, file in rows)
+            raise InvalidRequest(f"{name!r} is the id of several records; give a file name: {files}")
+        return self._directory / str(rows[0][0]) / str(rows[0][1])
+
+
+def _content(record: dict[str, Any]) -> str:
+    """Everything people said and were told, once each."""
+    pieces = [
+        record.get(name) for name in ("system_prompt", "user_input", "messages", "prompt", "output", "choices", "error")
+    ]
+    seen: dict[str, None] = {}
+    for piece in pieces:
+        for text in _strings(piece):
+            seen.setdefault(text)
+    return "\n".join(seen)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name not in ("role", "type"):
+                yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+def _flat(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float) else msgspec.json.encode(value).decode()

@@ -1,0 +1,152 @@
+"""`Intents`: who is being served right now, kept where a killed process cannot take it along.
+
+Every opened record leaves one line in a file that is mapped into memory: writing it is a copy without a call of the
+system, and the kernel keeps it when the process dies. What has a line here and no record in the trail was
+interrupted; recovery writes that record.
+
+Does: remember openings, forget those that are written. Does not: survive a power cut; nothing unflushed does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tonle.audit.keys import SigningKey
+from tonle.audit.record import Record
+
+FOLDER_NAME = "open"
+FILE_BYTES = 4 * 1024**2
+MAX_BODY_BYTES = 64 * 1024  # of a request that is remembered whole
+
+
+class Intent(msgspec.Struct, array_like=True):
+    """What was known when the record was opened."""
+
+    id: str
+    opened_ns: int
+    endpoint: str
+    request_id: str
+    client: str | None
+    body: str | None
+
+
+class Page:
+    """One mapped file; removed when it is full and all its requests are on record."""
+
+    __slots__ = ("_fd", "_map", "is_full", "num_open", "path", "used")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)  # ends with the process: whoever can take it knows that we died
+            # Real blocks, not a hole: a copy into a hole on a full disk would kill the process.
+            os.posix_fallocate(self._fd, 0, FILE_BYTES)
+            self._map = mmap.mmap(self._fd, FILE_BYTES)
+        except OSError:
+            os.close(self._fd)
+            path.unlink()
+            raise
+        self.used = 0  # bytes
+        self.num_open = 0
+        self.is_full = False
+
+    def add(self, line: bytes) -> bool:
+        if self.used + len(line) > FILE_BYTES:
+            self.is_full = True
+            return False
+        self._map[self.used : self.used + len(line)] = line
+        self.used += len(line)
+        self.num_open += 1
+        return True
+
+    def remove(self) -> None:
+        self._map.close()
+        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
+
+
+class Intents:
+    """Opened on the event loop, forgotten on the trail's thread: the only shared number is a page's count."""
+
+    def __init__(self, directory: Path, key: SigningKey, *, with_content: bool) -> None:
+        """`with_content`: also the request's body. Not where rules keep parts of it off the disk."""
+        self._folder = directory / FOLDER_NAME
+        self._folder.mkdir(exist_ok=True)
+        self._key = key
+        self._with_content = with_content
+        self._prefix = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._num_pages = 0
+        self._page: Page | None = self._new_page()
+        self._pages: list[Page] = [self._page]
+
+    def add(self, record: Record) -> None:
+        """Never raises: a disk that is full is the writer's to report."""
+        body = None
+        if self._with_content and isinstance(record.body, bytes) and len(record.body) <= MAX_BODY_BYTES:
+            body = record.body.decode(errors="replace")
+        intent = Intent(record.id, record.opened_ns, record.endpoint, record.request_id, record.client, body)
+        try:
+            encoded = _encode(intent)
+        except UnicodeEncodeError:
+            return
+        line = b"%b %b\n" % (self._key.mac(encoded).encode(), encoded)
+        if self._page is None or not self._page.add(line):
+            with contextlib.suppress(OSError):
+                self._page = self._new_page()
+                self._pages.append(self._page)
+                self._page.add(line)
+        record.intent = self._page
+
+    def forget(self, record: Record) -> None:
+        """The record is written, or its loss is."""
+        page, record.intent = record.intent, None
+        if isinstance(page, Page):
+            page.num_open -= 1
+
+    def sweep(self) -> None:
+        """Remove files nobody needs any more."""
+        for page in [page for page in self._pages if page.is_full and page.num_open <= 0 and page is not self._page]:
+            self._pages.remove(page)
+            page.remove()
+
+    def close(self) -> None:
+        """Everything is on record."""
+        for page in self._pages:
+            page.remove()
+        self._pages.clear()
+        self._page = None
+
+    def _new_page(self) -> Page:
+        self._num_pages += 1
+        return Page(self._folder / f"{self._prefix}-{self._num_pages}.log")
+
+
+def left_behind(directory: Path, key: SigningKey) -> tuple[list[Intent], list[Path]]:
+    """Requests of processes that died, and the files that tell of them. Lines without our mark are passed over."""
+    found: list[Intent] = []
+    files: list[Path] = []
+    for path in sorted((directory / FOLDER_NAME).glob("*.log")):
+        with path.open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # its process lives
+            for line in file.read().partition(b"\0")[0].split(b"\n"):
+                mark, _, encoded = line.partition(b" ")
+                if encoded and secrets.compare_digest(mark, key.mac(encoded).encode()):
+                    found.append(_decode(encoded))
+            files.append(path)
+    return found, files
+
+
+_encode: Any = msgspec.json.Encoder().encode
+_decode: Any = msgspec.json.Decoder(Intent).decode

@@ -1,0 +1,254 @@
+"""`AuditMiddleware`: the audit trail around somebody else's server, as plain ASGI.
+
+    vllm serve MODEL --middleware tonle.audit.AuditMiddleware          (configured by TONLE_AUDIT_DIR and its siblings)
+
+Does: record every POST to a generating endpoint, also of callers without a key, since it is the outermost layer. Does
+not: hold a reply back; each piece is passed on in the call that brings it, and read afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from tonle.audit.catalog import Catalog
+from tonle.audit.collect import EVENT_STREAM, Answer, Collector
+from tonle.audit.options import AuditOptions, from_environ
+from tonle.audit.record import Record, Status, status_for
+from tonle.audit.trail import AuditTrail
+from tonle.audit.usage import ask_for_usage
+from tonle.errors import CapacityError
+from tonle.protocol.errors import error_reply
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_WITH_USAGE_OPTION = ENDPOINTS[:2]
+
+
+class AuditMiddleware:
+    """One trail per middleware, begun with the first request (or the server's start) and ended with the server."""
+
+    def __init__(self, app: App, options: AuditOptions | None = None, *, trail: AuditTrail | None = None) -> None:
+        """`trail`: one that somebody else starts and closes."""
+        self.app = app
+        self._is_mine = trail is None
+        self.trail = trail or AuditTrail(options or from_environ(os.environ))
+        self.catalog = Catalog(app)
+        self._started = not self._is_mine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, self._with_the_server(send))
+            return
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ENDPOINTS:
+            await self.app(scope, receive, send)
+            return
+        self._start()
+        await Visit(self, scope, receive, send).run()
+
+    def _with_the_server(self, send: Send) -> Send:
+        async def watch(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._start()
+            elif message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await asyncio.to_thread(self.close)
+            await send(message)
+
+        return watch
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.trail.start()
+            atexit.register(self.close)  # a server that runs no lifespan
+
+    def close(self) -> None:
+        if self._is_mine and self._started:
+            self.trail.close()
+
+
+class Visit:
+    """One request through the middleware: what the server reads and sends goes through here."""
+
+    def __init__(self, middleware: AuditMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        self._middleware = middleware
+        self._trail = middleware.trail
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers = {name.lower(): value for name, value in scope["headers"]}
+        self._record: Record | None = None
+        self._collector: Collector | None = None
+        self._swallow = False
+        self._http_status: int | None = None
+        self._is_done = False  # the last piece of the reply has gone
+        self._is_gone = False  # the caller has
+        self._unread: list[Message] = []  # of the request, for the server
+        self._is_encoded = False  # the reply is compressed
+
+    async def run(self) -> None:
+        if not await self._admit():
+            return
+        client = self._scope.get("client")
+        self._record = record = self._trail.open(
+            self._scope["path"],
+            request_id=self._header(b"x-request-id") or None,
+            client=str(client[0]) if client else None,
+        )
+        error: BaseException | None = None
+        try:
+            body = await self._read_body()
+            record.body = body
+            if body is not None:
+                self._ask_for_usage(body)
+            await self._middleware.app(self._scope, self._read, self._write)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._close(record, error)
+            if error is None and self._http_status == 200:
+                await self._middleware.catalog.learn(record.model, self._scope)
+
+    def _header(self, name: bytes) -> str:
+        return bytes(self._headers.get(name, b"")).decode("latin-1")
+
+    async def _admit(self) -> bool:
+        try:
+            self._trail.admit()
+        except CapacityError as error:
+            reply = error_reply(error)
+            headers = [(name.encode(), value.encode()) for name, value in reply.headers]
+            headers.append((b"content-type", b"application/json"))
+            await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": msgspec.json.encode(reply.body)})
+            return False
+        return True
+
+    # -- what the caller sends
+
+    async def _read_body(self) -> bytes | None:
+        """The whole body, kept for the server to read again. None if it is too large, or the caller left first."""
+        size = 0
+        while True:
+            message = await self._receive()
+            self._unread.append(message)
+            if message["type"] != "http.request":
+                self._is_gone = True
+                return None
+            size += len(message.get("body", b""))
+            if size > self._trail.options.max_body_bytes:
+                assert self._record is not None
+                self._record.warnings = [f"the request has more than {size} bytes and is not recorded"]
+                return None
+            if not message.get("more_body", False):
+                return b"".join([part.get("body", b"") for part in self._unread])
+
+    def _ask_for_usage(self, body: bytes) -> None:
+        if not self._trail.options.inject_usage or self._scope["path"] not in _WITH_USAGE_OPTION:
+            return
+        if (changed := ask_for_usage(body)) is not None:
+            self._swallow = True
+            self._unread = [{"type": "http.request", "body": changed, "more_body": False}]
+            length = (b"content-length", str(len(changed)).encode())
+            others = [pair for pair in self._scope["headers"] if pair[0].lower() != b"content-length"]
+            self._scope = {**self._scope, "headers": [*others, length]}
+
+    async def _read(self) -> Message:
+        """The server's `receive`."""
+        message = self._unread.pop(0) if self._unread else await self._receive()
+        if message["type"] == "http.disconnect" and not self._is_done:
+            self._is_gone = True
+        return message
+
+    # -- what the server sends
+
+    async def _write(self, message: Message) -> None:
+        """The server's `send`. Every complete event leaves in the call that completed it."""
+        if message["type"] == "http.response.start":
+            self._begin(message)
+            message = self._without_length(message)
+        elif message["type"] == "http.response.body" and self._collector is not None:
+            piece, is_last = message.get("body", b""), not message.get("more_body", False)
+            if self._swallow:
+                kept = self._collector.feed(piece)
+                await self._pass_on({**message, "body": kept + self._collector.rest() if is_last else kept})
+            else:
+                await self._pass_on(message)
+                self._collector.feed(piece)
+            self._is_done = is_last
+            return
+        await self._pass_on(message)
+
+    async def _pass_on(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError:  # what servers raise when the connection is closed
+            self._is_gone = True
+            raise
+
+    def _begin(self, message: Message) -> None:
+        headers = {name.lower(): value for name, value in message.get("headers", ())}
+        content_type = bytes(headers.get(b"content-type", b"")).decode("latin-1")
+        self._http_status = message["status"]
+        self._is_encoded = bytes(headers.get(b"content-encoding", b"identity")) != b"identity"
+        self._swallow = self._swallow and content_type.startswith(EVENT_STREAM) and not self._is_encoded
+        self._collector = Collector(content_type, swallow_usage=self._swallow)
+
+    def _without_length(self, message: Message) -> Message:
+        if not self._swallow:
+            return message
+        headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"content-length"]
+        return {**message, "headers": headers}
+
+    # -- the end
+
+    def _close(self, record: Record, error: BaseException | None) -> None:
+        answer = self._collector.finish() if self._collector is not None else Answer()
+        if self._is_encoded:
+            answer.raw = None
+            record.warnings = ["the reply is compressed and not recorded"]
+        record.model = _model_asked(record.body) or answer.model
+        if entry := self._middleware.catalog.entry(record.model):
+            record.note(model_config=entry.config, adapter=entry.adapter)
+        said = None
+        if error is not None and not self._is_gone:
+            said = {"type": type(error).__name__, "message": str(error)[:2000]}
+        record.close(self._status(error, answer), http_status=self._http_status, answer=answer, error=said)
+
+    def _status(self, error: BaseException | None, answer: Answer) -> Status:
+        if self._is_gone and not self._is_done:
+            return "cancelled"
+        if isinstance(error, asyncio.CancelledError):
+            return "interrupted"
+        if error is not None or self._http_status is None or not self._is_done:
+            return "failed"
+        if self._http_status < 400 and answer.error is not None:
+            return "failed"  # an error told inside a stream
+        return status_for(self._http_status)
+
+
+def _model_asked(body: Any) -> str | None:
+    if not isinstance(body, bytes):
+        return None
+    try:
+        return _decode_model(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class _Asked(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_model = msgspec.json.Decoder(_Asked).decode

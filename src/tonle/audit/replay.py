@@ -1,0 +1,104 @@
+"""`replay`: send recorded requests again and see whether the answers are the same.
+
+Does: rebuild the request from its record, without streaming; compare texts. Does not: repeat what cannot repeat: a
+request that samples without a seed is passed over unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from tonle.audit.collect import Collector
+from tonle.audit.seal import CONTENT
+
+Verdict = Literal["same", "different", "failed", "skipped"]
+_AROUND = 20  # characters shown on either side of a difference
+_REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    verdict: Verdict
+    position: int | None = None  # of the first character that differs
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = f" at character {self.position}" if self.position is not None else ""
+        return f"{self.verdict}{where}: {self.id}" + (f": {self.detail}" if self.detail else "")
+
+
+def is_deterministic(record: dict[str, Any]) -> bool:
+    """Greedy, or with a seed: it should give the same answer again."""
+    sampling = record.get("sampling") or {}
+    return sampling.get("temperature") == 0 or sampling.get("seed") is not None
+
+
+def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The body that was sent. None if it is not there to be sent: removed, masked, or never understood."""
+    gone = set(record["chain"].get("redacted", ())) | ({*CONTENT} if record.get("masked") else set())
+    parameters = record.get("parameters") or {}
+    if gone & {*_REQUEST_FIELDS} or not isinstance(parameters, dict) or "body" in parameters:
+        return None
+    body: dict[str, Any] = {"model": record.get("model"), **(record.get("sampling") or {}), **parameters}
+    for name in ("stream", "stream_options"):
+        body.pop(name, None)
+    for name in ("messages", "prompt"):
+        if record.get(name) is not None:
+            body["input" if name == "prompt" and record["endpoint"] == "/v1/responses" else name] = record[name]
+    return body
+
+
+def replay(
+    records: Iterable[dict[str, Any]], client: httpx.Client, *, model: str | None = None, everything: bool = False
+) -> Iterator[Outcome]:
+    """One outcome per record. `client` has the server's base URL; `model` replaces the recorded one."""
+    for record in records:
+        reason = _why_not(record, everything=everything)
+        body = request_of(record) if reason is None else None
+        if body is None:
+            yield Outcome(id=record["id"], verdict="skipped", detail=reason or "its request is not on record as it was")
+            continue
+        if model is not None:
+            body["model"] = model
+        yield _send(record, body, client)
+
+
+def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
+    if record.get("status") not in ("ok", "cached"):
+        return f"it was {record.get('status')}"
+    if not everything and not is_deterministic(record):
+        return "it is not deterministic (temperature is not 0 and there is no seed)"
+    return None
+
+
+def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) -> Outcome:
+    try:
+        response = client.post(record["endpoint"], json=body)
+    except httpx.HTTPError as error:
+        return Outcome(id=record["id"], verdict="failed", detail=str(error) or type(error).__name__)
+    collector = Collector(response.headers.get("content-type"))
+    collector.feed(response.content)
+    answer = collector.finish()
+    if response.status_code != httpx.codes.OK:
+        detail = answer.error.get("message") if isinstance(answer.error, dict) else response.text[:200]
+        return Outcome(id=record["id"], verdict="failed", detail=f"the server says {response.status_code}: {detail}")
+    if record.get("choices"):
+        before = "\n".join(str(choice.get("text")) for choice in record["choices"])
+        after = "\n".join(choice.text for _, choice in sorted(answer.choices.items()))
+    else:
+        before, after = str(record.get("output") or ""), answer.text
+    return _compare(record["id"], before, after)
+
+
+def _compare(record_id: str, before: str, after: str) -> Outcome:
+    if before == after:
+        return Outcome(id=record_id, verdict="same")
+    pairs = zip(before, after, strict=False)
+    position = next((index for index, (old, new) in enumerate(pairs) if old != new), min(len(before), len(after)))
+    start = max(0, position - _AROUND)
+    old, new = before[start : position + _AROUND], after[start : position + _AROUND]
+    return Outcome(id=record_id, verdict="different", position=position, detail=f"{old!r} is now {new!r}")

@@ -1,0 +1,100 @@
+"""Forgetting on purpose: whole days, or the words of single records, with the chain left whole.
+
+Does: remove and say so in the ledger. Does not: decide when (`AuditOptions.retention_days`, `tonle audit prune`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tonle.audit import ledger
+from tonle.audit.chain import Chain, Event
+from tonle.audit.disk import TEMP_PREFIX, locked
+from tonle.audit.redaction import Redactor
+from tonle.audit.seal import CONTENT, REMOVED, chain_of, redact
+
+Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # a record's fields -> new values of some of them
+
+
+def old_days(directory: Path, keep_days: int, *, today: str | None = None) -> list[str]:
+    """Days that ended more than `keep_days` ago. Never the newest."""
+    limit = (date.fromisoformat(today or ledger.today()) - timedelta(days=keep_days)).isoformat()
+    return [day for day in ledger.days_in(directory)[:-1] if day < limit]
+
+
+def prune_days(chain: Chain, keep_days: int) -> list[str]:
+    """Remove whole days. The ledger keeps each day's last link, on which the day after builds. Raises `OSError`."""
+    days = old_days(chain.directory, keep_days)
+    for day in days:
+        with locked(chain.directory):
+            chain.refresh()
+            head = ledger.read_head(chain.head(day))
+            content = chain.ledger(day).read_bytes() if chain.ledger(day).exists() else b""
+            num_records = sum(line.kind == "record" for _, line in ledger.read_lines(content))
+            facts = {"records": num_records, "head": msgspec.to_builtins(head)}
+            values = {"day": day, "hash": chain.link_before(_day_after(day)), "facts": facts}
+            chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("pruned", values)])
+            chain.sign_locked()
+            shutil.rmtree(chain.directory / day)
+    return days
+
+
+def _day_after(day: str) -> str:
+    return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
+
+
+def redact_records(chain: Chain, files: Iterable[Path], change: Change, *, reason: str) -> list[Path]:
+    """Change records in place, each with a line in the ledger of today. Returns those that changed."""
+    changed = []
+    for path in files:
+        with locked(chain.directory):
+            chain.refresh()
+            if _redact_one(chain, path, change, reason):
+                changed.append(path)
+    with locked(chain.directory):
+        chain.refresh()
+        chain.sign_locked()
+    return changed
+
+
+def _redact_one(chain: Chain, path: Path, change: Change, reason: str) -> bool:
+    content = path.read_bytes()
+    fields = msgspec.json.decode(content)
+    values = {name: value for name, value in change(fields).items() if value != fields[name]}
+    if not values:
+        return False
+    new = redact(content, values, reason=reason, time=ledger.now_text())
+    # The new file waits beside the old one until the signed ledger knows it; then a crash can only finish the change.
+    temp = path.with_name(f"{TEMP_PREFIX}{path.name}")
+    chain.disk.write_new(str(temp), new, durable=chain.durable)
+    line = {
+        "day": path.parent.name, "file": path.name, "hash": str(chain_of(new)["hash"]),
+        "sha256": hashlib.sha256(new).hexdigest(), "facts": {"fields": sorted(values), "reason": reason},
+    }  # fmt: skip
+    chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("redacted", line)])
+    chain.sign_locked()
+    temp.rename(path)
+    return True
+
+
+def removing(names: Iterable[str]) -> Change:
+    """Take whole fields out."""
+    wanted = tuple(names)
+    return lambda fields: {name: REMOVED for name in wanted if fields.get(name) is not None}
+
+
+def masking(redactor: Redactor) -> Change:
+    """Mask what patterns find in the words of a record."""
+
+    def change(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: redactor.mask(fields[name], Counter()) for name in CONTENT if fields.get(name) is not None}
+
+    return change

@@ -1,0 +1,322 @@
+"""`AuditTrail`: from closed records to files, on a thread of its own.
+
+Does: open records, queue them, write them in batches, retry while the disk refuses, and follow the policy for what
+cannot be kept. Nothing is lost in silence: a record that is given up is counted, raises the alarm, and stands in the
+chain as a gap as soon as there is a disk again. Does not: format or chain (`document.py`, `chain.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tonle.audit import ledger
+from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit.disk import Disk
+from tonle.audit.document import document, file_name
+from tonle.audit.intents import Intents
+from tonle.audit.keys import load_or_create_key
+from tonle.audit.options import AuditOptions
+from tonle.audit.record import Record
+from tonle.audit.recover import recover
+from tonle.audit.redaction import Redactor
+from tonle.audit.retention import prune_days
+from tonle.audit.seal import SEALED, encode_fields
+from tonle.errors import CapacityError, ConfigError, InternalError
+
+log = logging.getLogger("tonle.audit")
+
+MAX_BATCH = 512  # records
+RETRY_S = 1.0  # between two tries of a disk that refuses
+CHECK_S = 1.0  # between two looks at the free space
+MAX_GAP_IDS = 1000  # requests that a gap names
+RETRY_AFTER_S = 10.0  # what refused callers are told
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something an operator must know now. `failing` begins a trouble, `recovered` ends it, `lost` counts."""
+
+    kind: Literal["failing", "lost", "recovered"]
+    message: str
+    num_lost: int = 0
+
+
+@dataclass(slots=True)
+class AuditStats:
+    """Counters since the start; read them from any thread."""
+
+    opened: int = 0
+    written: int = 0
+    lost: int = 0  # closed, and given up
+    refused: int = 0  # turned away by `admit`
+    failing: str | None = None  # why nothing can be written at the moment
+
+    def gap(self) -> dict[str, int]:
+        return {"lost": self.lost, "refused": self.refused}
+
+
+class AuditTrail:
+    """One per process and directory. `open`, `admit` and `Record.close` are for the server's thread."""
+
+    def __init__(
+        self, options: AuditOptions, *, on_alarm: Callable[[Alarm], None] | None = None, disk: Disk | None = None
+    ) -> None:
+        """`on_alarm` is called on the trail's thread, once for any number of losses in a row."""
+        self.options = options
+        self.stats = AuditStats()
+        self._on_alarm = on_alarm
+        self._disk = disk or Disk()
+        self._redactor = Redactor(options.redact)
+        for name in options.omit:
+            if name not in SEALED:
+                raise ConfigError(f"omit: there is no field {name!r}; there are {', '.join(SEALED)}", param="omit")
+        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._open: dict[str, Record] = {}
+        self._gap_ids: deque[str] = deque(maxlen=MAX_GAP_IDS)
+        self._told = self.stats.gap()  # what the chain knows of losses
+        self._num_alarmed = 0  # losses the alarm was raised for
+        self._why_lost = ""
+        self._chain: Chain | None = None
+        self._intents: Intents | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._synced_s = self._checked_s = 0.0
+        self._day = ""
+
+    # -- for the server
+
+    def start(self) -> None:
+        """Repair what a crash left and begin. Raises `ConfigError`, or `InternalError` if the directory cannot be used."""
+        options = self.options
+        try:
+            options.directory.mkdir(parents=True, exist_ok=True)
+            key = load_or_create_key(options.signing_key, options.directory)
+            if not key.can_sign:
+                raise ConfigError(
+                    f"{options.signing_key} is a public key; signing needs the secret one", param="key_file"
+                )
+            self._chain = Chain(options.directory, key, disk=self._disk, durable=options.fsync == "always")
+            recover(self._chain)
+            self._intents = Intents(options.directory, key, with_content=not (self._redactor or options.omit))
+        except OSError as error:
+            raise InternalError(f"the audit directory {options.directory} cannot be used: {error}") from error
+        self._thread = threading.Thread(target=self._run, name="tonle-audit", daemon=True)
+        self._thread.start()
+
+    def admit(self) -> None:
+        """Call before work begins. Raises `CapacityError` while records cannot be kept and the policy is `refuse`."""
+        if self.options.on_full != "refuse":
+            return
+        reason = self.stats.failing
+        if reason is None and self._queue.qsize() >= self.options.max_queue:
+            reason = f"{self.options.max_queue} records are waiting to be written"
+        if reason is not None:
+            self.stats.refused += 1
+            raise CapacityError(
+                f"this server keeps a record of every request and cannot at the moment ({reason})",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def open(
+        self,
+        endpoint: str,
+        *,
+        request_id: str | None = None,
+        client: str | None = None,
+        body: bytes | Mapping[str, Any] | None = None,
+    ) -> Record:
+        """A record for a request that has come. Never fails and never waits."""
+        record = Record(self._close, endpoint, request_id=request_id, client=client, body=body)
+        self._open[record.id] = record
+        self.stats.opened += 1
+        if self._intents is not None:
+            self._intents.add(record)
+        return record
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose record is not closed."""
+        return len(self._open)
+
+    @property
+    def num_queued(self) -> int:
+        return self._queue.qsize()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything closed so far is written. For tests and orderly ends; False if time ran out."""
+        deadline = time.monotonic() + timeout_s
+        goal = self.stats.opened - len(self._open)
+        while self.stats.written + self.stats.lost < goal:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write everything, records still open as "interrupted"; then stop. What cannot be written is counted as lost."""
+        for record in list(self._open.values()):
+            record.close("interrupted", error={"message": "the server stopped before this request ended"})
+        if self._thread is not None:
+            self._stopping.set()
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+            self._thread = None
+
+    def _close(self, record: Record) -> None:
+        self._open.pop(record.id, None)
+        if self.options.on_full == "serve" and self._queue.qsize() >= self.options.max_queue:
+            self._lose([record], f"{self.options.max_queue} records are waiting to be written")
+            return
+        self._queue.put(record)
+
+    # -- on the trail's thread
+
+    def _run(self) -> None:
+        while True:
+            batch, is_last = self._take()
+            try:
+                self._look_at_disk()
+                if batch or self._told != self.stats.gap():
+                    self._write(batch)
+                self._housekeep(wrote=bool(batch))
+            except Exception:  # a bug of ours must not end all recording
+                log.exception("the audit writer failed")
+                self._lose(batch, "the writer failed; the log has the details")
+            self._tell_losses()
+            if is_last and self._queue.empty():
+                break
+        if self._intents is not None and not self.stats.failing:
+            self._intents.close()
+
+    def _take(self) -> tuple[list[Record], bool]:
+        """The next batch, and whether it is the last. Empty once in a while, for the clock's sake."""
+        try:
+            first = self._queue.get(timeout=CHECK_S)
+        except queue.Empty:
+            return [], False
+        if first is not None and not self._stopping.is_set():
+            self._stopping.wait(self.options.linger_s)
+        batch = [] if first is None else [first]
+        is_last = first is None
+        while len(batch) < MAX_BATCH and not self._queue.empty():
+            record = self._queue.get()
+            if record is None:
+                is_last = True
+            else:
+                batch.append(record)
+        if is_last and not self._queue.empty():
+            self._queue.put(None)
+            is_last = False
+        return batch, is_last
+
+    def _write(self, batch: list[Record]) -> None:
+        """Until it succeeds, or has to be given up."""
+        drafts: list[Draft | Event] = [self._draft(record) for record in batch]
+        while True:
+            try:
+                self._append(drafts)
+                break
+            except OSError as error:
+                self._fail(f"{self.options.directory}: {error.strerror or error}")
+            self._tell_losses()
+            if self._stopping.is_set():
+                self._lose(batch, f"the server stops and the disk refuses ({self.stats.failing})")
+                return
+            self._stopping.wait(RETRY_S)
+        for record in batch:
+            self._forget(record)
+        self.stats.written += len(batch)
+
+    def _draft(self, record: Record) -> Draft:
+        try:
+            fields = encode_fields(document(record, self._redactor, self.options.omit))
+        except Exception:  # facts of a kind nobody thought of: the record is kept without them
+            log.exception("the audit record of %s is kept without its content", record.request_id)
+            record.note(body=None, answer=None, output=None, usage=None, model_config=None, timings_ms={})
+            record.note(cache=None, route=None, experiment=None, warnings=["the content could not be recorded"])
+            fields = encode_fields(document(record, self._redactor, self.options.omit))
+        return Draft(ledger.text_of(record.closed_ns)[:10], file_name(record), fields)
+
+    def _append(self, drafts: list[Draft | Event]) -> None:
+        assert self._chain is not None
+        gap = self.stats.gap()
+        if gap != self._told:
+            more = {name: number - self._told[name] for name, number in gap.items()}
+            drafts = [*drafts, Event("gap", {"facts": {**more, "request_ids": list(self._gap_ids)}})]
+        if drafts:
+            self._chain.append(drafts)
+            self._told = gap
+            self._gap_ids.clear()
+        self._chain.sign()
+        if self.stats.failing is not None and not self._is_full():
+            self.stats.failing = None
+            self._alarm(Alarm("recovered", "audit records are written again"))
+
+    def _housekeep(self, *, wrote: bool) -> None:
+        assert self._chain is not None
+        now = time.monotonic()
+        try:
+            if self.options.fsync == "interval" and wrote and now - self._synced_s >= self.options.fsync_interval_s:
+                self._synced_s = now
+                self._disk.sync_all(self.options.directory)
+            if self.options.retention_days is not None and self._day != ledger.today():
+                self._day = ledger.today()
+                prune_days(self._chain, self.options.retention_days)
+            if self._intents is not None:
+                self._intents.sweep()
+        except OSError as error:
+            self._fail(f"{self.options.directory}: {error.strerror or error}")
+
+    def _look_at_disk(self) -> None:
+        now = time.monotonic()
+        if now - self._checked_s < CHECK_S and self.stats.failing is None:
+            return
+        self._checked_s = now
+        try:
+            if self._is_full():
+                self._fail(f"less than {self.options.min_free_bytes} bytes are free in {self.options.directory}")
+            elif self.stats.failing is not None and self._queue.empty():
+                self._append([])  # the disk may take it again, and nobody would find out
+        except OSError as error:
+            self._fail(f"{self.options.directory}: {error.strerror or error}")
+
+    def _is_full(self) -> bool:
+        return self._disk.free_bytes(self.options.directory) < self.options.min_free_bytes
+
+    def _fail(self, reason: str) -> None:
+        is_new, self.stats.failing = self.stats.failing is None, reason
+        if is_new:
+            policy = "requests are refused" if self.options.on_full == "refuse" else "requests are served, records wait"
+            self._alarm(Alarm("failing", f"audit records cannot be written: {reason}; {policy}"))
+
+    def _lose(self, records: list[Record], reason: str) -> None:
+        for record in records:
+            self._gap_ids.append(record.request_id)
+            self._forget(record)
+        self.stats.lost += len(records)
+        self._why_lost = reason
+
+    def _tell_losses(self) -> None:
+        num_lost = self.stats.lost - self._num_alarmed
+        if num_lost > 0:
+            self._num_alarmed += num_lost
+            self._alarm(Alarm("lost", f"{num_lost} audit records are lost: {self._why_lost}", num_lost))
+
+    def _forget(self, record: Record) -> None:
+        if self._intents is not None:
+            self._intents.forget(record)
+
+    def _alarm(self, alarm: Alarm) -> None:
+        log.log(logging.WARNING if alarm.kind == "recovered" else logging.ERROR, "%s", alarm.message)
+        if self._on_alarm is not None:
+            try:
+                self._on_alarm(alarm)
+            except Exception:
+                log.exception("the audit alarm's handler failed")

@@ -1,0 +1,238 @@
+"""The part of `tonle audit` that reads records: query, show, export, replay, reindex."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tonle.cli import screen
+from tonle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tonle.audit.index import Query, Row
+
+SOME_DIFFER = 1
+
+DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The audit directory.", show_default=False)]
+SinceOption = Annotated[str | None, typer.Option(help="From this time on: 2025-01-31 or 2025-01-31T09:30, UTC.")]
+UntilOption = Annotated[str | None, typer.Option(help="Before this time.")]
+KeyIdOption = Annotated[str | None, typer.Option("--key", help="Requests of this API key's id.")]
+ModelOption = Annotated[str | None, typer.Option(help="Requests for this model.")]
+StatusOption = Annotated[str | None, typer.Option(help="ok, cached, refused, failed, cancelled or interrupted.")]
+TextOption = Annotated[str | None, typer.Option(help="Prompt or answer contains this.")]
+
+
+class FormatName(enum.StrEnum):
+    jsonl = "jsonl"
+    csv = "csv"
+    parquet = "parquet"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to `app`."""
+    for command in (query, show, export, replay, reindex):
+        app.command(command.__name__)(command)
+
+
+def query(
+    directory: DirectoryArgument,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    key: KeyIdOption = None,
+    model: ModelOption = None,
+    status: StatusOption = None,
+    text: TextOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most records.")] = 100,
+    newest: Annotated[bool, typer.Option("--newest", metavar="", help="Newest first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object per line.")] = False,
+) -> None:
+    """List records by time, key, model, status and text.
+
+    [dim]Example:[/dim]  tonle audit query audit --since 2025-01-31 --status failed --text សួស្តី
+    """
+    import msgspec
+
+    from tonle.audit.index import Index
+
+    wanted = _query(since, until, key, model, status, text, limit, newest=newest)
+    with Index(directory) as index:
+        rows = list(index.find(wanted))
+    if as_json:
+        for row in rows:
+            typer.echo(msgspec.json.encode(row).decode())
+    else:
+        _show_table(rows)
+
+
+def show(
+    directory: DirectoryArgument,
+    record_id: Annotated[str, typer.Argument(metavar="ID", help="Short id, request id, response id or file.")],
+) -> None:
+    """Print one record as it is on disk."""
+    from tonle.audit.index import Index
+
+    with Index(directory) as index:
+        path = index.locate(record_id)
+    typer.echo(path.read_text(encoding="utf-8"), nl=False)
+
+
+def export(
+    directory: DirectoryArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: standard output.")] = None,
+    form: Annotated[
+        FormatName, typer.Option("--format", help="jsonl has whole records, the others a table.")
+    ] = FormatName.jsonl,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    key: KeyIdOption = None,
+    model: ModelOption = None,
+    status: StatusOption = None,
+    text: TextOption = None,
+) -> None:
+    """Write records as JSON lines, CSV or Parquet.
+
+    [dim]Example:[/dim]  tonle audit export audit --format csv -o january.csv --since 2025-01-01 --until 2025-02-01
+    """
+    from tonle.audit import export as writers
+
+    wanted = _query(since, until, key, model, status, text, None)
+    records = writers.read_records(_files(directory, wanted))
+    if form is FormatName.parquet:
+        if output is None:
+            raise InvalidRequest("a Parquet file needs a name: --output FILE")
+        num_records = writers.write_parquet(records, output)
+    elif form is FormatName.csv:
+        if output is None:
+            num_records = writers.write_csv(records, sys.stdout)
+        else:
+            with output.open("w", encoding="utf-8", newline="") as table:
+                num_records = writers.write_csv(records, table)
+    elif output is None:
+        num_records = writers.write_jsonl(records, sys.stdout.buffer)
+    else:
+        with output.open("wb") as lines:
+            num_records = writers.write_jsonl(records, lines)
+    screen.stderr().print(f"{num_records} records")
+
+
+def replay(
+    directory: DirectoryArgument,
+    url: Annotated[str, typer.Option(help="The server to ask, with or without /v1.")],
+    record_id: Annotated[str | None, typer.Option("--id", help="Only this record.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
+    as_model: Annotated[str | None, typer.Option(help="Ask for this model rather than the recorded one.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", metavar="", help="Also requests that may differ by chance.")
+    ] = False,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    key: KeyIdOption = None,
+    model: ModelOption = None,
+    text: TextOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most records.")] = 100,
+    timeout: Annotated[float, typer.Option(help="Seconds for one answer.")] = 600.0,
+) -> None:
+    """Send recorded requests again and say whether the answers are the same, and where they first differ.
+
+    [dim]Example:[/dim]  tonle audit replay audit --url http://127.0.0.1:8000 --since 2025-01-31
+
+    Exit status: 0 all the same, 1 some differ or failed.
+    """
+    import httpx
+
+    from tonle.audit import replay as player
+    from tonle.audit.export import read_records
+    from tonle.audit.index import Index
+
+    if record_id is None:
+        files = list(_files(directory, _query(since, until, key, model, None, text, limit)))
+    else:
+        with Index(directory) as index:
+            files = [index.locate(record_id)]
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    verdicts: dict[str, int] = {}
+    with httpx.Client(base_url=base, headers=headers, timeout=timeout) as client:
+        for outcome in player.replay(read_records(files), client, model=as_model, everything=everything):
+            verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
+            typer.echo(screen.harmless(str(outcome)))
+    screen.stderr().print(", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()) or "no records")
+    if verdicts.keys() & {"different", "failed"}:
+        raise typer.Exit(SOME_DIFFER)
+
+
+def reindex(directory: DirectoryArgument) -> None:
+    """Build the search index again from the files. Nothing but time is lost if it is deleted."""
+    from tonle.audit.index import Index
+
+    with Index(directory, rebuild=True) as index:
+        screen.stderr().print(f"{index.num_added} records")
+
+
+def _query(
+    since: str | None,
+    until: str | None,
+    key: str | None,
+    model: str | None,
+    status: str | None,
+    text: str | None,
+    limit: int | None,
+    *,
+    newest: bool = False,
+) -> Query:
+    from tonle.audit.index import Query
+    from tonle.audit.record import STATUSES
+
+    if status is not None and status not in STATUSES:
+        raise InvalidRequest(f"status must be one of {', '.join(STATUSES)}, not {status!r}", param="status")
+    return Query(
+        since=_time(since), until=_time(until), key_id=key, model=model, status=status, text=text, limit=limit,
+        newest_first=newest,
+    )  # fmt: skip
+
+
+def _time(text: str | None) -> str | None:
+    """As records write it, so that comparing texts compares times."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no time such as 2025-01-31 or 2025-01-31T09:30:00") from None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _files(directory: Path, wanted: Query) -> Iterator[Path]:
+    from tonle.audit.index import Index
+
+    with Index(directory) as index:
+        rows = list(index.find(wanted))
+    for row in rows:
+        if (path := directory / row.day / row.file).exists():
+            yield path
+
+
+def _show_table(rows: list[Row]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("Time", "Id", "Status", "Model", "Key", "Tokens", "ms"):
+        table.add_column(column, justify="right" if column in ("Tokens", "ms") else "left", overflow="fold")
+    for row in rows:
+        cells: list[Any] = [
+            row.time or "", row.id or "", row.status or "", row.model or "", row.key_id or "",
+            f"{row.prompt_tokens if row.prompt_tokens is not None else '?'}+"
+            f"{row.completion_tokens if row.completion_tokens is not None else '?'}",
+            f"{row.total_ms:.0f}" if row.total_ms is not None else "",
+        ]  # fmt: skip
+        table.add_row(*[Text(screen.harmless(cell)) for cell in cells])
+    screen.stdout().print(table)
+    screen.stderr().print(f"{len(rows)} records")

@@ -1,0 +1,57 @@
+"""Admit: who calls, and may they?
+
+Does: find the key of a request, check scopes and models. Does not: count (`limits.py`) or make keys (`keys/`).
+"""
+
+from __future__ import annotations
+
+from tonle.errors import UnknownModel
+from tonle.gateway.http.exchange import Exchange
+from tonle.gateway.keys.key import ANYBODY, Key, Scope
+from tonle.gateway.keys.ring import KeyRing
+from tonle.gateway.refusals import Forbidden, Unauthorized
+
+_BEARER = "bearer "
+_WORDS: dict[Scope, str] = {"models": "use models", "metrics": "read metrics", "admin": "manage this gateway"}
+
+
+class Auth:
+    def __init__(self, ring: KeyRing, *, anybody: Key = ANYBODY, anywhere: bool = False) -> None:
+        """`anybody` is who calls while there are no keys; `anywhere`: even from other machines."""
+        self._ring = ring
+        self._anybody = anybody
+        self._anywhere = anywhere
+
+    def admit(self, exchange: Exchange, scope: Scope = "models") -> Key:
+        """The caller's key. Raises `Unauthorized`, `Forbidden`."""
+        if self._ring.empty:
+            if not exchange.loopback and not self._anywhere:  # the settings forbid it; this is the second lock
+                raise Unauthorized("this gateway has no keys yet and answers its own machine only")
+            return _checked(self._anybody, scope)
+        secret = _secret(exchange)
+        if not secret:
+            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`")
+        key = self._ring.find(secret)
+        if key is None:
+            raise Unauthorized("this API key is not known here, or was revoked")
+        return _checked(key, scope)
+
+
+def _checked(key: Key, scope: Scope) -> Key:
+    if not key.may(scope):
+        raise Forbidden(f"this key may not {_WORDS[scope]}; its scopes are: {', '.join(key.scopes) or 'none'}")
+    return key
+
+
+def check_model(key: Key, model: str) -> None:
+    """A model that the key may not use is, to its holder, not there."""
+    if not key.may_use(model):
+        raise UnknownModel(f"there is no model {model!r} for this key; GET /v1/models lists those there are",
+                           param="model")  # fmt: skip
+
+
+def _secret(exchange: Exchange) -> str:
+    value = exchange.header("authorization")
+    if value[: len(_BEARER)].lower() == _BEARER:
+        return value[len(_BEARER) :].strip()
+    return exchange.header("x-api-key") or exchange.header("api-key")

@@ -1,0 +1,79 @@
+"""`Backend`: one server we may send to, and what we know about it.
+
+Does: hold its state (well, draining, models, line, breaker), send one request. Does not: choose, retry or probe.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from tonle.config.gateway import GatewayConfig, backend_name
+from tonle.config.rows import BackendRow
+from tonle.errors import ConfigError
+from tonle.gateway.admission import Gate
+from tonle.gateway.backends.breaker import Breaker
+from tonle.gateway.backends.transport import HttpTransport, Transport
+from tonle.gateway.http.client import Address, HttpClient, Sink
+
+
+class ModelEntry(msgspec.Struct):
+    """What /v1/models says about one model; other fields are passed over."""
+
+    id: str
+    created: int = 0
+    owned_by: str = ""
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal as long as it is the same model, adapter and length; times of listing do not count."""
+        return (self.id, self.root, self.parent, self.max_model_len)
+
+
+class Backend:
+    def __init__(self, row: BackendRow, config: GatewayConfig, transport: Transport | None = None) -> None:
+        self.row = row
+        self.name = backend_name(row)
+        self.transport = transport or _http(row)
+        self.timeout_s = row.timeout_s or config.backend_timeout_s
+        self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
+        self.kind = row.kind  # auto until the first probe has told
+        self.unwell: str | None = None if row.models else "not asked yet"  # why it gets no requests
+        self.draining = False  # an admin's wish: finish what runs, take nothing new
+        self.gate = Gate(
+            max_concurrent=row.max_concurrent or config.max_concurrent,
+            max_queued=config.max_queued if row.max_queued is None else row.max_queued,
+            max_queued_tokens=config.max_queued_tokens,
+        )
+        self.breaker = Breaker(max_failures=config.breaker_failures, pause_s=config.breaker_pause_s)
+        self.num_sent = 0
+        self.num_failed = 0
+
+    @property
+    def available(self) -> bool:
+        return self.unwell is None and not self.draining and self.breaker.allows
+
+    @property
+    def load(self) -> float:
+        """Requests it has or will have from us, by its weight."""
+        return (self.gate.num_inside + self.gate.num_queued) / self.row.weight
+
+    async def send(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], sink: Sink, *, first_s: float
+    ) -> None:
+        """Raises `UpstreamError`."""
+        await self.transport.send(method, path, body, headers, sink, first_s=first_s, silence_s=self.timeout_s)
+
+
+def _http(row: BackendRow) -> HttpTransport:
+    api_key = row.api_key
+    if row.api_key_env is not None:
+        api_key = os.environ.get(row.api_key_env)
+        if not api_key:
+            raise ConfigError(f"backend {row.url}: the variable {row.api_key_env} is not set", param="api_key_env")
+    return HttpTransport(HttpClient(Address.parse(row.url), api_key=api_key))

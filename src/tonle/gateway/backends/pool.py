@@ -1,0 +1,102 @@
+"""`Pool`: all backends, asked every few seconds whether they are well and which models they have.
+
+Does: probe, find by name and model. Does not: choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from tonle.errors import NotFound
+from tonle.gateway.backends.backend import Backend, ModelEntry
+from tonle.gateway.backends.gather import Gather
+from tonle.gateway.http.client import UpstreamError
+
+log = logging.getLogger("tonle.gateway")
+
+PROBE_TIMEOUT_S = 5.0
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelEntry]
+
+
+class Pool:
+    def __init__(self, backends: Iterable[Backend], *, probe_interval_s: float) -> None:
+        self.backends = list(backends)
+        self._interval_s = probe_interval_s
+        self._prober: asyncio.Task[None] | None = None
+
+    def named(self, name: str) -> Backend:
+        """Raises `NotFound`."""
+        for backend in self.backends:
+            if backend.name == name:
+                return backend
+        names = ", ".join(backend.name for backend in self.backends)
+        raise NotFound(f"there is no backend {name!r}; there are: {names}")
+
+    def models(self) -> dict[str, ModelEntry]:
+        """Every model that some backend has, well or not."""
+        found: dict[str, ModelEntry] = {}
+        for backend in self.backends:
+            for name, entry in backend.models.items():
+                found.setdefault(name, entry)
+        return found
+
+    async def start(self) -> None:
+        """Asks everybody once before it returns. With an interval of 0 nobody is ever asked."""
+        if self._interval_s:
+            await self.probe()
+            self._prober = asyncio.create_task(self._probe_often())
+
+    async def stop(self) -> None:
+        if self._prober is not None:
+            self._prober.cancel()
+        for backend in self.backends:
+            backend.transport.close()
+
+    async def probe(self) -> None:
+        await asyncio.gather(*(self._ask(backend) for backend in self.backends))
+
+    async def _probe_often(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.probe()
+
+    async def _ask(self, backend: Backend) -> None:
+        """/v1/models is the question every such server answers, and those that load or drain answer it with 503."""
+        before = backend.unwell
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                answer = Gather()
+                await backend.send("GET", "/v1/models", b"", {}, answer, first_s=PROBE_TIMEOUT_S)
+            backend.unwell = self._read(backend, answer)
+        except (UpstreamError, TimeoutError) as error:
+            backend.unwell = str(error) or "no answer in time"
+        except Exception as error:
+            log.exception("probing %s failed", backend.name)
+            backend.unwell = str(error)
+        if backend.unwell != before:
+            if backend.unwell is None:
+                log.info("backend %s is well; it has %s", backend.name, ", ".join(backend.models) or "no models")
+            else:
+                log.warning("backend %s is unwell: %s", backend.name, backend.unwell)
+
+    def _read(self, backend: Backend, answer: Gather) -> str | None:
+        if answer.status != 200:
+            return f"/v1/models answers {answer.status}"
+        try:
+            entries = msgspec.json.decode(answer.body, type=_ModelList).data
+        except msgspec.MsgspecError as error:
+            return f"/v1/models cannot be read: {error}"
+        wanted = backend.row.models
+        backend.models = {entry.id: entry for entry in entries if not wanted or entry.id in wanted}
+        for name in wanted:
+            backend.models.setdefault(name, ModelEntry(id=name))
+        if backend.row.kind == "auto" and entries and entries[0].owned_by in ("tonle", "vllm"):
+            backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
+        return None

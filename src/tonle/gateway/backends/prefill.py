@@ -1,0 +1,51 @@
+"""The prefill leg: one server computes the prompt, another fetches its keys and values and writes the answer.
+
+Does: vLLM's protocol with `kv_transfer_params`, passed on as they come. Does not: choose the servers, or send the
+second leg. A prefill server keeps the blocks for a short while (vLLM: 30 s), so the second leg follows at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.gather import Gather
+from tonle.gateway.http.client import UpstreamError
+
+_LEFT_OUT = ("stream_options", "min_tokens", "use_cache")
+_WANTED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def prefill_body(body: dict[str, Any], model: str) -> dict[str, Any]:
+    """The same prompt, one token, not streamed."""
+    first = {name: value for name, value in body.items() if name not in _LEFT_OUT}
+    first |= {"model": model, "stream": False, "max_tokens": 1, "kv_transfer_params": _WANTED}
+    if "max_completion_tokens" in first:
+        first["max_completion_tokens"] = 1
+    return first
+
+
+async def prefill(
+    backend: Backend, path: str, body: dict[str, Any], headers: dict[str, str], *, first_s: float
+) -> dict[str, Any]:
+    """What the second leg must carry. Raises `UpstreamError`."""
+    answer = Gather()
+    await backend.send("POST", path, msgspec.json.encode(body), headers, answer, first_s=first_s)
+    if answer.status != 200:
+        raise UpstreamError("prefill refused", f"{backend.name} answers {answer.status}")
+    try:
+        params = msgspec.json.decode(answer.body).get("kv_transfer_params")
+    except (msgspec.MsgspecError, AttributeError):
+        params = None
+    if not isinstance(params, dict):
+        raise UpstreamError("prefill refused", f"{backend.name} sent no kv_transfer_params; is its role set?")
+    return params

@@ -1,0 +1,57 @@
+"""An address to listen on, and the event loop to run on.
+
+Does: bind with errors that say what to do, run on uvloop where there is one. Does not: serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from tonle.errors import ConfigError
+
+BACKLOG = 2048  # connections the kernel holds before we accept them
+
+ResultT = TypeVar("ResultT")
+
+
+def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """`asyncio.run`, on uvloop where there is one."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Claim the address. Port 0 takes a free one. Raises `ConfigError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"cannot listen on {host}: there is no such address. Check --host.", param="host") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        in_use = error.errno == errno.EADDRINUSE
+        why = "another program is using it. Choose another with --port" if in_use else f"{error.strerror}"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port") from None
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a program on this machine reaches us."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,156 @@
+"""What operators watch: counters and histograms of the gateway, and whether the promise of speed is kept.
+
+Does: observe calls as they end, read backends and cache when scraped. Does not: keep more than a window of latencies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tonle.audit.collect import Answer
+from tonle.audit.record import STATUSES
+from tonle.cache import ResponseCache
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.call import Call
+
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+WINDOW = 1000  # calls
+WINDOW_S = 300.0
+
+
+class Sla:
+    """The latest calls, and the share of time they spent waiting, beginning and writing."""
+
+    def __init__(self, target_p95_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.target_p95_s = target_p95_s
+        self._clock = clock
+        self._calls: deque[tuple[float, float, float, float, bool]] = deque(maxlen=WINDOW)
+
+    def add(self, total_s: float, queue_s: float, first_s: float, *, failed: bool) -> None:
+        """`first_s`: from arrival to the first byte."""
+        self._calls.append((self._clock(), total_s, queue_s, first_s, failed))
+
+    def report(self) -> dict[str, object]:
+        """`meets_sla`, percentiles in seconds, and, if the promise is broken, by what."""
+        since_s = self._clock() - WINDOW_S
+        calls = [call for call in self._calls if call[0] >= since_s]
+        totals = sorted(call[1] for call in calls)
+        p50, p95, p99 = (_percentile(totals, share) for share in (0.5, 0.95, 0.99))
+        meets = p95 <= self.target_p95_s
+        slow = [call for call in calls if call[1] > self.target_p95_s]
+        report: dict[str, object] = {
+            "meets_sla": meets,
+            "sla_target_p95_s": self.target_p95_s,
+            "requests": len(calls),
+            "failed": sum(call[4] for call in calls),
+            "latency_s": {"p50": p50, "p95": p95, "p99": p99},
+            # 1 = the slow twentieth is used up exactly
+            "burn_rate": round(len(slow) / len(calls) / 0.05, 3) if calls else 0.0,
+        }
+        if not meets:
+            report["why_not"] = _why(slow)
+        return report
+
+
+def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, object]:
+    """Where the slow calls spent their time, on average."""
+    count = len(slow)
+    queue_s = sum(call[2] for call in slow) / count
+    first_s = sum(max(0.0, call[3] - call[2]) for call in slow) / count
+    rest_s = sum(max(0.0, call[1] - call[3]) for call in slow) / count
+    parts = {"queue": round(queue_s, 4), "prefill": round(first_s, 4), "decode": round(rest_s, 4)}
+    return {"mostly": max(parts, key=lambda name: parts[name]), "mean_s": parts, "slow_requests": count}
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 6) if ordered else 0.0
+
+
+class Watchers:
+    """Owns the registry: nothing global."""
+
+    def __init__(self, sla: Sla, backends: list[Backend], cache: ResponseCache | None, *, process: bool = True) -> None:
+        """`process`: also tell of this process, unless somebody else does."""
+        self.sla = sla
+        self.registry = CollectorRegistry()
+        self.registry.register(_State(backends, cache, sla))
+        if process:
+            ProcessCollector(registry=self.registry)
+        self._calls = Counter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"),
+                              registry=self.registry)  # fmt: skip
+        for status in STATUSES:
+            self._calls.labels(status, "200")  # a rate needs the zero before the first event
+        self._latency = Histogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.",
+                                  registry=self.registry, buckets=_WAIT_S)  # fmt: skip
+        self._queue = Histogram("tonle:gateway_queue_seconds", "Waiting for a backend.",
+                                registry=self.registry, buckets=_WAIT_S)  # fmt: skip
+        self._first = Histogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.",
+                                registry=self.registry, buckets=_WAIT_S)  # fmt: skip
+        self._tokens = Counter("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",),
+                               registry=self.registry)  # fmt: skip
+        self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
+
+    def observe(self, call: Call, status: str, answer: Answer) -> None:
+        exchange = call.exchange
+        total_s = exchange.elapsed_s
+        self._calls.labels(status, str(exchange.status)).inc()
+        if answer.usage is not None and status != "cached":
+            self._prompt.inc(_count(answer.usage.get("prompt_tokens")))
+            self._completion.inc(_count(answer.usage.get("completion_tokens")))
+        if status not in ("ok", "cached", "failed"):
+            return  # a refusal is quick and a hang-up is the caller's; neither says how fast we are
+        self._latency.observe(total_s)
+        if call.first_byte_s is not None:
+            self._queue.observe(call.queued_s)
+            self._first.observe(call.first_byte_s - exchange.arrived_s)
+        first_s = (call.first_byte_s or exchange.arrived_s) - exchange.arrived_s
+        self.sla.add(total_s, call.queued_s, first_s, failed=status == "failed")
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+class _State(Collector):
+    """Read at the moment of a scrape."""
+
+    def __init__(self, backends: list[Backend], cache: ResponseCache | None, sla: Sla) -> None:
+        self._backends = backends
+        self._cache = cache
+        self._sla = sla
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("tonle:backend_up", "1 = gets requests.", labels=["backend"])
+        running = GaugeMetricFamily("tonle:backend_requests_running", "Sent and not answered.", labels=["backend"])
+        waiting = GaugeMetricFamily("tonle:backend_requests_waiting", "Waiting here for it.", labels=["backend"])
+        sent = CounterMetricFamily("tonle:backend_requests", "Requests sent.", labels=["backend"])
+        failed = CounterMetricFamily("tonle:backend_failures", "Requests it failed on.", labels=["backend"])
+        for backend in self._backends:
+            up.add_metric([backend.name], float(backend.available))
+            running.add_metric([backend.name], backend.gate.num_inside)
+            waiting.add_metric([backend.name], backend.gate.num_queued)
+            sent.add_metric([backend.name], backend.num_sent)
+            failed.add_metric([backend.name], backend.num_failed)
+        yield from (up, running, waiting, sent, failed)
+        report = self._sla.report()
+        yield GaugeMetricFamily("tonle:meets_sla", "1 = the promise is kept.", value=float(bool(report["meets_sla"])))
+        if self._cache is not None:
+            stats = self._cache.stats
+            yield CounterMetricFamily("tonle:cache_hits", "Answers from the cache.", value=stats.hits)
+            yield CounterMetricFamily("tonle:cache_misses", "Answers that had to be computed.", value=stats.misses)
+            yield CounterMetricFamily("tonle:cache_shared", "Answers shared by requests at once.", value=stats.shared)
+            yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=len(self._cache))
+            yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
+            yield GaugeMetricFamily("tonle:cache_hit_rate", "Hits of lookups, 0 to 1.", value=stats.hit_rate)

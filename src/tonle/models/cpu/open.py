@@ -1,0 +1,90 @@
+"""From a model's files to a decoder for the CPU: packed weights, and float32 beside them where memory allows."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tonle.models.decoder import Decoder
+from tonle.models.load import load
+from tonle.models.source import ModelSource
+from tonle.models.spec import ModelSpec
+from tonle.models.weights import EMBEDDING, tensor_shapes
+
+if TYPE_CHECKING:  # these bring numba
+    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.stored import Stored
+
+log = logging.getLogger("tonle.models")
+
+Array = npt.NDArray[Any]
+
+_FLOAT_SHARE = 0.25  # of the machine's memory: above this a second, float32 form of the weights is too much
+
+
+def open_cpu(source: ModelSource) -> Decoder | CpuDecoder:
+    """The fastest decoder this machine has for the model; says in the log which, and why not a faster one."""
+    if importlib.util.find_spec("numba") is None:
+        log.info("numba is not installed: every step runs through torch, in float32")
+        return load(source, device=torch.device("cpu"))
+    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.pack import pack, why_not
+
+    spec, matrix, vector = _weights(source)
+    if (reason := why_not(spec)) is not None:
+        log.info("every step runs through torch, in float32: %s", reason)
+        return load(source, device=torch.device("cpu"))
+    slow = load(source, device=torch.device("cpu")) if _float_bytes(spec) <= _FLOAT_SHARE * _memory_bytes() else None
+    embed = _embed_stored(matrix(EMBEDDING)) if slow is None else _embed_floats(slow.weights.embedding)
+    decoder = CpuDecoder(spec, pack(spec, matrix, vector), slow, embed)
+    log.info("weights: %s packed%s", ", ".join(decoder.formats()), "" if slow is None else ", float32 beside them")
+    return decoder
+
+
+def _weights(source: ModelSource) -> tuple[ModelSpec, Callable[[str], Stored], Callable[[str], Array]]:
+    """The spec, and by our names matrices as stored and vectors as float32."""
+    from tonle.models.cpu.stored import from_floats, from_gguf
+
+    if source.kind == "gguf":
+        from tonle.models.load.gguf import GGUFWeights
+
+        file = GGUFWeights(source.path)
+
+        def matrix(name: str) -> Stored:
+            stored, order = from_gguf(file.stored(name)), file.row_order(name)
+            return stored if order is None else stored.take(order)
+
+        return file.spec, matrix, lambda name: file.fetch(name).float().numpy()
+    from tonle.models.load.folder import open_folder
+
+    spec, fetch = open_folder(source)
+    return spec, lambda name: from_floats(fetch(name).float().numpy()), lambda name: fetch(name).float().numpy()
+
+
+def _embed_floats(embedding: torch.Tensor) -> Callable[[torch.Tensor, Array], None]:
+    def embed(tokens: torch.Tensor, out: Array) -> None:
+        torch.index_select(embedding, 0, tokens, out=torch.from_numpy(out))
+
+    return embed
+
+
+def _embed_stored(stored: Stored) -> Callable[[torch.Tensor, Array], None]:
+    def embed(tokens: torch.Tensor, out: Array) -> None:
+        out[...] = stored.take(tokens.numpy()).floats()
+
+    return embed
+
+
+def _float_bytes(spec: ModelSpec) -> int:
+    return 4 * sum(int(np.prod(shape)) for shape in tensor_shapes(spec).values())
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,104 @@
+"""The inference service: its endpoint, its health and its promise, and what web pages may do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.town import KEY, Town, Upstream, run, town
+from tonle.gateway.service import Turn, recent
+from tonle.gateway.watchers import Sla
+
+PATH = "/api/v1/inference"
+
+
+async def infer(place: Town, **fields: Any) -> dict[str, Any]:
+    reply = await place.post(PATH, {"user_input": "I feel anxious.", **fields}, key=KEY)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def test_a_question_gets_an_answer_and_its_facts(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream) as place:
+            history = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
+            first = await infer(place, conversation_history=history, max_tokens=20)
+            assert first["response"] == "Phnom Penh."
+            assert first["metadata"]["cache_hit"] is False and first["metadata"]["latency"] > 0
+            assert first["metadata"]["total_tokens"] == 10
+            assert upstream.requests[0]["messages"] == [*history, {"role": "user", "content": "I feel anxious."}]
+            assert upstream.requests[0]["max_tokens"] == 20
+            again = await infer(place, conversation_history=history, max_tokens=20)
+            assert again["metadata"]["cache_hit"] is True and again["response"] == first["response"]
+            fresh = await infer(place, conversation_history=history, max_tokens=20, use_cache=False)
+            assert fresh["metadata"]["cache_hit"] is False
+            assert (await place.post(PATH, {"question": "?"}, key=KEY)).status_code == 400
+            assert (await place.post(PATH, {"user_input": "x"}, key="wrong")).status_code == 401
+        assert [record["status"] for record in place.records()] == ["ok", "cached", "ok", "refused", "refused"]
+
+    run(main())
+
+
+def test_old_history_is_left_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream, context_window=3) as place:
+            history = [{"role": "user", "content": f"message {index}"} for index in range(8)]
+            answer = await infer(place, conversation_history=history, system_prompt="Be kind.")
+            texts = [message["content"] for message in upstream.requests[0]["messages"]]
+            assert texts == ["Be kind.", "message 5", "message 6", "message 7", "I feel anxious."]
+            assert answer["metadata"]["history_messages_dropped"] == 5
+
+    run(main())
+
+
+def test_history_fits_the_context() -> None:
+    turns = [Turn("system", "rules"), *(Turn("user", "x" * 40) for _ in range(10))]
+    kept = recent(turns, [Turn("user", "x" * 40)], window=None, max_tokens=50)
+    assert kept[0].content == "rules" and len(kept) == 4  # 2 + 3 * 11 + 11 tokens
+    assert recent(turns, [], window=2, max_tokens=None) == [turns[0], *turns[-2:]]
+    assert recent([], [], window=1, max_tokens=1) == []
+
+
+def test_health_says_whether_the_promise_is_kept_and_why_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            await infer(place)
+            health = (await place.client.get("/health")).json()
+            assert (health["status"], health["meets_sla"], health["requests"]) == ("healthy", True, 1)
+            assert health["latency_s"]["p95"] < 2
+            metrics = (await place.get("/metrics", key=KEY)).text
+            assert "tonle:meets_sla 1.0" in metrics
+            assert 'tonle:gateway_requests_total{http_status="200",status="ok"} 1.0' in metrics
+            assert (await place.client.get("/health/ready")).status_code == 200
+
+    run(main())
+
+
+def test_a_broken_promise_names_its_cause() -> None:
+    now_s = 0.0
+    sla = Sla(2.0, clock=lambda: now_s)
+    for _ in range(90):
+        sla.add(0.5, 0.0, 0.1, failed=False)
+    assert sla.report()["meets_sla"] is True
+    for _ in range(10):
+        sla.add(5.0, 4.0, 4.5, failed=False)
+    report: dict[str, Any] = sla.report()
+    assert report["meets_sla"] is False and report["why_not"]["mostly"] == "queue"
+    assert report["burn_rate"] == 2.0
+    now_s = 1000.0
+    assert sla.report()["meets_sla"] is True  # that was long ago
+
+
+def test_web_pages_may_not_call_unless_they_are_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), cors_origins=("https://good.example",)) as place:
+            for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
+                reply = await place.client.options(PATH, headers={"origin": origin})
+                assert ("access-control-allow-origin" in reply.headers) is allowed
+            asked = await place.ask(headers={"origin": "https://good.example"})
+            assert asked.headers["access-control-allow-origin"] == "https://good.example"
+            assert "x-process-time" in asked.headers
+
+    run(main())

@@ -1,0 +1,91 @@
+"""Who may do what: scopes, models per key, keys over the admin API, and a gateway with no keys at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.town import ADMIN, KEY, Upstream, run, town
+from tonle.errors import ConfigError
+
+
+def test_the_life_of_a_key(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m", "n")) as place:
+            made = (await place.post("/admin/keys", {"name": "alice", "models": ["m"]})).json()
+            assert "digest" not in made
+            assert (await place.ask(key=made["key"])).status_code == 200
+            assert (await place.ask(key=made["key"], model="n")).status_code == 404
+            listed = (await place.get("/v1/models", key=made["key"])).json()["data"]
+            assert [entry["id"] for entry in listed] == ["m"]
+            assert (await place.get("/v1/models/n", key=made["key"])).status_code == 404
+            assert (await place.get("/v1/models/m", key=made["key"])).json()["id"] == "m"
+            shown = (await place.get("/admin/keys")).json()["keys"]
+            assert shown[0]["name"] == "alice" and shown[0]["tokens_today"] == 10 and made["key"] not in str(shown)
+            gone = await place.client.delete(f"/admin/keys/{made['id']}", headers={"authorization": f"Bearer {ADMIN}"})
+            assert gone.json()["revoked"]
+            assert (await place.ask(key=made["key"])).status_code == 401
+
+    run(main())
+
+
+def test_limits_of_a_key_hold(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            wish = {"name": "bob", "limits": {"tokens_per_day": 10}}
+            key = (await place.post("/admin/keys", wish)).json()["key"]
+            assert (await place.ask(key=key)).status_code == 200
+            refused = await place.ask(key=key)
+            assert refused.status_code == 429 and "per day" in refused.json()["error"]["message"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [("/metrics", "metrics"), ("/admin/keys", "admin"), ("/admin/backends", "admin"), ("/v1/models", "models")],
+)
+def test_endpoints_are_guarded(tmp_path: Path, path: str, scope: str) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            assert (await place.client.get(path)).status_code == 401
+            assert (await place.get(path, key="wrong")).status_code == 401
+            for name in ("models", "metrics", "admin"):
+                made = await place.post("/admin/keys", {"name": name, "scopes": [name]})
+                status = (await place.get(path, key=made.json()["key"])).status_code
+                assert status == (200 if name in (scope, "admin") else 403), (path, name)
+
+    run(main())
+
+
+def test_bad_wishes_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            for wish in ({}, {"name": "x", "scopes": ["everything"]}, {"name": "x", "limit": 3}):
+                assert (await place.post("/admin/keys", wish)).status_code == 400
+            assert (await place.post("/admin/keys", {"name": "x"}, key=KEY)).status_code == 403
+
+    run(main())
+
+
+def test_what_a_key_used_survives_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), tokens_per_day=10) as place:
+            assert (await place.ask()).status_code == 200
+        async with town(tmp_path, Upstream("m"), tokens_per_day=10) as place:
+            assert (await place.ask()).status_code == 429
+
+    run(main())
+
+
+def test_without_keys_only_this_machine_may_call(tmp_path: Path) -> None:
+    async def main() -> None:
+        open_door = {"api_key": (), "admin_key": ()}
+        async with town(tmp_path, Upstream("m"), **open_door) as place:
+            assert (await place.client.post("/v1/chat/completions", json={"model": "m"})).status_code == 200
+        with pytest.raises(ConfigError, match="open to everybody"):
+            async with town(tmp_path, Upstream("m"), host="0.0.0.0", **open_door):
+                pass
+
+    run(main())

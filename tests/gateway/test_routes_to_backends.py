@@ -1,0 +1,243 @@
+"""Which backend answers, what it is sent, and what happens when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.gateway.town import Upstream, rows, run, town, until
+from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
+
+
+def test_a_request_goes_to_who_has_the_model_under_any_of_its_names(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Upstream("m"), Upstream("n")
+        async with town(tmp_path, one, two, aliases=(("nick", "n"),)) as place:
+            assert (await place.ask(model="m")).headers["x-tonle-backend"] == "b0"
+            assert (await place.ask(model="nick")).headers["x-tonle-backend"] == "b1"
+            assert two.requests[0]["model"] == "n"
+            listed = (await place.get("/v1/models")).json()["data"]
+            assert [entry["id"] for entry in listed] == ["m", "n", "nick"]
+            assert (await place.ask(model=None)).status_code == 400
+
+    run(main())
+
+
+def test_the_callers_own_bytes_arrive_where_nothing_must_change(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream) as place:
+            await place.ask(future_field={"a": [1, None]}, top_p=0.25)
+            assert upstream.requests[0]["future_field"] == {"a": [1, None]}
+            assert "authorization" not in upstream.headers[0]
+            assert "cache_salt" not in upstream.requests[0]
+
+    run(main())
+
+
+def test_callers_may_not_set_salts_or_transfers(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m", owned_by="vllm")
+        async with town(tmp_path, upstream) as place:
+            mine = await place.ask(cache_salt="theirs", kv_transfer_params={"do_remote_prefill": True})
+            assert mine.headers["x-tonle-removed"] == "kv_transfer_params, cache_salt"
+            strict = await place.ask(cache_salt="theirs", headers={"x-tonle-strict": "1"})
+            assert strict.status_code == 400
+            await place.ask(key="admin-for-tests")
+        first, second = upstream.requests
+        assert "kv_transfer_params" not in first
+        assert first["cache_salt"] not in ("theirs", second["cache_salt"])  # one per key, and not the caller's
+
+    run(main())
+
+
+def test_a_failing_backend_is_replaced_before_the_first_byte(tmp_path: Path) -> None:
+    async def main() -> None:
+        good, bad = Upstream("m"), Upstream("m")
+        bad.status = 500
+        async with town(tmp_path, good, bad, prefix_affinity=False, breaker_failures=3, cache=False) as place:
+            replies = [await place.ask(f"question {index}") for index in range(10)]
+            assert [reply.status_code for reply in replies] == [200] * 10
+            assert len(bad.requests) == 3  # then the breaker left it alone
+            states = {entry["name"]: entry for entry in (await place.get("/admin/backends")).json()["backends"]}
+            assert states["b1"]["breaker"] == "open" and not states["b1"]["available"]
+        assert [record["route"].get("failed") for record in place.records()].count(["b1"]) == 3
+        assert len(place.records()) == 10
+
+    run(main())
+
+
+def test_killing_one_of_two_loses_nobody_who_had_not_begun(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Upstream("m"), Upstream("m")
+        one.hang.clear()
+        two.hang.clear()
+        async with town(tmp_path, one, two, prefix_affinity=False) as place:
+            asking = [
+                asyncio.create_task(place.ask(f"question {index}", stream=bool(index % 2))) for index in range(20)
+            ]
+            await until(lambda: len(one.requests) + len(two.requests) == 20, "not all were sent")
+            assert one.requests and two.requests
+            await one.kill()
+            two.hang.set()
+            replies = await asyncio.gather(*asking)
+            assert [reply.status_code for reply in replies] == [200] * 20
+            assert all("Penh" in reply.text for reply in replies)
+        assert {record["status"] for record in place.records()} == {"ok"}
+        assert len(place.records()) == 20
+
+    run(main())
+
+
+def test_when_nobody_is_left_the_caller_is_told_who_and_when_to_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream) as place:
+            await upstream.kill()
+            reply = await place.ask()
+            assert reply.status_code == 502 and "b0" in reply.json()["error"]["message"]
+            await place.door.pool.probe()
+            reply = await place.ask()
+            assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
+            assert "connection refused" in reply.json()["error"]["message"]
+            assert (await place.get("/health")).status_code == 503
+
+    run(main())
+
+
+def test_long_prompts_go_to_long_backends(tmp_path: Path) -> None:
+    async def main() -> None:
+        short, long = Upstream("m"), Upstream("m")
+
+        def backends() -> tuple[BackendRow, ...]:
+            return (BackendRow(url=short.url, name="short", length="short"),
+                    BackendRow(url=long.url, name="long", length="long"))  # fmt: skip
+
+        async with town(tmp_path, short, long, backends=backends, length_threshold=100) as place:
+            assert (await place.ask("x" * 200)).headers["x-tonle-backend"] == "short"
+            assert (await place.ask("x" * 800)).headers["x-tonle-backend"] == "long"
+        assert [record["route"]["why"] for record in place.records()] == ["length", "length"]
+
+    run(main())
+
+
+def test_prompts_that_begin_alike_stay_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        ups = [Upstream("m") for _ in range(3)]
+        async with town(tmp_path, *ups, cache=False) as place:
+            homes = []
+            for topic in range(6):
+                begin = f"topic {topic} " * 60
+                names = {(await place.ask(begin + str(index))).headers["x-tonle-backend"] for index in range(4)}
+                assert len(names) == 1
+                homes += names
+            assert len(set(homes)) > 1
+        assert {record["route"]["why"] for record in place.records()} == {"prefix"}
+
+    run(main())
+
+
+def test_load_wins_over_affinity(tmp_path: Path) -> None:
+    async def main() -> None:
+        ups = [Upstream("m") for _ in range(2)]
+        for upstream in ups:
+            upstream.hang.clear()
+        async with town(tmp_path, *ups, cache=False) as place:
+            asking = [asyncio.create_task(place.ask("the same beginning " * 30 + str(index))) for index in range(40)]
+            await until(lambda: sum(len(upstream.requests) for upstream in ups) == 40, "not all were sent")
+            assert min(len(upstream.requests) for upstream in ups) >= 10
+            for upstream in ups:
+                upstream.hang.set()
+            await asyncio.gather(*asking)
+
+    run(main())
+
+
+def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("old", "new")
+        arms = (ArmRow(name="control", weight=1, model="old"), ArmRow(name="canary", weight=1, model="new"))
+        experiment = ExperimentRow(name="e", model="public", arms=arms)
+        async with town(tmp_path, upstream, experiments=(experiment,), cache=False) as place:
+            for user in range(12):
+                for _ in range(2):
+                    assert (await place.ask(model="public", user=f"user-{user}")).status_code == 200
+            listed = (await place.get("/v1/models")).json()["data"]
+            assert "public" in [entry["id"] for entry in listed]
+        sent = [(body["user"], body["model"]) for body in upstream.requests]
+        assert len(set(sent)) == 12 and {model for _, model in sent} == {"old", "new"}
+        for record in place.records():
+            assert record["experiment"]["arm"] == {"old": "control", "new": "canary"}[record["route"]["model"]]
+
+    run(main())
+
+
+def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream, dark = Upstream("m"), Upstream("dark")
+        dark.status = 500
+        async with town(tmp_path, upstream, dark, shadows=(ShadowRow(model="m", to_model="dark"),)) as place:
+            assert (await place.ask(stream=True)).status_code == 200
+            await until(lambda: place.door.shadows.num_failed == 1, "no shadow was sent")
+        assert dark.requests[0]["model"] == "dark" and dark.requests[0]["stream"] is False
+        assert len(place.records()) == 1
+
+    run(main())
+
+
+def test_prefill_and_decode_legs(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = Upstream("m"), Upstream("m")
+        first.kv_params = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "do_remote_prefill": True}
+
+        def backends() -> tuple[BackendRow, ...]:
+            return (BackendRow(url=first.url, name="p", role="prefill"),
+                    BackendRow(url=second.url, name="d", role="decode"))  # fmt: skip
+
+        async with town(tmp_path, first, second, backends=backends, prefill_threshold=50) as place:
+            assert (await place.ask("short")).headers["x-tonle-backend"] == "d"
+            assert not first.requests
+            reply = await place.ask("long " * 100, stream=True, max_tokens=9)
+            assert "Penh" in reply.text
+        asked, then = first.requests[0], second.requests[1]
+        assert (asked["max_tokens"], asked["stream"]) == (1, False)
+        assert asked["kv_transfer_params"]["do_remote_decode"] is True
+        assert then["kv_transfer_params"] == first.kv_params
+        assert (then["max_tokens"], then["stream"]) == (9, True)
+        assert first.headers[0]["x-request-id"] == second.headers[1]["x-request-id"]
+        assert place.records()[1]["route"]["prefill"] == "p"
+
+    run(main())
+
+
+def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Upstream("m"), Upstream("m")
+        one.pause_after = two.pause_after = 1
+        async with town(tmp_path, one, two, cache=False) as place:
+            asking = asyncio.create_task(place.ask("running", stream=True))
+            await until(lambda: one.requests or two.requests, "it never came")
+            busy = one if one.requests else two
+            name = "b0" if busy is one else "b1"
+            assert (await place.post(f"/admin/backends/{name}/drain")).json()["draining"] is True
+            one.resume.set()
+            two.resume.set()
+            assert "[DONE]" in (await asking).text
+            for index in range(4):
+                assert (await place.ask(f"{index}")).headers["x-tonle-backend"] != name
+            assert len(busy.requests) == 1
+            await place.post(f"/admin/backends/{name}/resume")
+            assert (await place.get("/admin/backends")).json()["backends"][int(name[1])]["available"]
+            assert (await place.post("/admin/backends/none/drain")).status_code == 404
+
+    run(main())
+
+
+def test_a_backends_own_key_is_sent_and_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream, backends=lambda: rows(upstream, api_key="theirs")) as place:
+            await place.ask()
+        assert upstream.headers[0]["authorization"] == "Bearer theirs"
+
+    run(main())

@@ -1,0 +1,126 @@
+"""Admission as callers meet it: turns, deadlines, comments, and a full line."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.gateway.town import Upstream, run, town, until
+
+
+def test_requests_wait_their_turn(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=2) as place:
+            asking = [asyncio.create_task(place.ask(f"{index}")) for index in range(5)]
+            gate = place.door.pool.backends[0].gate
+            await until(lambda: gate.num_queued == 3 and upstream.requests, "they do not wait")
+            await asyncio.sleep(0.05)
+            assert len(upstream.requests) == 2
+            upstream.hang.set()
+            replies = await asyncio.gather(*asking)
+            assert [reply.status_code for reply in replies] == [200] * 5
+            assert max(float(reply.headers["x-tonle-queue-time"]) for reply in replies) > 0
+        assert max(record["latency_ms"]["queue"] for record in place.records()) > 0
+
+    run(main())
+
+
+def test_a_full_line_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=1, max_queued=1) as place:
+            asking = [asyncio.create_task(place.ask(f"{index}")) for index in range(2)]
+            await until(lambda: place.door.pool.backends[0].gate.num_queued == 1, "it does not wait")
+            reply = await place.ask("one too many")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
+            assert int(reply.headers["retry-after"]) >= 1
+            upstream.hang.set()
+            await asyncio.gather(*asking)
+
+    run(main())
+
+
+def test_a_deadline_ends_the_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=1) as place:
+            gate = place.door.pool.backends[0].gate
+            running = asyncio.create_task(place.ask("running"))
+            await until(lambda: gate.num_inside == 1, "it never came")
+            gate.service_s = 0.01  # nobody can know that this one takes long
+            late = await place.ask(headers={"x-request-deadline-ms": "100"})
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+            assert gate.num_queued == 0
+            gate.service_s = 60.0
+            hopeless = await place.ask(headers={"x-request-deadline-ms": "2000"})
+            assert (hopeless.status_code, hopeless.headers["retry-after"]) == (504, "60")
+            assert (await place.ask(headers={"x-request-deadline-ms": "soon"})).status_code == 400
+            upstream.hang.set()
+            await running
+            upstream.hang.clear()
+            slow = await place.ask(headers={"x-request-deadline-ms": "100"})  # inside, and the backend is slow
+            assert slow.status_code == 504
+
+    run(main())
+
+
+def test_a_waiting_stream_is_kept_alive(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=1, keep_alive_s=0.05) as place:
+            running = asyncio.create_task(place.ask("running", stream=True))
+            gate = place.door.pool.backends[0].gate
+            await until(lambda: gate.num_inside == 1, "it never came")
+            waiting = asyncio.create_task(place.ask("waiting", stream=True))
+            await until(lambda: gate.num_queued == 1, "it does not wait")
+            await asyncio.sleep(0.2)
+            upstream.hang.set()
+            first, second = await running, await waiting
+            assert first.text.startswith(": working\n\n")
+            assert second.text.startswith(": queued, 0 others wait\n\n")
+            for reply in (first, second):
+                assert reply.text.endswith("data: [DONE]\n\n")
+        assert [record["output"] for record in place.records()] == ["Phnom Penh."] * 2
+
+    run(main())
+
+
+def test_an_error_after_a_comment_is_an_event(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        upstream.status = 400
+        async with town(tmp_path, upstream, keep_alive_s=0.05) as place:
+            asking = asyncio.create_task(place.ask(stream=True))
+            await asyncio.sleep(0.2)
+            upstream.hang.set()
+            reply = await asking
+            assert reply.status_code == 200
+            assert reply.text.split("\n\n")[-2].startswith('data: {"error":{"message":"broken on purpose"')
+
+    run(main())
+
+
+def test_who_hangs_up_while_waiting_leaves_the_line(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=1) as place:
+            gate = place.door.pool.backends[0].gate
+            running = asyncio.create_task(place.ask("running"))
+            await until(lambda: gate.num_inside == 1, "it never came")
+            waiting = asyncio.create_task(place.ask("waiting"))
+            await until(lambda: gate.num_queued == 1, "it does not wait")
+            waiting.cancel()
+            await until(lambda: gate.num_queued == 0, "it still waits")
+            upstream.hang.set()
+            await running
+            assert len(upstream.requests) == 1
+        assert sorted(record["status"] for record in place.records()) == ["cancelled", "ok"]
+
+    run(main())

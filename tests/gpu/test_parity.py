@@ -1,0 +1,214 @@
+"""On a GPU: the CUDA path gives the tokens of the eager reference, however the work is batched, cut, cached or interrupted.
+
+The models are random and built on the device. Every generated token is judged by the reference's logits over the same
+text: it must be the reference's best token, or so close to it that rounding decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from benchmarks.workload import SHAPES, write_config
+from tests.fakes.driver import Driver
+from tonle.config.engine import EngineConfig
+from tonle.engine import build as build_module
+from tonle.engine.request import GenerationConfig
+from tonle.engine.sample.draw import draw
+from tonle.engine.sample.noise import uniform
+from tonle.models.decoder import Decoder
+from tonle.models.inputs import KVCache, StepInputs
+from tonle.models.read_spec import read_spec
+from tonle.models.source import ModelSource
+
+pytestmark = pytest.mark.gpu
+NEW = 24
+GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
+SMALL: dict[str, dict[str, Any]] = {
+    "qwen2-small": {**SHAPES["qwen2.5-1.5b"], "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
+                    "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8000,
+                    "eos_token_id": 5},
+    "llama-small": {**SHAPES["llama-3.2-3b"], "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 3,
+                    "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 9001,
+                    "eos_token_id": 5},
+    "qwen3-small": {**SHAPES["qwen2.5-1.5b"], "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+                    "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
+                    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000, "eos_token_id": 5},
+    "mistral-small": {**SHAPES["llama-3.2-3b"], "architectures": ["MistralForCausalLM"], "model_type": "mistral",
+                      "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
+                      "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 5000, "sliding_window": 64,
+                      "eos_token_id": 5, "rope_scaling": None},
+}  # fmt: skip
+SHAPES.update(SMALL)
+
+
+@dataclasses.dataclass
+class Case:
+    source: ModelSource
+    reference: Decoder
+    dtype: str
+    tie: float  # logits this close may be ordered either way
+
+
+def make_case(name: str, dtype: str, folder: Path) -> Case:
+    source = ModelSource("folder", write_config(name, folder), name)
+    decoder = Decoder.random(read_spec(source), torch.device("cuda"), getattr(torch, dtype))
+    return Case(source, decoder, dtype, 0.01 if dtype == "float32" else 0.25)
+
+
+@pytest.fixture(scope="module", params=[
+    ("qwen2-small", "float32"), ("qwen2-small", "bfloat16"), ("llama-small", "bfloat16"), ("qwen3-small", "float32"),
+    ("mistral-small", "float32"), ("qwen2.5-1.5b", "bfloat16"),
+], ids="-".join)  # fmt: skip
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    yield make_case(*request.param, tmp_path_factory.mktemp("model"))
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("qwen2-small", "float32", tmp_path_factory.mktemp("model"))
+
+
+def config(case: Case, **more: Any) -> EngineConfig:
+    return EngineConfig(**{"max_batch_size": 256, "max_num_batched_tokens": 2048, "max_sequence_length": 512,
+                           "memory_pool_size": 2**30, "device": "cuda", "dtype": case.dtype, "load_format": "random",
+                           **more})  # fmt: skip
+
+
+def prompts(count: int, seed: int, low: int = 1, high: int = 220) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(6, 4000) for _ in range(rng.randint(low, high))] for _ in range(count)]
+
+
+@torch.inference_mode()
+def reference_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
+    """(tokens, vocab) float32, in one eager step of plain torch operations."""
+    spec, device, n = decoder.spec, decoder.device, len(tokens)
+    blocks = -(-n // 16)
+    kv = KVCache(num_layers=spec.num_layers, num_blocks=blocks, block_size=16, num_kv_heads=spec.num_kv_heads,
+                 head_dim=spec.head_dim, dtype=decoder.dtype, device=device)  # fmt: skip
+    places = torch.arange(n, device=device)
+    inputs = StepInputs(
+        tokens=torch.tensor(tokens, device=device), positions=places, slots=places, row_starts=[0, n],
+        context_lens=[n], block_tables=torch.arange(blocks, dtype=torch.int32, device=device)[None],
+        num_decode=int(n == 1), logit_indices=places,
+    )  # fmt: skip
+    return decoder.forward(inputs, kv)
+
+
+def judge(case: Case, asked: list[list[int]], outputs: list[list[int]]) -> None:
+    same = total = 0
+    for prompt, output in zip(asked, outputs, strict=True):
+        assert len(output) == NEW
+        logits = reference_logits(case.reference, prompt + output[:-1])[len(prompt) - 1 :]  # (NEW, vocab)
+        ours = logits.gather(1, torch.tensor(output, device="cuda")[:, None]).squeeze(1)
+        gap = logits.amax(1) - ours
+        same += int((gap == 0).sum())
+        total += NEW
+        assert gap.max() <= case.tie, f"token {int(gap.argmax())}: {float(gap.max()):.4f} below the reference's best"
+    assert same / total > (0.999 if case.dtype == "float32" else 0.93), f"only {same} of {total} tokens are the same"
+    print(f"{case.source.name} {case.dtype}: {same} of {total} tokens are the reference's best")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 40, 100, 256])
+def test_batches(case: Case, count: int) -> None:
+    asked = prompts(count, seed=count)
+    judge(case, asked, Driver(case.source, config(case)).generate(asked, GREEDY))
+
+
+def test_prompts_among_decoding_rows(case: Case) -> None:
+    asked = prompts(60, seed=3)
+    driver = Driver(case.source, config(case, max_num_batched_tokens=256))
+    judge(case, asked, driver.generate(asked, GREEDY, arrive_every=2))
+
+
+def test_prefix_hits(case: Case) -> None:
+    common = prompts(1, seed=8, low=100, high=100)[0]
+    asked = [common + tail for tail in prompts(20, seed=9, high=60)] + [common] * 3
+    driver = Driver(case.source, config(case))
+    driver.generate(asked[:1], GREEDY)
+    judge(case, asked, driver.generate(asked, GREEDY))
+    assert driver.stats.prefix_hits > 1000
+    judge(case, asked, driver.generate(asked, GREEDY, arrive_every=1))
+
+
+def test_preemption(case: Case) -> None:
+    spec = case.reference.spec
+    per_block = 2 * spec.num_layers * 16 * spec.kv_size * case.reference.dtype.itemsize
+    driver = Driver(case.source, config(case, memory_pool_size=60 * per_block, max_batch_size=16))
+    asked = prompts(24, seed=11, low=20, high=100)
+    judge(case, asked, driver.generate(asked, GREEDY))
+    assert driver.stats.num_preemptions > 0
+
+
+def test_large_prompts_run_without_a_graph(case: Case) -> None:
+    asked = prompts(4, seed=12, low=1400, high=1900)
+    driver = Driver(case.source, config(case, max_sequence_length=2048, max_num_batched_tokens=4096))
+    judge(case, asked, driver.generate(asked, GREEDY))
+
+
+def test_draws_are_those_of_the_reference(small: Case) -> None:
+    asked = prompts(12, seed=20)
+    same = total = 0
+    for wish in ({"temperature": 0.8}, {"temperature": 1.3, "top_k": 40}, {"temperature": 0.7, "top_p": 0.9},
+                 {"temperature": 1.0, "min_p": 0.1}, {"temperature": 1.1, "top_k": 200, "top_p": 0.8, "min_p": 0.01}):  # fmt: skip
+        wanted = GenerationConfig(max_length=NEW, early_stopping=False, seed=99, **wish)
+        outputs = Driver(small.source, config(small)).generate(asked, wanted)
+        for prompt, output in zip(asked, outputs, strict=True):
+            logits = reference_logits(small.reference, prompt + output[:-1])[len(prompt) - 1 :]
+            noise = [uniform(99, len(prompt) + i) for i in range(NEW)]
+            as_drawn = draw(
+                logits, *(torch.full((NEW,), value, device="cuda") for value in (
+                    wish["temperature"], wish.get("top_k", 0), wish.get("top_p", 1.0), wish.get("min_p", 0.0))),
+                torch.tensor(noise, dtype=torch.float64, device="cuda"),
+            )  # fmt: skip
+            same += sum(a == b for a, b in zip(as_drawn.tolist(), output, strict=True))
+            total += NEW
+    print(f"{same} of {total} draws are the same")
+    assert same / total > 0.98
+
+
+@pytest.mark.parametrize("wish", [
+    {"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}, {"logit_bias": {17: 100.0}},
+    {"min_tokens": 20, "early_stopping": True}, {"logprobs": 3}, {"prompt_logprobs": 2, "logprobs": 0},
+    {"repetition_penalty": 1.2, "do_sample": True, "temperature": 0.9, "top_p": 0.9, "seed": 4},
+], ids=str)  # fmt: skip
+def test_what_single_rows_ask_for(small: Case, wish: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the plain runner on the same device, with no lag."""
+    asked = prompts(6, seed=30, low=20)
+    wanted = GenerationConfig(**{"max_length": NEW, "do_sample": False, "early_stopping": False, **wish})
+    ours = Driver(small.source, config(small))
+    outputs = ours.generate(asked, wanted, arrive_every=2)
+    monkeypatch.setattr(build_module, "_cuda_machine", lambda *_: None)
+    plain = Driver(small.source, config(small))
+    assert outputs == plain.generate(asked, wanted, arrive_every=2)
+    for mine, theirs in zip(_records(ours), _records(plain), strict=True):
+        assert mine[0] == theirs[0] and abs(mine[1] - theirs[1]) < 2e-3
+
+
+def _records(driver: Driver) -> list[tuple[int, float]]:
+    found: dict[int, list[tuple[int, float]]] = {}
+    for step in driver.steps:
+        for handle, (_, records) in step.prompt_logprobs.items():
+            found.setdefault(handle, []).extend((r.token, r.logprob) for r in records)
+        for handle, own in step.logprobs.items():
+            found.setdefault(handle, []).extend((r.token, r.logprob) for r in own)
+    return [record for handle in sorted(found) for record in found[handle]]
+
+
+def test_fp8_cache_stays_close(small: Case) -> None:
+    asked = prompts(20, seed=40)
+    exact = Driver(small.source, config(small)).generate(asked, GREEDY)
+    eighth = Driver(small.source, config(small, kv_cache_dtype="fp8")).generate(asked, GREEDY)
+    first_tokens = sum(a[0] == b[0] for a, b in zip(exact, eighth, strict=True))
+    assert first_tokens >= 15

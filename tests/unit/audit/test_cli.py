@@ -1,0 +1,202 @@
+"""`tonle audit`: every sub-command, as people type it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.fakes.front import FakeFront
+from tests.http.serving import serving
+from tests.unit.audit.trails import BODY, CHAT, ask, files, records, running, write_days
+from tonle.audit import ledger
+from tonle.audit.index import INDEX_NAME, Index, Query
+from tonle.cli.app import app
+from tonle.errors import ConfigError, NotFound
+
+
+def tonle(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+@pytest.fixture
+def trail(tmp_path: Path) -> Path:
+    with running(tmp_path) as trail:
+        ask(trail, output="ទីមួយ answer")
+        ask(trail, status="failed", http_status=500, output=None, error={"message": "engine died"})
+        record = trail.open(CHAT, request_id="by-name", body={**BODY, "model": "ocean"})
+        record.key_id = "key-2"
+        record.close("ok", http_status=200, output="=1+1", response_id="resp-3")
+    return tmp_path
+
+
+def test_verify_exits_0_or_1_and_names_the_file(trail: Path) -> None:
+    done = tonle("verify", trail)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "3 records in 1 day: in order" in done.stderr
+    path = files(trail)[1]
+    path.write_bytes(path.read_bytes().replace(b"engine died", b"all is fine"))
+    done = tonle("verify", trail)
+    assert done.exit_code == 1
+    assert done.stdout == f"edited: {path.parent.name}/{path.name}: its content is not what was recorded\n"
+    report = json.loads(tonle("verify", trail, "--json").stdout)
+    assert report["findings"][0]["problem"] == "edited"
+    assert report["num_records"] == 3
+    assert tonle("verify", trail, "--day", "2001-01-01").exit_code == 1
+    assert tonle("verify", trail / "nowhere").exit_code == 1
+
+
+def test_head_and_recover(trail: Path) -> None:
+    day, seq, link = tonle("head", trail).stdout.split()
+    assert (day, seq) == (ledger.days_in(trail)[0], "3")
+    assert tonle("verify", trail, "--anchor", link).exit_code == 0
+    assert tonle("verify", trail, "--anchor", "0" * 64).exit_code == 1
+    assert "nothing to repair" in tonle("recover", trail).stderr
+
+
+@pytest.mark.parametrize(
+    ("condition", "outputs"),
+    [
+        ([], 3),
+        (["--status", "failed"], 1),
+        (["--model", "ocean"], 1),
+        (["--key", "key-1"], 2),
+        (["--text", "ទីមួយ"], 1),
+        (["--text", "ENGINE died"], 1),
+        (["--text", "d"], 3),
+        (["--text", 'a "quoted" thing'], 0),
+        (["--since", "2001-01-01", "--until", "2001-01-02"], 0),
+        (["--since", "2001-01-01T00:00+07:00"], 3),
+        (["--limit", "2", "--newest"], 2),
+    ],
+)
+def test_query(trail: Path, condition: list[str], outputs: int) -> None:
+    done = tonle("query", trail, "--json", *condition)
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == outputs
+    assert f"{outputs} records" in tonle("query", trail, *condition).stderr
+
+
+def test_wrong_questions(trail: Path) -> None:
+    assert tonle("query", trail, "--since", "yesterday").exit_code == 1
+    assert tonle("query", trail, "--status", "great").exit_code == 1
+    assert tonle("show", trail, "nobody").exit_code == 1
+    assert tonle("query", trail / "nowhere").exit_code == 1
+
+
+def test_show_by_any_id(trail: Path) -> None:
+    path = files(trail)[2]
+    record = json.loads(path.read_text())
+    for name in (record["id"], "by-name", "resp-3", path.name, path):
+        assert tonle("show", trail, name).stdout == path.read_text()
+
+
+def test_the_index_follows_the_trail(trail: Path) -> None:
+    with Index(trail) as index:
+        assert index.num_added == 3
+    with running(trail) as more:
+        ask(more, output="fourth")
+    with Index(trail) as index:
+        assert index.num_added == 1
+        assert [row.seq for row in index.find(Query())] == [1, 2, 3, 4]
+    (trail / INDEX_NAME).unlink()
+    assert "4 records" in tonle("reindex", trail).stderr
+    with pytest.raises(NotFound):
+        Index(trail / "nowhere")
+
+
+def test_the_index_works_without_full_text_search(trail: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.index._TEXT_INDEX", "CREATE VIRTUAL TABLE words USING nothing")
+    assert len(tonle("query", trail, "--json", "--text", "ទីមួយ").stdout.splitlines()) == 1
+
+
+def test_redact_leaves_files_index_and_chain_clean(trail: Path) -> None:
+    assert tonle("query", trail, "--text", "dara@example.org", "--json").stdout
+    name = records(trail)[0]["id"]
+    assert tonle("redact", trail, name, "--field", "user_input", "--field", "messages").exit_code == 0
+    assert records(trail)[0]["messages"] == "[redacted]"
+    done = tonle("redact", trail, "--all", "--pattern", "email")
+    assert len(done.stdout.splitlines()) == 2
+    assert tonle("query", trail, "--text", "dara@example.org", "--json").stdout == ""
+    assert b"dara@example" not in (trail / INDEX_NAME).read_bytes()
+    assert b"dara@example" not in b"".join(path.read_bytes() for path in trail.rglob("*.json"))
+    assert tonle("verify", trail).exit_code == 0
+    for wrong in (
+        ["--field", "model", "x"],
+        ["--field", "output"],
+        [name],
+        ["--all", "--field", "output", "--pattern", "email"],
+    ):
+        assert tonle("redact", trail, *wrong).exit_code == 1
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_prune(tmp_path: Path, content: bool) -> None:
+    write_days(tmp_path, {"2025-01-30": 2, "2025-01-31": 1})
+    with running(tmp_path) as trail:
+        ask(trail)
+    assert len(tonle("query", tmp_path, "--json").stdout.splitlines()) == 4
+    done = tonle("prune", tmp_path, "--keep-days", 7, *(["--content"] if content else []))
+    assert done.exit_code == 0, done.output
+    assert "2025-01-30" in done.stdout
+    assert len(tonle("query", tmp_path, "--json").stdout.splitlines()) == (4 if content else 1)
+    assert tonle("verify", tmp_path).exit_code == 0
+
+
+def test_export(trail: Path, tmp_path: Path) -> None:
+    lines = tonle("export", trail).stdout.splitlines()
+    assert [json.loads(line)["output"] for line in lines] == ["ទីមួយ answer", None, "=1+1"]
+    table = list(csv.DictReader(io.StringIO(tonle("export", trail, "--format", "csv").stdout)))
+    assert [row["output"] for row in table] == ["ទីមួយ answer", "", "'=1+1"], "no formulas for a spreadsheet"
+    assert table[0]["total_tokens"] == "16"
+    assert json.loads(table[1]["error"]) == {"message": "engine died"}
+    file = tmp_path / "out.jsonl"
+    assert tonle("export", trail, "-o", file, "--status", "failed").exit_code == 0
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_export_to_parquet(trail: Path, tmp_path: Path) -> None:
+    from tonle.audit.export import write_parquet
+
+    file = tmp_path / "out.parquet"
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        with pytest.raises(ConfigError, match="pyarrow"):
+            write_parquet([], file)
+        return
+    assert tonle("export", trail, "--format", "parquet", "-o", file).exit_code == 0
+    table = pq.read_table(file).to_pylist()
+    assert [row["total_tokens"] for row in table] == [16, 16, None]
+
+
+def test_replay(tmp_path: Path) -> None:
+    front = FakeFront(lambda prompt, index: "the same answer" if "one" in prompt else "another answer")
+
+    def body(text: str, **more: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}], "max_tokens": 64, **more}
+
+    with running(tmp_path) as trail:
+        ask(trail, body=body("one", temperature=0), output="the same answer")
+        ask(trail, body=body("two", seed=1, stream=True), output="another thing")
+        ask(trail, body=body("three"), output="by chance")
+        ask(trail, body=body("four", temperature=0), status="refused", http_status=429)
+    with serving(front) as url:
+        done = tonle("replay", tmp_path, "--url", url)
+        verdicts = [line.partition(":")[0] for line in done.stdout.splitlines()]
+        assert verdicts == ["same", "different at character 8", "skipped", "skipped"]
+        assert "'another thing' is now 'another answer'" in done.stdout
+        assert done.exit_code == 1
+        first = records(tmp_path)[0]["id"]
+        assert tonle("replay", tmp_path, "--url", url, "--id", first).exit_code == 0
+        done = tonle("replay", tmp_path, "--url", url, "--all")
+        assert "different at character 0" in done.stdout
+        done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "nobody")
+        assert done.stdout.startswith("failed")
+    assert tonle("replay", tmp_path, "--url", "http://127.0.0.1:9").exit_code == 1

@@ -1,0 +1,85 @@
+"""Trails with a few records in them, and a look at what is on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tonle.audit import AuditOptions, AuditTrail
+from tonle.audit.chain import Chain, Draft
+from tonle.audit.document import document, file_name
+from tonle.audit.keys import load_or_create_key
+from tonle.audit.options import KEY_NAME
+from tonle.audit.record import Record
+from tonle.audit.recover import recover
+from tonle.audit.redaction import Redactor
+from tonle.audit.seal import encode_fields
+
+CHAT = "/v1/chat/completions"
+BODY = {
+    "model": "river",
+    "messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "សួស្តី, I am at dara@example.org"},
+    ],
+    "temperature": 0,
+    "seed": 7,
+    "max_tokens": 16,
+    "tools": [],
+}
+USAGE = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
+
+
+@contextlib.contextmanager
+def running(directory: Path, **options: Any) -> Iterator[AuditTrail]:
+    with_defaults = {"linger_s": 0.0, "fsync": "never", "min_free_bytes": 0} | options
+    disk, on_alarm = with_defaults.pop("disk", None), with_defaults.pop("on_alarm", None)
+    trail = AuditTrail(AuditOptions(directory=directory, **with_defaults), disk=disk, on_alarm=on_alarm)
+    trail.start()
+    try:
+        yield trail
+    finally:
+        trail.close(timeout_s=10)
+
+
+def ask(trail: AuditTrail, *, body: Any = BODY, output: str = "Hello, Dara.", **close: Any) -> Record:
+    """One request from beginning to end."""
+    record = trail.open(CHAT, client="127.0.0.1", body=json.dumps(body).encode())
+    record.key_id = "key-1"
+    record.close(**({"status": "ok", "http_status": 200, "output": output, "usage": USAGE} | close))
+    return record
+
+
+def make_chain(directory: Path) -> Chain:
+    directory.mkdir(exist_ok=True)
+    chain = Chain(directory, load_or_create_key(directory / KEY_NAME, directory))
+    recover(chain)
+    return chain
+
+
+def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> Draft:
+    record = Record(lambda closed: None, CHAT, body=body)
+    record.close("ok", http_status=200, output=output, usage=USAGE)
+    return Draft(day, file_name(record), encode_fields(document(record, Redactor(()))))
+
+
+def write_days(directory: Path, days: dict[str, int]) -> Chain:
+    """A trail with so many records on each day."""
+    chain = make_chain(directory)
+    for day, num_records in days.items():
+        chain.append([draft(day, output=f"answer {number}") for number in range(num_records)])
+        chain.sign()
+    return chain
+
+
+def files(directory: Path, day: str | None = None) -> list[Path]:
+    """Records in the order of the chain."""
+    found = (path for path in directory.glob(f"{day or '*-*-*'}/*_*.json") if not path.name.startswith("."))
+    return sorted(found, key=lambda path: (path.parent.name, json.loads(path.read_text())["chain"]["seq"]))
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in files(directory)]

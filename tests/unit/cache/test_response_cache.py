@@ -1,0 +1,127 @@
+"""Answers that are kept: for how long, how many, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tonle.cache import CachedResponse, ResponseCache, may_reuse, response_name
+from tonle.errors import ConfigError
+
+
+def answer(text: str = "x") -> CachedResponse:
+    return CachedResponse(body=text.encode(), content_type="text/plain", stream=False, request_id="r")
+
+
+def name(**changes: object) -> bytes:
+    facts = {"tenant": "t", "path": "/v1/chat/completions", "model": ("m", None),
+             "body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}}  # fmt: skip
+    return response_name(**(facts | changes))  # type: ignore[arg-type]
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = ResponseCache(max_size=2)
+    cache.put(b"a", answer())
+    cache.put(b"b", answer())
+    assert cache.get(b"a") is not None
+    cache.put(b"c", answer())
+    assert cache.get(b"b") is None
+    assert cache.get(b"a") is not None and cache.get(b"c") is not None
+    assert cache.stats.evictions == 1
+
+
+def test_all_goes_after_a_while() -> None:
+    now_s = 0.0
+    cache = ResponseCache(ttl_seconds=10, clock=lambda: now_s)
+    cache.put(b"a", answer())
+    now_s = 9.9
+    assert cache.get(b"a") is not None
+    now_s = 10.0
+    assert cache.get(b"a") is None
+    assert (len(cache), cache.num_bytes, cache.stats.expirations) == (0, 0, 1)
+
+
+def test_memory_is_bounded_and_counted() -> None:
+    cache = ResponseCache(max_bytes=1000)
+    for index in range(100):
+        cache.put(bytes([index]), answer("y" * 90))
+    assert cache.num_bytes == 90 * len(cache) <= 1000
+    cache.put(b"huge", answer("z" * 101))
+    assert cache.get(b"huge") is None
+    cache.put(b"\x63", answer("w"))
+    assert cache.num_bytes == 90 * (len(cache) - 1) + 1
+    assert cache.clear() > 0 and cache.num_bytes == 0
+
+
+def test_hit_rate() -> None:
+    cache = ResponseCache()
+    assert cache.stats.hit_rate == 0
+    cache.get(b"a")
+    cache.put(b"a", answer())
+    cache.get(b"a")
+    assert cache.stats.hit_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenant": "other"},
+        {"path": "/v1/completions"},
+        {"model": ("m", "adapter")},
+        {"body": {"messages": [{"role": "user", "content": "ho"}], "temperature": 0}},
+        {"body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 5}},
+        {"body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "stream": True}},
+        {"body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "response_format": {"a": 1}}},
+        {"body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "field_of_tomorrow": 1}},
+    ],
+)
+def test_whatever_may_change_the_answer_changes_the_name(changes: dict[str, object]) -> None:
+    assert name(**changes) != name()
+
+
+def test_who_asks_and_in_which_order_does_not() -> None:
+    body = {"user": "u", "temperature": 0, "use_cache": True, "messages": [{"content": "hi", "role": "user"}]}
+    assert name(body=body) == name()
+
+
+@pytest.mark.parametrize(
+    ("body", "reusable"),
+    [({"temperature": 0}, True), ({"temperature": 0.0}, True), ({"seed": 3}, True), ({"do_sample": False}, True),
+     ({}, False), ({"temperature": 0.1}, False), ({"temperature": False}, False), ({"temperature": "0"}, False)],
+)  # fmt: skip
+def test_only_what_comes_out_the_same_is_reused(body: dict[str, object], *, reusable: bool) -> None:
+    assert may_reuse(body) is reusable
+
+
+def test_followers_get_the_leaders_answer() -> None:
+    async def main() -> None:
+        cache = ResponseCache()
+        flight = cache.lead(b"a")
+        waiting = [asyncio.create_task(flight.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert cache.flight(b"a") is flight
+        flight.land(answer("done"))
+        flight.land(None)
+        assert [found.body for found in await asyncio.gather(*waiting) if found] == [b"done"] * 3
+        assert cache.flight(b"a") is None
+        assert cache.get(b"a") is not None
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_fails_leaves_nothing() -> None:
+    async def main() -> None:
+        cache = ResponseCache()
+        flight = cache.lead(b"a")
+        flight.land(None)
+        assert await flight.wait() is None
+        assert cache.get(b"a") is None and cache.flight(b"a") is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [{"max_size": 0}, {"ttl_seconds": 0}, {"max_bytes": -1}])
+def test_senseless_sizes_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ResponseCache(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""Compiled kernels against plain numpy and torch, for every format and awkward sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.checkpoints import save_folder, save_gguf
+from tonle.models.cpu import open as opening
+from tonle.models.cpu.decoder import CpuDecoder
+from tonle.models.cpu.kernels import exp_inplace
+from tonle.models.cpu.pack import _layout, why_not
+from tonle.models.cpu.step import product
+from tonle.models.cpu.stored import Stored, from_floats
+from tonle.models.cpu.team import Team
+from tonle.models.cpu.vector import GROUP, ROWS, lanes_for
+from tonle.models.cpu.workspace import Workspace, aligned
+from tonle.models.decoder import Decoder
+from tonle.models.gguf_file import GGMLType
+from tonle.models.inputs import KVCache, StepInputs
+from tonle.models.source import ModelSource, resolve
+
+RNG = np.random.default_rng(0)
+
+
+def stored(kind: str, rows: int, columns: int) -> Stored:
+    groups = (rows, columns // GROUP)
+    scale = (RNG.random(groups) * 0.02).astype(np.float16).astype(np.float32)
+    minimum = (RNG.random(groups) * -0.1).astype(np.float16).astype(np.float32)
+    match kind:
+        case "q4":
+            return Stored(RNG.integers(0, 16, (rows, columns), dtype=np.uint8), scale, minimum)
+        case "q4 with float32 scales":
+            third = np.float32(1 / 3)
+            return Stored(RNG.integers(0, 16, (rows, columns), dtype=np.uint8), scale * third, minimum * third)
+        case "q8":
+            return Stored(RNG.integers(-127, 128, (rows, columns), dtype=np.int8), scale, np.zeros(groups, np.float32))
+        case "bf16":
+            values = RNG.standard_normal((rows, columns)).astype(np.float32)
+            return from_floats((values.view(np.uint32) & 0xFFFF0000).view(np.float32))
+        case _:
+            return from_floats(RNG.standard_normal((rows, columns)).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["q4", "q4 with float32 scales", "q8", "bf16", "f32"])
+def test_products_agree_with_dequantized_float32(kind: str) -> None:
+    rows, columns = 200, 96  # rows do not fill the last block
+    made = [stored(kind, rows, columns) for _ in range(2)]
+    matrix = _layout(made, gated=False)
+    team = Team(2)
+    for count in (1, 2, 3, 4, 5, 7, 16, 33):
+        x = RNG.standard_normal((count, columns)).astype(np.float32)
+        out = np.empty((count, matrix.weights.shape[1] * ROWS), dtype=np.float32)
+        scratch = _scratch(count, columns)
+        for layer in range(2):
+            team.run(lambda member, layer=layer: product(matrix, layer, x, out, member, 2, scratch))  # noqa: B023
+            expected = x @ made[layer].floats().T
+            error = np.linalg.norm(out[:, :rows] - expected) / np.linalg.norm(expected)
+            assert error < 1e-5, (count, error)
+
+
+def _scratch(count: int, columns: int):  # type: ignore[no-untyped-def]
+    class Spec:
+        hidden_size = intermediate_size = q_size = columns
+        num_heads, head_dim = 1, columns
+
+    return Workspace(Spec, qkv_rows=ROWS, num_threads=2).cut(count, ROWS)  # type: ignore[arg-type]
+
+
+def test_exp_to_float32_precision() -> None:
+    values = np.concatenate((np.linspace(-86, 80, 5000), [0.0, -200.0])).astype(np.float32)
+    ours = values.copy()
+    exp_inplace(ours, np.empty(len(values), np.int32), len(values))
+    np.testing.assert_allclose(ours[:-1], np.exp(values[:-1].astype(np.float64)), rtol=3e-7)
+    assert 0 <= ours[-1] < 1e-37
+
+
+def test_a_team_reports_what_went_wrong_in_a_helper() -> None:
+    team = Team(3)
+
+    def work(member: int) -> None:
+        if member == 2:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        team.run(work)
+    seen: list[int] = []
+    team.run(seen.append)
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_vectors_are_as_wide_as_the_processor_has() -> None:
+    assert lanes_for({"avx512f": True, "avx2": True}) == 16
+    assert lanes_for({"avx512f": False, "avx2": True}) == 8
+    assert lanes_for({}) == 8  # ARM, old x86: LLVM splits them
+
+
+def test_buffers_start_at_a_cache_line() -> None:
+    assert aligned((3, 5), np.dtype(np.float32)).ctypes.data % 64 == 0
+
+
+# -- whole models
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_fast_step_equals_a_slow_one(family: str, form: str, tmp_path: Path) -> None:
+    """Mixed rows: decoding, a first chunk, a chunk on top of cached tokens."""
+    if form == "folder":
+        save_folder(family, tmp_path / "m")
+        source = ModelSource("folder", tmp_path / "m", "m")
+    elif family == "mistral":
+        pytest.skip("GGUF has no architecture of its own for it")
+    else:
+        save_gguf(family, tmp_path / "m.gguf", quant=GGMLType.Q8_0)
+        source = resolve(tmp_path / "m.gguf")
+    decoder = _open(source)
+    _compare(decoder, vocab=decoder.spec.vocab_size)
+
+
+@pytest.mark.model
+def test_the_default_model(default_model: ModelSource) -> None:
+    decoder = _open(default_model)
+    assert decoder.formats() == ["4-bit", "8-bit"]
+    _compare(decoder, vocab=decoder.spec.vocab_size)
+
+
+def _open(source: ModelSource) -> CpuDecoder:
+    decoder = opening.open_cpu(source)
+    assert isinstance(decoder, CpuDecoder)
+    return decoder
+
+
+@torch.inference_mode()
+def _compare(decoder: CpuDecoder, vocab: int) -> None:
+    assert isinstance(decoder._slow, Decoder)
+    spec = decoder.spec
+    torch.manual_seed(0)
+    caches = [
+        KVCache(num_layers=spec.num_layers, num_blocks=40, block_size=16, num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim, dtype=torch.float32, device=torch.device("cpu"))
+        for _ in range(2)
+    ]  # fmt: skip
+    tables = torch.arange(40, dtype=torch.int32).view(4, 10)
+    caches[0].k.normal_()
+    caches[0].v.normal_()
+    caches[1].k.copy_(caches[0].k)
+    caches[1].v.copy_(caches[0].v)
+    spans = [(37, 38), (0, 1), (0, 21), (50, 63)]  # two rows decode, one starts, one goes on
+    positions = torch.cat([torch.arange(a, b) for a, b in spans])
+    row_of = torch.repeat_interleave(torch.arange(4), torch.tensor([b - a for a, b in spans]))
+    inputs = StepInputs(
+        tokens=torch.randint(0, vocab, (len(positions),)),
+        positions=positions,
+        slots=tables[row_of, positions // 16].long() * 16 + positions % 16,
+        row_starts=[0, 1, 2, 23, 36],
+        context_lens=[b for _, b in spans],
+        block_tables=tables[:, :4].contiguous(),
+        num_decode=2,
+        logit_indices=torch.tensor([0, 1, 22, 35]),
+    )
+    slow = decoder._slow.forward(inputs, caches[0])
+    fast = decoder._fast(inputs, caches[1])
+    assert float((fast - slow).norm() / slow.norm()) < 1e-3
+    assert torch.equal(fast.argmax(-1), slow.argmax(-1))
+    torch.testing.assert_close(caches[1].k, caches[0].k, rtol=1e-3, atol=1e-3)
+
+
+def test_without_numba_everything_runs_through_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_folder("llama", tmp_path / "m")
+    monkeypatch.setattr(opening.importlib.util, "find_spec", lambda name: None)
+    assert isinstance(opening.open_cpu(ModelSource("folder", tmp_path / "m", "m")), Decoder)
+
+
+def test_a_model_the_kernels_do_not_fit_runs_through_torch(tmp_path: Path) -> None:
+    save_folder("llama", tmp_path / "m", hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=12)
+    source = ModelSource("folder", tmp_path / "m", "m")
+    decoder = opening.open_cpu(source)
+    assert isinstance(decoder, Decoder)
+    assert why_not(decoder.spec) is not None
+
+
+def test_a_model_too_large_to_hold_twice_has_no_slow_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_folder("llama", tmp_path / "m")
+    source = ModelSource("folder", tmp_path / "m", "m")
+    both = _open(source)
+    monkeypatch.setattr(opening, "_memory_bytes", lambda: 1)
+    alone = _open(source)
+    assert alone._slow is None
+    tokens = torch.randint(0, alone.spec.vocab_size, (5,))
+    mine, theirs = (np.empty((5, alone.spec.hidden_size), np.float32) for _ in range(2))
+    alone._embed(tokens, mine)
+    both._embed(tokens, theirs)
+    np.testing.assert_array_equal(mine, theirs)
