@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from tonle.models import default_model as pinned
-from tonle.models.source import ModelSource, cache_dir, resolve
+# Before torch is loaded: its threads must not spin while they wait. Tests often share a machine with others, and one
+# spinning thread there costs seconds.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest  # noqa: E402
+
+from tonle.models import default_model as pinned  # noqa: E402
+from tonle.models.source import ModelSource, cache_dir, resolve  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ SAMPLING = frozenset((
     "truncate_prompt_tokens", "skip_special_tokens", "include_stop_str_in_output",
 ))  # fmt: skip
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
+_NO_MARKS = str.maketrans("", "", "-:.")
 _PARTS = ("queue", "prefill", "decode", "ttft", "total")
 
 
@@ -75,9 +76,7 @@ def document(record: Record, redactor: Redactor, omit: tuple[str, ...] = ()) -> 
 def file_name(record: Record) -> str:
     """`chat_completions_<shortid>_<timestamp>.json`; the time is that of the end, as is the folder's day."""
     path = record.endpoint.strip("/").removeprefix("v1/")
-    stamp = text_of(record.closed_ns)
-    for char in "-:.":
-        stamp = stamp.replace(char, "")
+    stamp = text_of(record.closed_ns).translate(_NO_MARKS)
     return f"{_UNSAFE.sub('_', path)[:60].strip('.') or 'request'}_{record.id}_{stamp}.json"
 
 

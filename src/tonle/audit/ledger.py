@@ -14,8 +14,10 @@ Does: format, parse, link, sign. Does not: decide what is written.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -138,11 +140,17 @@ def days_in(directory: Path) -> list[str]:
 
 def text_of(moment_ns: int) -> str:
     """UTC, ISO 8601, microseconds."""
-    return datetime.fromtimestamp(moment_ns / 1e9, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    second, rest_ns = divmod(moment_ns, 1_000_000_000)
+    return f"{_second_text(second)}.{rest_ns // 1000:06d}Z"
+
+
+@functools.lru_cache(maxsize=16)  # many records end in one second
+def _second_text(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return text_of(time.time_ns())
 
 
 def today() -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -45,9 +45,8 @@ def seal(fields: Mapping[str, bytes], key: SigningKey, *, seq: int, prev: str, f
     """A record with its place in the chain, as the bytes of a file, and its hash. `fields` are JSON (`encode_fields`)."""
     salt = secrets.token_bytes(_SALT_BYTES)
     salts = _spread(salt)
-    raw = {name: msgspec.Raw(value) for name, value in fields.items()}
-    digests = [_sha256(salts[name] + raw[name]).digest() for name in SEALED]
-    number = _record_hash(seq, prev, file, _facts_digest(raw), digests)
+    digests = [_sha256(salt + fields[name]).digest() for name, salt in salts.items()]
+    number = _record_hash(seq, prev, file, _facts_digest(fields), digests)
     chain = {
         "version": VERSION,
         "seq": seq,
@@ -56,8 +55,7 @@ def seal(fields: Mapping[str, bytes], key: SigningKey, *, seq: int, prev: str, f
         "salt": salt.hex(),
         "mac": key.mac(number.encode()),
     }
-    raw["chain"] = msgspec.Raw(_encode({**chain, "hash": number}))
-    return msgspec.json.format(_encode(raw), indent=2) + b"\n", number
+    return _format({**fields, "chain": _encode({**chain, "hash": number})}), number
 
 
 def encode_fields(document: Mapping[str, Any]) -> dict[str, bytes]:
@@ -80,7 +78,7 @@ def is_ours(content: bytes, key: SigningKey) -> bool:
 
 def fields_of(content: bytes) -> dict[str, bytes]:
     """The fields of a record without its chain, ready to be sealed again."""
-    return dict(_open(content)[0])
+    return _open(content)[0]
 
 
 def check(content: bytes) -> str:
@@ -111,13 +109,12 @@ def redact(content: bytes, replacements: Mapping[str, Any], *, reason: str, time
         if name in salts:
             digest = _sha256(salts.pop(name) + raw[name]).hexdigest()
             redacted[name] = {"digest": digest, "time": time, "reason": reason}
-        raw[name] = msgspec.Raw(_encode(value))
+        raw[name] = _encode(value)
     chain.pop("salt", None)
     chain["salts"] = {name: salt.hex() for name, salt in salts.items()}
     chain["redacted"] = redacted
     chain["hash"] = chain.pop("hash")  # last again
-    raw["chain"] = msgspec.Raw(_encode(chain))
-    return msgspec.json.format(_encode(raw), indent=2) + b"\n"
+    return _format({**raw, "chain": _encode(chain)})
 
 
 def chain_of(content: bytes) -> dict[str, Any]:
@@ -129,10 +126,10 @@ _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_chain = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def _open(content: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+def _open(content: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
     """The fields as compact JSON, which is what was digested, and the chain."""
     try:
-        raw = _decode_raw(msgspec.json.format(content, indent=-1))
+        raw = {name: bytes(value) for name, value in _decode_raw(msgspec.json.format(content, indent=-1)).items()}
         chain = _decode_chain(raw.pop("chain"))
         if chain["version"] != VERSION:
             raise ValueError(f"it has version {chain['version']!r}; this program knows {VERSION}")
@@ -155,9 +152,17 @@ def _salts(chain: dict[str, Any]) -> dict[str, bytes]:
     return {name: bytes.fromhex(salt) for name, salt in chain.get("salts", {}).items()}
 
 
-def _facts_digest(raw: Mapping[str, bytes]) -> bytes:
-    facts = {name: value for name, value in raw.items() if name not in _SEALED_SET and name != "chain"}
-    return _sha256(_encode(facts)).digest()
+def _facts_digest(fields: Mapping[str, bytes]) -> bytes:
+    return _sha256(_join([pair for pair in fields.items() if pair[0] not in _SEALED_SET])).digest()
+
+
+def _format(fields: Mapping[str, bytes]) -> bytes:
+    return msgspec.json.format(_join(fields.items()), indent=2) + b"\n"
+
+
+def _join(fields: Iterable[tuple[str, bytes]]) -> bytes:
+    """JSON of an object whose values are JSON already. Names are ours and need no escapes."""
+    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields])
 
 
 def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[bytes]) -> str:

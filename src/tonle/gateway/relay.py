@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from tonle.audit.collect import Answer, Collector
+from tonle.audit.collect import Answer
 from tonle.gateway.call import Call
 from tonle.gateway.outlet import Outlet
+from tonle.gateway.tap import Tap
 from tonle.protocol import sse
 from tonle.protocol.errors import ErrorReply
 
@@ -34,7 +35,7 @@ class Relay:
         self.keep_copy = False
         self._call = call
         self._outlet = outlet
-        self._collector = Collector(None)
+        self._tap = Tap(None)
         self._pieces: list[bytes] = []  # a whole answer, an error, or the copy of a stream
         self._size = 0
         self._read_whole = False
@@ -57,7 +58,7 @@ class Relay:
         self.status = status
         self.headers = headers
         self._pieces, self._size, self._read_whole = [], 0, False
-        self._collector = Collector(headers.get("content-type"), swallow_usage=self._call.asks_usage)
+        self._tap = Tap(headers.get("content-type"), swallow_usage=self._call.asks_usage)
 
     def data(self, piece: bytes) -> None:
         call = self._call
@@ -66,7 +67,7 @@ class Relay:
         if self.status != 200:
             self._keep(piece, MAX_ERROR_BYTES)
             return
-        piece = self._collector.feed(piece)
+        piece = self._tap.feed(piece)
         if not call.stream:
             self._pieces.append(piece)
             return
@@ -106,7 +107,7 @@ class Relay:
             self._outlet.reply(b"".join(self._pieces), content_type=content_type, headers=self._reply_headers())
         else:
             self.start_stream()
-            self._outlet.write(self._collector.rest())
+            self._outlet.write(self._tap.rest())
             self._outlet.end()
 
     def _finish_error(self) -> None:
@@ -123,8 +124,8 @@ class Relay:
         self._stop_timer()
         self.status = 200
         self.began = True
-        self._collector = Collector(content_type)
-        self._collector.feed(body)
+        self._tap = Tap(content_type)
+        self._tap.feed(body)
         if not self._call.stream:
             self._outlet.reply(body, content_type=content_type, headers=self._reply_headers())
             return
@@ -186,8 +187,8 @@ class Relay:
         """As far as it came. Of an answer that is not a stream, all or nothing."""
         if self.status == 200 and not self._call.stream and not self._read_whole:
             self._read_whole = True
-            self._collector.finish()
-        return self._collector.answer
+            self._tap.finish()
+        return self._tap.answer
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
@@ -195,5 +196,5 @@ class Relay:
             return self.peek()
         if self.status != 200:
             for piece in self._pieces:
-                self._collector.feed(piece)
-        return self._collector.finish()
+                self._tap.feed(piece)
+        return self._tap.finish()

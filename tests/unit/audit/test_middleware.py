@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.front import FakeFront
 from tests.http.serving import Call, events
 from tests.unit.audit.test_collect import DONE, USAGE, USAGE_CHUNK, chunk
-from tests.unit.audit.trails import records
+from tests.unit.audit.trails import records, wait_for
 from tonle.audit import AuditMiddleware, AuditOptions
 from tonle.audit.options import from_environ
 from tonle.audit.verify import verify
@@ -275,11 +275,12 @@ def test_model_configuration_and_adapter_come_from_the_server(tmp_path: Path) ->
     assert second["adapter"] == "river"
 
 
-def test_a_disk_that_is_full_is_told_to_the_caller(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_is_told_to_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.trail.CHECK_S", 0.01)
     server = Server(whole_reply(), content_type="application/json")
-    app = wrap(server, tmp_path)
-    call(app)
-    app.trail.stats.failing = "the disk is full"
+    app = wrap(server, tmp_path, min_free_bytes=1 << 62)  # no disk has that much
+    call(app)  # nobody has looked yet
+    wait_for(lambda: app.trail.stats.failing)
     reply = call(app)
     assert reply.status == 503
     assert json.loads(reply.reply)["error"]["code"] == "overloaded"
@@ -363,8 +364,8 @@ def test_a_caller_who_hangs_up_on_a_replica(tmp_path: Path) -> None:
             if len(self.sent) == 4:
                 self.hangup.set()
 
-    front = FakeFront()
-    front.stall_after = 5
+    front = FakeFront(lambda prompt, index: "a long story")
+    front.stall_after = 8
     app = wrap(build_app(front), tmp_path)
 
     async def main() -> None:

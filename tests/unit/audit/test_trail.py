@@ -7,14 +7,13 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.audit.trails import BODY, CHAT, ask, records, running
+from tests.unit.audit.trails import BODY, CHAT, ask, records, running, wait_for
 from tonle.audit import Alarm, Answer, AuditOptions, AuditTrail
 from tonle.audit.disk import Disk
 from tonle.audit.verify import verify
@@ -176,13 +175,6 @@ class FullDisk(Disk):
     def overwrite(self, path: Path, content: bytes, *, durable: bool = False) -> None:
         self._refuse()
         super().overwrite(path, content, durable=durable)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,10 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow, launch_options, prefetch_bytes
+from tonle.models.cuda.dependent import follow, launch_options
 from tonle.models.cuda.rope import turned
 
 _LOG2E = 1.4426950408889634
-_NEXT_BYTES = 64 * 1024  # of a following weight, per idle program
-_NEXT_TOTAL = 32 * 2**20  # a following weight smaller than this is left alone
 _GRAIN = 64  # stretches are multiples of this, tokens
 
 
@@ -32,11 +30,11 @@ class Cut:
     warps: int
     stages: int
     programs: int  # about so many for the whole step, if contexts are long enough
-    prefetch: bool  # ask for keys and values in L2 before the queries are there
+    eager: bool  # the first keys and values are read before the queries are there
 
 
-_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, prefetch=True)
-_MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, prefetch=False)
+_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, eager=True)
+_MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
 
 
 def cut_for(rows: int) -> Cut:
@@ -45,30 +43,49 @@ def cut_for(rows: int) -> Cut:
 
 
 @triton.jit
-def _prefetch_line(pointers):
-    """Ask for the lines at these addresses in L2."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
-                              dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+def _read(K, V, table, first, high, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
+    """Keys and values (BN, D) of one head from `first` on, and which of them lie below `high`."""
+    key = first + tl.arange(0, BN)
+    d = tl.arange(0, D)
+    inside = key < high
+    block = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
+    place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + d[None, :]
+    k = tl.load(K + place, mask=inside[:, None], other=0.0)
+    v = tl.load(V + place, mask=inside[:, None], other=0.0)
+    return k, v, inside
+
+
+@triton.jit
+def _attend(q, k, v, inside, best, total, acc, scale, IEEE: tl.constexpr):
+    """One block of keys into the running softmax: best score, sum of weights, weighted values."""
+    if IEEE:
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    else:
+        score = tl.dot(q, tl.trans(k)) * scale
+    score = tl.where(inside[None, :], score, -1.0e30)
+    top = tl.maximum(best, tl.max(score, 1))
+    p = tl.where(inside[None, :], tl.exp2(score - top[:, None]), 0.0)
+    fade = tl.exp2(best - top)
+    total = total * fade + tl.sum(p, 1)
+    if IEEE:
+        acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+    return top, total, acc
 
 
 @triton.jit
 def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, PART, PART_MAX, PART_SUM, ARRIVED,
-            ANGLES, Q_GAIN, K_GAIN, NEXT, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
+            ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
             KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
-            FUSED: tl.constexpr, PREFETCH: tl.constexpr, NEXT_BYTES: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+            FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
     # but the new ones: reading them need not wait.
     if not FUSED:
         follow(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
-    num_items = tl.load(COUNTS + 7)
-    if NEXT_BYTES > 0:
-        if item >= num_items:  # idle: fetch a share of the weights that come after the next kernel
-            idle = (item - num_items) * KV_HEADS + kv_head
-            prefetch_bytes(NEXT + (idle * (NEXT_BYTES // 2)).to(tl.int64), NEXT_BYTES)
-            follow(PDL)
-    if item < num_items:
+    if item < tl.load(COUNTS + 7):
         stretch = tl.load(COUNTS + 8)
         b = tl.load(ITEM_ROWS + item)
         first_item = tl.load(ROW_ITEMS + b)
@@ -86,65 +103,37 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
         QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         K += kv_head * D
         V += kv_head * D
-        if FUSED:
-            if PREFETCH:
-                for first in tl.range(low, tl.minimum(high, last), BN):
-                    key = first + tl.arange(0, BN)
-                    inside = key < high
-                    block = tl.load(TABLES + row * table_width + key // BLOCK, mask=inside, other=0).to(tl.int64)
-                    place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
-                    _prefetch_line(K + place)
-                    _prefetch_line(V + place)
-                    if D * K.dtype.element_ty.primitive_bitwidth > 1024:
-                        _prefetch_line(K + place + D // 2)
-                        _prefetch_line(V + place + D // 2)
-            follow(PDL)
-            q = turned(QKV + kv_head * G * D, g, some, last, Q_GAIN, ANGLES, eps, D, NORM)
-            high = tl.minimum(high, last)  # the new key comes from QKV, below
-        else:
-            q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
+        table = TABLES + row * table_width
         best = tl.full([GP], -1.0e30, tl.float32)
         total = tl.zeros([GP], tl.float32)
         acc = tl.zeros([GP, D], tl.float32)
-        for first in tl.range(low, high, BN):
-            key = first + tl.arange(0, BN)
-            inside = key < high
-            block = tl.load(TABLES + row * table_width + key // BLOCK, mask=inside, other=0).to(tl.int64)
-            place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
-            k = tl.load(K + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
-            v = tl.load(V + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
-            if IEEE:
-                score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            else:
-                score = tl.dot(q, tl.trans(k)) * scale
-            score = tl.where(inside[None, :], score, -1.0e30)
-            top = tl.maximum(best, tl.max(score, 1))
-            p = tl.exp2(score - top[:, None])
-            fade = tl.exp2(best - top)
-            total = total * fade + tl.sum(p, 1)
-            if IEEE:
-                acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
-            else:
-                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-            best = top
         if FUSED:
+            high = tl.minimum(high, last)  # the new key comes from QKV
+            if EAGER:
+                k, v, inside = _read(K, V, table, low, high, KV_HEADS, D, BLOCK, BN)
+            new_block = tl.load(table + last // BLOCK).to(tl.int64)
+            follow(PDL)
+            q = turned(QKV + kv_head * G * D, g, some, last, Q_GAIN, ANGLES, eps, D, NORM)
+            one = tl.arange(0, 1)
+            new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
+            new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]
+            new_k = new_k.to(K.dtype.element_ty)
+            new_v = new_v.to(V.dtype.element_ty)
             if at_end:
-                one = tl.arange(0, 1)
-                new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
-                new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)
-                block = tl.load(TABLES + row * table_width + last // BLOCK).to(tl.int64)
-                place = (block * BLOCK + last % BLOCK) * (KV_HEADS * D)
-                kept_k = new_k.to(K.dtype.element_ty)
-                kept_v = new_v.to(V.dtype.element_ty)
-                tl.store(K + place + d[None, :], kept_k)
-                tl.store(V + place + d, kept_v)
-                score = tl.sum(q.to(tl.float32) * kept_k.to(tl.float32), 1) * scale
-                top = tl.maximum(best, score)
-                p = tl.exp2(score - top)
-                fade = tl.exp2(best - top)
-                total = total * fade + p
-                acc = acc * fade[:, None] + p[:, None] * kept_v.to(tl.float32)[None, :]
-                best = top
+                place = (new_block * BLOCK + last % BLOCK) * (KV_HEADS * D) + d[None, :]
+                tl.store(K + place, new_k)
+                tl.store(V + place, new_v)
+            best = tl.where(at_end, tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale, -1.0e30)
+            total = tl.where(at_end & (g >= 0), 1.0, 0.0)
+            acc = tl.where(at_end & (g >= 0)[:, None], new_v.to(tl.float32), 0.0)
+            if EAGER:
+                best, total, acc = _attend(q, k.to(q.dtype), v.to(q.dtype), inside, best, total, acc, scale, IEEE)
+                low += BN
+        else:
+            q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
+        for first in tl.range(low, high, BN):
+            k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
+            best, total, acc = _attend(q, k.to(q.dtype), v.to(q.dtype), inside, best, total, acc, scale, IEEE)
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:
@@ -158,27 +147,23 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
             counter = ARRIVED + b * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
-                # Two rounds: weights of all stretches, then their sums; eight reads at a time are under way.
                 best = tl.full([GP], -1.0e30, tl.float32)
                 total = tl.zeros([GP], tl.float32)
-                s = tl.arange(0, 16)
-                for first in tl.range(first_item, first_item + active, 16):
-                    there = (first + s)[:, None] * HEADS + head[None, :]
-                    real = (first + s < first_item + active)[:, None] & some[None, :]
-                    its_best = tl.load(PART_MAX + there, mask=real, other=-1.0e30, cache_modifier=".cg")
-                    its_total = tl.load(PART_SUM + there, mask=real, other=0.0, cache_modifier=".cg")
-                    top = tl.maximum(best, tl.max(its_best, 0))
-                    total = total * tl.exp2(best - top) + tl.sum(its_total * tl.exp2(its_best - top[None, :]), 0)
-                    best = top
                 acc = tl.zeros([GP, D], tl.float32)
                 for first in tl.range(first_item, first_item + active, 8):
-                    for more in tl.static_range(8):
+                    for more in tl.static_range(8):  # unrolled: their reads are under way together
                         part = (first + more).to(tl.int64) * HEADS + head
                         real = some & (first + more < first_item + active)
                         its_best = tl.load(PART_MAX + part, mask=real, other=-1.0e30, cache_modifier=".cg")
+                        its_total = tl.load(PART_SUM + part, mask=real, other=0.0, cache_modifier=".cg")
                         its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=real[:, None], other=0.0,
                                           cache_modifier=".cg")  # fmt: skip
-                        acc += its_acc * tl.exp2(its_best - best)[:, None]
+                        top = tl.maximum(best, its_best)
+                        mine = tl.exp2(best - top)
+                        its = tl.exp2(its_best - top)
+                        total = total * mine + its_total * its
+                        acc = acc * mine[:, None] + its_acc * its[:, None]
+                        best = top
                 tl.store(counter, 0)
                 total = tl.where(some, total, 1.0)
                 tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
@@ -223,24 +208,19 @@ def decode_attention(
     k_gain: torch.Tensor | None,
     eps: float,
     fused: bool,
-    following: torch.Tensor | None = None,
 ) -> None:
     """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
 
     Caches (blocks, block, kv heads, D); tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
-    turned already and the new keys and values are in the cache. `following`: a weight that is read soon; programs with
-    nothing to do fetch its beginning into L2.
+    turned already and the new keys and values are in the cache.
     """
     block, kv_heads, dim = k_cache.shape[-3:]
     group = num_heads // kv_heads
     cut = cut_for(rows)
-    pdl = launch_options()
-    hopper = bool(pdl["PDL"])
-    share = _NEXT_BYTES if following is not None and hopper and following.numel() * 2 >= _NEXT_TOTAL else 0
     _decode[(kv_heads, max_items(rows, kv_heads))](
         batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, k_cache,
-        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, following,
-        eps, dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads,
-        dim, block, cut.block_keys, window or 0, fused, cut.prefetch and hopper, share, q_gain is not None,
-        qkv.dtype == torch.float32, num_warps=cut.warps, num_stages=cut.stages, **pdl,
+        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
+        dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
+        block, cut.block_keys, window or 0, fused, cut.eager, q_gain is not None, qkv.dtype == torch.float32,
+        num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
     )  # fmt: skip

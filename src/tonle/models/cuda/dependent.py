@@ -2,9 +2,9 @@
 """Programmatic dependent launch: a kernel may begin before the one ahead of it in the stream has ended.
 
 `follow()` stands in every kernel of ours, after the reads of weights (which nothing writes) and before the first access
-to anything a kernel ahead may write. It waits for the kernel ahead and lets the one behind begin: after the wait, so that
-what stands two kernels back may be read early; or before it (`EARLY`), where the kernel behind reads only weights early.
-A kernel launched this way without `follow()` would break the order of the whole stream.
+to the results of the kernel ahead. It waits for that one, then lets the one behind begin: so whatever was written two
+kernels back or earlier may be read before `follow()`, too. A kernel launched this way without `follow()` would break the
+order of the whole stream.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @triton.jit
 def follow(PDL: tl.constexpr):
-    if PDL == 2:
-        tl_cuda.gdc_launch_dependents()
     if PDL:
         tl_cuda.gdc_wait()
-    if PDL == 1:
         tl_cuda.gdc_launch_dependents()
 
 
@@ -56,15 +53,12 @@ def dependent_launch_available() -> bool:
 _PDL: bool | None = None
 
 
-def launch_options(*, early: bool = False) -> dict[str, int | bool]:
-    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one.
-
-    `early`: the kernel behind may begin before the one ahead has ended. See above for when that is safe.
-    """
+def launch_options() -> dict[str, bool]:
+    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one."""
     global _PDL
     if _PDL is None:
         _PDL = dependent_launch_available()
-    return {"PDL": 2 if early else 1, "launch_pdl": True} if _PDL else {"PDL": 0}
+    return {"PDL": True, "launch_pdl": True} if _PDL else {"PDL": False}
 
 
 def use_dependent_launch(*, enabled: bool) -> None:

@@ -163,10 +163,9 @@ class CudaModel:
         qkv, attended, active = self._qkv[:tokens], self._attended[:tokens], self._active[:tokens]
         skinny(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
         self._attend(index, layer, qkv, attended, tiles)
-        skinny(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True, early=True)
-        skinny(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True,
-               early=True)  # fmt: skip
-        skinny(active, layer.down.weight, hidden, bias=layer.down.bias, add=True, early=True)
+        skinny(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
+        skinny(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
+        skinny(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
 
     def _wide_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         tokens, eps = hidden.shape[0], self.spec.norm_eps
@@ -189,9 +188,8 @@ class CudaModel:
             prefill_attention(self.batch, self.tables, qkv, k_cache, v_cache, out, tiles=tiles,
                               num_heads=spec.num_heads, window=layer.window)  # fmt: skip
         rows = min(qkv.shape[0], self.sizes.max_rows)
-        following = layer.gate_up.weight if tiles is None and qkv.shape[0] <= self.few else None
         decode_attention(
             self.batch, self.tables, qkv, k_cache, v_cache, out, self._decode_scratch, rows=rows,
             num_heads=spec.num_heads, window=layer.window, angles=self._angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, following=following,
+            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
         )  # fmt: skip

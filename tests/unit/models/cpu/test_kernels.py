@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.fakes.checkpoints import save_folder, save_gguf
+from tonle.engine.text import load_text
 from tonle.models.cpu import open as opening
 from tonle.models.cpu.decoder import CpuDecoder
 from tonle.models.cpu.kernels import exp_inplace
@@ -195,3 +196,25 @@ def test_a_model_too_large_to_hold_twice_has_no_slow_lane(tmp_path: Path, monkey
     alone._embed(tokens, mine)
     both._embed(tokens, theirs)
     np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.model
+@torch.inference_mode()
+def test_perplexity_is_the_same_to_half_a_percent(default_model: ModelSource) -> None:
+    """On a text we ship, teacher-forced, through packed weights and through float32."""
+    text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text()
+    tokens = torch.tensor(load_text(default_model).encode(text)[:192])
+    decoder = _open(default_model)
+    assert decoder._slow is not None
+    losses = []
+    for forward in (decoder._fast, decoder._slow.forward):
+        spec = decoder.spec
+        kv = KVCache(num_layers=spec.num_layers, num_blocks=12, block_size=16, num_kv_heads=spec.num_kv_heads,
+                     head_dim=spec.head_dim, dtype=torch.float32, device=torch.device("cpu"))  # fmt: skip
+        places = torch.arange(len(tokens))
+        inputs = StepInputs(
+            tokens=tokens, positions=places, slots=places, row_starts=[0, len(tokens)], context_lens=[len(tokens)],
+            block_tables=torch.arange(12, dtype=torch.int32)[None], num_decode=0, logit_indices=places,
+        )  # fmt: skip
+        losses.append(torch.nn.functional.cross_entropy(forward(inputs, kv)[:-1], tokens[1:]).exp().item())
+    assert abs(losses[0] / losses[1] - 1) < 0.005
