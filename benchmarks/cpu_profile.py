@@ -22,6 +22,7 @@ from tonle.models.cpu.open import open_cpu
 from tonle.models.cpu.step import product
 from tonle.models.cpu.vector import ROWS
 from tonle.models.inputs import KVCache, StepInputs
+from tonle.models.load import load
 from tonle.models.source import resolve
 
 CONTEXT = 160  # tokens: the middle of a 128-in, 64-out request
@@ -70,11 +71,13 @@ def matrices_ms(decoder: CpuDecoder, rows: int) -> dict[str, float]:
 
 @torch.inference_mode()
 def main() -> None:
-    decoder = open_cpu(resolve(sys.argv[1] if len(sys.argv) > 1 else None))
+    source = resolve(sys.argv[1] if len(sys.argv) > 1 else None)
+    decoder = open_cpu(source)
     if not isinstance(decoder, CpuDecoder):
         raise SystemExit("this model runs through torch alone: there is nothing to profile")
     while not decoder.crossover:
         time.sleep(0.1)  # the kernels are being compiled
+    slow = load(source, device=torch.device("cpu"))
     table = Table(title=f"one step, {CONTEXT} tokens of context, {decoder._team.size} threads, ms")
     table.add_column("part")
     columns = []
@@ -84,8 +87,7 @@ def main() -> None:
         whole = best_ms(lambda inputs=inputs, kv=kv: decoder._fast(inputs, kv))  # type: ignore[misc]
         parts["attention, norms, the rest"] = whole - sum(parts.values())
         parts["whole step"] = whole
-        if decoder._slow is not None:
-            parts["the same through torch, float32"] = best_ms(lambda inputs=inputs, kv=kv: decoder._slow.forward(inputs, kv))  # type: ignore[misc, union-attr]
+        parts["the same through torch, float32"] = best_ms(lambda inputs=inputs, kv=kv: slow.forward(inputs, kv))  # type: ignore[misc]
         columns.append(parts)
         table.add_column(f"{rows} row{'s' * (rows > 1)}", justify="right")
     for part in columns[0]:

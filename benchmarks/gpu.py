@@ -82,14 +82,9 @@ def workloads(names: list[str], users: list[int]) -> list[tuple[str, list[Job], 
 
 
 async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    config = EngineConfig(
-        max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
-        max_sequence_length=4096, device="cuda", dtype="bfloat16", load_format="random",
-        long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
-    )  # fmt: skip
     floor_ms = weight_bytes(name) / READ_BYTES_PER_S * 1e3
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(name, Path(folder), config)
+        engine = Engine(name, Path(folder), engine_config(options))
         ready_s = await engine.start()
     print(f"\n{name}: start to ready {ready_s:.1f} s, weights {floor_ms:.2f} ms per step, {engine.front.card}")
     print(f"{'':10}" + "".join(f"{column:>14}" for column in COLUMNS) + f"{'floor':>8}")
@@ -125,6 +120,42 @@ async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]
     return rows
 
 
+def offline_api(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The batch job through `LLM`: engine, front and a tokenizer in one process, nothing streamed."""
+    from tokenizers import Tokenizer, decoders, models
+
+    from tonle.engine.llm import LLM
+
+    vocab = {f"▁w{token}": token for token in range(SHAPES[name]["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="▁w0"))
+    tokenizer.decoder = decoders.Metaspace()
+    with tempfile.TemporaryDirectory() as folder:
+        llm = LLM(str(write_config(name, Path(folder))), tokenizer, engine_config(options))
+    with llm:
+        rates = []
+        for seed in (1, 2, 3):
+            jobs = offline(256, seed)
+            began = time.perf_counter()
+            ids = [
+                llm.engine.submit_request(
+                    prompt, GenerationConfig(max_length=count, do_sample=False, early_stopping=False)
+                )
+                for prompt, count in jobs
+            ]
+            results = [llm.engine.result(request_id) for request_id in ids]
+            rates.append(sum(r.usage.completion_tokens for r in results) / (time.perf_counter() - began))
+    print(f"{name}: offline 256 through LLM, out tok/s: {', '.join(f'{rate:.0f}' for rate in rates)}", flush=True)
+    return {"model": name, "workload": "offline_api", "out_tok_s": rates[1:]}
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
+        max_sequence_length=4096, device="cuda", dtype="bfloat16", load_format="random",
+        long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--models", default="qwen2.5-1.5b,llama-3.2-3b", help=f"of {', '.join(SHAPES)}")
@@ -144,6 +175,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
         rows += run(measure(name, options))
+        if "offline" in options.workloads:
+            rows.append(offline_api(name, options))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

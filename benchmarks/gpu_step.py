@@ -121,10 +121,8 @@ def main() -> None:
         for count in rows:
             work = step_work(runner, plan_of(count, options.context))
             ms = median_ms(work)
-            print(
-                f"  decode {count:4d} x {options.context}: {ms:7.3f} ms  {count / ms * 1e3:8.0f} tok/s  {floor / ms:5.1%} of floor",
-                flush=True,
-            )
+            rate = f"{count / ms * 1e3:8.0f} tok/s  {floor / ms:5.1%} of floor"
+            print(f"  decode {count:4d} x {options.context}: {ms:7.3f} ms  {rate}", flush=True)
             if count in profiled:
                 for name, part, launches in kernel_shares(work)[:14]:
                     print(f"      {part:7.3f} ms {launches:4d} x {name[:90]}")

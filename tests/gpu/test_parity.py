@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from benchmarks.workload import SHAPES, write_config
+
 from tests.fakes.driver import Driver
 from tonle.config.engine import EngineConfig
 from tonle.engine import build as build_module
@@ -49,6 +50,13 @@ SMALL: dict[str, dict[str, Any]] = {
                       "eos_token_id": 5, "rope_scaling": None},
 }  # fmt: skip
 SHAPES.update(SMALL)
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 40},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.1, "top_k": 200, "top_p": 0.8, "min_p": 0.01},
+]
 
 
 @dataclasses.dataclass
@@ -160,8 +168,7 @@ def test_large_prompts_run_without_a_graph(case: Case) -> None:
 def test_draws_are_those_of_the_reference(small: Case) -> None:
     asked = prompts(12, seed=20)
     same = total = 0
-    for wish in ({"temperature": 0.8}, {"temperature": 1.3, "top_k": 40}, {"temperature": 0.7, "top_p": 0.9},
-                 {"temperature": 1.0, "min_p": 0.1}, {"temperature": 1.1, "top_k": 200, "top_p": 0.8, "min_p": 0.01}):  # fmt: skip
+    for wish in WISHES:
         wanted = GenerationConfig(max_length=NEW, early_stopping=False, seed=99, **wish)
         outputs = Driver(small.source, config(small)).generate(asked, wanted)
         for prompt, output in zip(asked, outputs, strict=True):

@@ -64,7 +64,9 @@ class EngineConfig:
             raise ConfigError(f"kv_cache_max_size must not be negative, not {self.kv_cache_max_size}",
                               param="kv_cache_max_size")  # fmt: skip
         if self.memory_pool_size is not None and self.memory_pool_size < 1:
-            raise ConfigError(f"memory_pool_size must be at least 1, not {self.memory_pool_size}", param="memory_pool_size")
+            raise ConfigError(
+                f"memory_pool_size must be at least 1, not {self.memory_pool_size}", param="memory_pool_size"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization is a share in (0, 1], not {self.gpu_memory_utilization}",
                               param="gpu_memory_utilization")  # fmt: skip

@@ -5,7 +5,7 @@ Does: bind with errors that say what to do, run on uvloop where there is one. Do
 
 from __future__ import annotations
 
-import asyncio
+import asyncio, sys; sys.setswitchinterval(0.0005)
 import errno
 import socket
 from collections.abc import Coroutine

@@ -43,7 +43,9 @@ class CudaRunner(Runner):
         self._prompts: dict[int, tuple[list[int], int]] = {}
         max_rows = model.sizes.max_rows
         self._landings = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
-        self._events = [torch.cuda.Event() for _ in range(RING)] if self._cuda else []
+        self._events: list[torch.cuda.Event] = []
+        if self._cuda:
+            self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     @torch.inference_mode()
@@ -58,7 +60,7 @@ class CudaRunner(Runner):
         self._copy(packed)
         self._graphs.body(packed.num_tokens, packed.num_tiles)
         mark = self._note("forward", mark)
-        flight = self._sample(plan, packed)
+        flight = self._depart(plan, packed)
         self._note("sample", mark)
         return flight
 
@@ -86,7 +88,7 @@ class CudaRunner(Runner):
         for row in packed.long_rows:
             self._net.tables[row].copy_(torch.from_numpy(self._packer.tables[row]))
 
-    def _sample(self, plan: Plan, packed: Packed) -> CudaFlight:
+    def _depart(self, plan: Plan, packed: Packed) -> CudaFlight:
         sampling = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
         flight = CudaFlight(
             plan, sampling, self._landings[self._turn][: len(sampling)], in_order=packed.sampling is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -82,7 +83,7 @@ class Graphs:
         self.capture_s = time.monotonic() - began
 
 
-def _captured(work: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     work()  # compiles kernels and lets cuBLAS make its choices
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):

@@ -97,8 +97,9 @@ class RowKeeper:
         sample(numbers[0], numbers[1].contiguous(), numbers[2].contiguous(), logits, model.settings,
                model.sample_scratch, drawn, model.last)  # fmt: skip
         model.sampled.index_copy_(0, where, drawn)
-        for adjuster, token in zip(adjusters, drawn.long().split(1), strict=True):
-            adjuster.push_drawn(token)
+        long = drawn.long()
+        for i, adjuster in enumerate(adjusters):
+            adjuster.push_drawn(long[i : i + 1])
 
 
 def _settings(config: GenerationConfig, seed: int, vocab_size: int) -> _Settings:

@@ -28,34 +28,52 @@ log = logging.getLogger("tonle.models")
 Embed = Callable[[torch.Tensor, Array], None]  # tokens (T,) to their rows (T, hidden), written
 
 _CANDIDATES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tokens per step at which the two ways are compared
+_ENOUGH = 128  # if packed weights keep up with torch to this many, a float32 form is not worth its memory
 
 
 class CpuDecoder:
-    """A decoder with a fast lane. Without `slow`, for models too large to hold twice, every step takes it."""
+    """A decoder with a fast lane.
+
+    The slow lane, torch with float32 weights, exists while the kernels are being compiled, and after that only if torch
+    turned out to be faster for large steps. `load_slow` is None for models too large to hold in float32.
+    """
 
     def __init__(
-        self, spec: ModelSpec, packed: Packed, slow: Decoder | None, embed: Embed, *, team: Team | None = None
-    ) -> None:
+        self, spec: ModelSpec, packed: Packed, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
+        team: Team | None = None,
+    ) -> None:  # fmt: skip
         self.spec = spec
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.crossover = 0  # most tokens of a fast step; 0 until the kernels are compiled
         self._packed = packed
-        self._slow = slow
         self._embed = embed
+        self._load_slow = load_slow
+        self._slow: Decoder | None = None
         self._rotary = Rotary(spec.rope, spec.head_dim, self.device)
         self._team = team or Team()
         self._workspace = Workspace(spec, qkv_rows=packed.qkv.weights.shape[1] * ROWS, num_threads=self._team.size)
         self._eps = np.float32(spec.norm_eps)
         types = types_of(packed)
-        if is_warm(types) or slow is None:
+        if load_slow is None or is_warm(types):
             self.open_fast_lane()
         else:
+            self._slow = load_slow()
             warm_later(types, self.open_fast_lane)
 
     def open_fast_lane(self) -> None:
-        """The kernels are compiled: measure from which step size on torch is faster, and begin to use them."""
-        self.crossover = sys.maxsize if self._slow is None else self._measure(self._slow)
-        log.info("steps of up to %d tokens run from packed weights on %d threads", self.crossover, self._team.size)
+        """The kernels are compiled: measure from which step size on torch is faster, and keep what that calls for."""
+        best = _CANDIDATES[-1] if self._load_slow is None else self._measure()
+        if best >= _ENOUGH or self._load_slow is None:
+            self.crossover = sys.maxsize
+            self._slow = None
+            log.info(
+                "every step runs from packed weights (%s) on %d threads", ", ".join(self.formats()), self._team.size
+            )
+            return
+        self._slow = self._slow or self._load_slow()
+        self.crossover = best
+        log.info("steps of up to %d tokens run from packed weights (%s) on %d threads, larger ones from float32",
+                 best, ", ".join(self.formats()), self._team.size)  # fmt: skip
 
     def formats(self) -> list[str]:
         """The kinds of weights it holds, for the log."""
@@ -65,8 +83,9 @@ class CpuDecoder:
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names."""
-        if self._slow is not None and len(inputs.tokens) > self.crossover:
-            return self._slow.forward(inputs, kv)
+        slow = self._slow
+        if slow is not None and len(inputs.tokens) > self.crossover:
+            return slow.forward(inputs, kv)
         return self._fast(inputs, kv)
 
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
@@ -90,31 +109,26 @@ class CpuDecoder:
         self._team.run(lambda member: forward(packed, step, buffers, keys, values, eps, counter, member, size))
         return torch.from_numpy(logits)[:, : self.spec.vocab_size]
 
-    def _measure(self, slow: Decoder) -> int:
+    def _measure(self) -> int:
         """The most tokens at which the compiled product still beats torch's, on the widest matrix of a layer."""
+        num_layers = min(4, self.spec.num_layers)  # more than the caches hold
+        shape = (self.spec.hidden_size, 2 * self.spec.intermediate_size)
+        theirs = [torch.randn(shape) for _ in range(num_layers)]
         best = _CANDIDATES[0]
         for count in _CANDIDATES:
-            ours, theirs = self._products(slow, count)
-            if _quickest(ours) > _quickest(theirs):
+            rows = torch.randn(count, self.spec.hidden_size)
+            if _quickest(lambda rows=rows: self._products(rows.numpy(), num_layers)) > _quickest(  # type: ignore[misc]
+                lambda rows=rows: [rows @ weights for weights in theirs]  # type: ignore[misc]
+            ):
                 break
             best = count
         return best
 
-    def _products(self, slow: Decoder, count: int) -> tuple[Callable[[], object], Callable[[], object]]:
-        rows = torch.randn(count, self.spec.hidden_size)
-        layers = range(min(4, self.spec.num_layers))
-        x, out = rows.numpy(), np.empty((count, self._packed.gate_up.weights.shape[1] * ROWS), dtype=np.float32)
-        team, gate_up, buffers = self._team, self._packed.gate_up, self._workspace.cut(count, ROWS)
-
-        def ours() -> None:
-            for layer in layers:
-                team.run(lambda member, layer=layer: product(gate_up, layer, x, out, member, team.size, buffers))  # type: ignore[misc]
-
-        def theirs() -> None:
-            for layer in layers:
-                slow.weights.layers[layer].gate_up(rows)
-
-        return ours, theirs
+    def _products(self, x: Array, num_layers: int) -> None:
+        team, gate_up, buffers = self._team, self._packed.gate_up, self._workspace.cut(len(x), ROWS)
+        out = np.empty((len(x), gate_up.weights.shape[1] * ROWS), dtype=np.float32)
+        for layer in range(num_layers):
+            team.run(lambda member, layer=layer: product(gate_up, layer, x, out, member, team.size, buffers))  # type: ignore[misc]
 
 
 def _quickest(work: Callable[[], object]) -> float:

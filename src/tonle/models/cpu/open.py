@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,11 +42,9 @@ def open_cpu(source: ModelSource) -> Decoder | CpuDecoder:
     if (reason := why_not(spec)) is not None:
         log.info("every step runs through torch, in float32: %s", reason)
         return load(source, device=torch.device("cpu"))
-    slow = load(source, device=torch.device("cpu")) if _float_bytes(spec) <= _FLOAT_SHARE * _memory_bytes() else None
-    embed = _embed_stored(matrix(EMBEDDING)) if slow is None else _embed_floats(slow.weights.embedding)
-    decoder = CpuDecoder(spec, pack(spec, matrix, vector), slow, embed)
-    log.info("weights: %s packed%s", ", ".join(decoder.formats()), "" if slow is None else ", float32 beside them")
-    return decoder
+    fits = _float_bytes(spec) <= _FLOAT_SHARE * _memory_bytes()
+    load_slow = partial(load, source, device=torch.device("cpu")) if fits else None
+    return CpuDecoder(spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow)
 
 
 def _weights(source: ModelSource) -> tuple[ModelSpec, Callable[[str], Stored], Callable[[str], Array]]:
@@ -68,14 +67,7 @@ def _weights(source: ModelSource) -> tuple[ModelSpec, Callable[[str], Stored], C
     return spec, lambda name: from_floats(fetch(name).float().numpy()), lambda name: fetch(name).float().numpy()
 
 
-def _embed_floats(embedding: torch.Tensor) -> Callable[[torch.Tensor, Array], None]:
-    def embed(tokens: torch.Tensor, out: Array) -> None:
-        torch.index_select(embedding, 0, tokens, out=torch.from_numpy(out))
-
-    return embed
-
-
-def _embed_stored(stored: Stored) -> Callable[[torch.Tensor, Array], None]:
+def _embed(stored: Stored) -> Callable[[torch.Tensor, Array], None]:
     def embed(tokens: torch.Tensor, out: Array) -> None:
         out[...] = stored.take(tokens.numpy()).floats()
 

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """Attention of rows with one token each over the paged cache: memory-bound, so every key is read once.
 
 A program takes one item: a stretch of one row's context, for one key-value head and all the queries that share it.

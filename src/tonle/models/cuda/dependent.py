@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """Programmatic dependent launch: a kernel may begin before the one ahead of it in the stream has ended.
 
 `follow()` stands in every kernel of ours, after the reads of weights (which nothing writes) and before the first access

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """The first kernels of a step: block tables brought up to date, tokens turned into hidden states; and the last gather."""
 
 from __future__ import annotations

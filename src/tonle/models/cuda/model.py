@@ -177,9 +177,7 @@ class CudaModel:
         layer.gate_up.apply(rms_norm(hidden, layer.mlp_gain, eps, normed), gate_up)
         layer.down.add(silu_mul(gate_up, active), hidden)
 
-    def _attend(
-        self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
-    ) -> None:
+    def _attend(self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
         spec, k_cache, v_cache = self.spec, self.kv.k[index], self.kv.v[index]
         if tiles is not None:

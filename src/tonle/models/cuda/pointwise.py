@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """The small kernels between matrix products: norm, gated activation. For steps too wide for `skinny.py` to fuse them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """Attention of rows with several tokens over the paged cache, prefix included; causal, with or without a window.
 
 A program takes one head and up to `TILE_TOKENS` queries of one row; the step's buffer names the tiles. All of the step's

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """Queries and keys of a mixed step: norm per head, rotation, and keys and values into the cache.
 
 A pure decode step does the same inside its attention kernel. `turned` is shared by both.

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,attr-defined"
 """One token per row from logits, on the device, without a sort: the same choices as `engine/sample/draw.py`.
 
 Two kernels. `_survey` cuts every row into stretches and leaves each one's best and its sum of exponentials. `_choose`
@@ -57,11 +57,10 @@ def _survey(COUNT, ROWS, LOGITS, TEMPERATURE, BEST, PLACE, TOTAL, V: tl.constexp
         top = tl.max(best, 0)
         place = tl.min(tl.where(best == top, place, V), 0)  # the lowest of equals
         total = 0.0
-        if temperature > 0:
-            if top > float("-inf"):
-                for first in range(part * per, tl.minimum(part * per + per, V), BLOCK):
-                    x = tl.load(LOGITS + first + i, mask=first + i < V, other=float("-inf")).to(tl.float32)
-                    total += tl.sum(tl.exp((x - top) / temperature), 0)
+        if (temperature > 0) & (top > float("-inf")):
+            for first in range(part * per, tl.minimum(part * per + per, V), BLOCK):
+                x = tl.load(LOGITS + first + i, mask=first + i < V, other=float("-inf")).to(tl.float32)
+                total += tl.sum(tl.exp((x - top) / temperature), 0)
         tl.store(BEST + s * STRETCHES + part, top)
         tl.store(PLACE + s * STRETCHES + part, place)
         tl.store(TOTAL + s * STRETCHES + part, total)
@@ -140,7 +139,7 @@ def _floor(LOGITS, top, temperature, total, top_k, top_p, min_p, V: tl.constexpr
 @triton.jit
 def _draw(LOGITS, top, temperature, floor, noise, fallback, V: tl.constexpr, BLOCK: tl.constexpr):
     """The first token at which the running weight passes noise * all of it."""
-    count, whole = _kept(LOGITS, top, temperature, floor, V, BLOCK)
+    _, whole = _kept(LOGITS, top, temperature, floor, V, BLOCK)
     target = noise * whole
     i = tl.arange(0, BLOCK)
     token = fallback

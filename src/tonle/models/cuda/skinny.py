@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, disable-error-code="untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """Matrix products with few rows, where time is reading the weight once: norm, activation and residual ride along.
 
 Does: out = act(norm(x) @ W.T + bias) (+ out). One row: fused multiply-adds on whole rows of W. Up to `MAX_ROWS`: tensor
