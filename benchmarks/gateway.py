@@ -190,9 +190,9 @@ def litellm(folder: Path, upstream: str, program: str) -> Iterator[Running]:
 
 
 def measure(server: Running, sizes: dict[tuple[int, bool], int]) -> dict[tuple[int, bool], Level]:
-    run(drive(server.url, 4, 40, stream=True))  # the first requests open connections and fill caches
     levels = {}
     for (users, stream), size in sizes.items():
+        run(drive(server.url, users, min(size, 2 * users), stream=stream))  # opens connections behind it, fills caches
         before_s = server.cpu_s
         levels[users, stream] = run(drive(server.url, users, size, stream=stream))
         levels[users, stream].cpu_us = (server.cpu_s - before_s) * 1e6 / size

@@ -5,21 +5,25 @@ Does: bind with errors that say what to do, run on uvloop where there is one. Do
 
 from __future__ import annotations
 
-import asyncio, sys; sys.setswitchinterval(0.0005)
+import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from tonle.errors import ConfigError
 
+# Records and keys are written on threads. At Python's own 5 ms, a caller's first byte would wait for them that long.
+SWITCH_S = 0.0005
 BACKLOG = 2048  # connections the kernel holds before we accept them
 
 ResultT = TypeVar("ResultT")
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """`asyncio.run`, on uvloop where there is one."""
+    """`asyncio.run`, on uvloop where there is one, with threads that let the loop go first."""
+    sys.setswitchinterval(SWITCH_S)
     try:
         from uvloop import new_event_loop
     except ImportError:

@@ -148,47 +148,43 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 @compiled
-def attend(q: Any, q_at: Any, keys: Any, values: Any, table: Any, start: Any, end: Any, head: Any, scale: Any, scores: Any,
-           scratch: Any, out: Any, to: Any) -> None:  # fmt: skip
-    """One query head, q[q_at : q_at + dim] flat, over positions start..end of its sequence, to out[to : to + dim] flat.
+def attend(q: Any, keys: Any, values: Any, table: Any, start: Any, end: Any, head: Any, scale: Any, scores: Any,
+           scratch: Any, out: Any) -> None:  # fmt: skip
+    """One query head q (dim,) over positions start..end of its sequence, to out (dim,).
 
     keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks.
     """
-    block_size, num_kv, dim = keys.shape[1], keys.shape[2], keys.shape[3]
-    step = num_kv * dim
+    block_size, dim = keys.shape[1], keys.shape[3]
+    step = keys.shape[2] * dim
     position = start
     while position < end:
         offset = position % block_size
         count = min(block_size - offset, end - position)
         first = (table[position // block_size] * block_size + offset) * step + head * dim
         if dim == 64:
-            dots_64(q, q_at, keys, first, step, count, scale, scores, position - start)
+            dots_64(q, 0, keys, first, step, count, scale, scores, position - start)
         elif dim == 128:
-            dots_128(q, q_at, keys, first, step, count, scale, scores, position - start)
+            dots_128(q, 0, keys, first, step, count, scale, scores, position - start)
         else:
-            plain_dots(q.reshape(-1)[q_at : q_at + dim], keys.reshape(-1)[first:], step, count, scale,
-                       scores[position - start :])  # fmt: skip
+            plain_dots(q, keys.reshape(-1)[first:], step, count, scale, scores[position - start :])
         position += count
-    total = soften(scores, scratch, end - start)
+    inverse = f32(1.0) / soften(scores, scratch, end - start)
     for i in range(dim):
-        out.reshape(-1)[to + i] = 0
+        out[i] = 0
     position = start
     while position < end:
         offset = position % block_size
         count = min(block_size - offset, end - position)
         first = (table[position // block_size] * block_size + offset) * step + head * dim
         if dim == 64:
-            mix_64(values, first, step, count, scores, position - start, out, to)
+            mix_64(values, first, step, count, scores, position - start, out, 0)
         elif dim == 128:
-            mix_128(values, first, step, count, scores, position - start, out, to)
+            mix_128(values, first, step, count, scores, position - start, out, 0)
         else:
-            plain_mix(
-                values.reshape(-1)[first:], step, count, scores[position - start :], out.reshape(-1)[to : to + dim]
-            )
+            plain_mix(values.reshape(-1)[first:], step, count, scores[position - start :], out)
         position += count
-    inverse = f32(1.0) / total
     for i in range(dim):
-        out.reshape(-1)[to + i] *= inverse
+        out[i] *= inverse
 
 
 @compiled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import logging
 import os
@@ -44,7 +46,9 @@ def open_cpu(source: ModelSource) -> Decoder | CpuDecoder:
         return load(source, device=torch.device("cpu"))
     fits = _float_bytes(spec) <= _FLOAT_SHARE * _memory_bytes()
     load_slow = partial(load, source, device=torch.device("cpu")) if fits else None
-    return CpuDecoder(spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow)
+    decoder = CpuDecoder(spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow)
+    _return_memory()
+    return decoder
 
 
 def _weights(source: ModelSource) -> tuple[ModelSpec, Callable[[str], Stored], Callable[[str], Array]]:
@@ -72,6 +76,12 @@ def _embed(stored: Stored) -> Callable[[torch.Tensor, Array], None]:
         out[...] = stored.take(tokens.numpy()).floats()
 
     return embed
+
+
+def _return_memory() -> None:
+    """What unpacking and packing used goes back to the system, where the C library can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _float_bytes(spec: ModelSpec) -> int:

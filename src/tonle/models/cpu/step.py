@@ -175,8 +175,8 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
         t, h = item // num_heads, item % num_heads
         end = step.positions[t] + 1
         start = max(0, end - window) if window else 0
-        attend(buffers.q, item * dim, keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
-               buffers.scores[member], buffers.scratch[member], buffers.mixed, item * dim)  # fmt: skip
+        attend(buffers.q[t, h], keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
+               buffers.scores[member], buffers.scratch[member], buffers.mixed[t, h * dim : (h + 1) * dim])  # fmt: skip
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
