@@ -31,7 +31,8 @@ _CANDIDATES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tokens per step at w
 _CLEARLY = (
     1.2  # torch must be faster by this much: float32 weights cost memory, and other programs disturb the measurement
 )
-_ENOUGH = 128  # if packed weights keep up with torch to this many, a float32 form is not worth its memory
+_ENOUGH = 48  # if packed products keep up with torch's to here, whole steps do to several times as many tokens, and a
+# float32 form of the weights is not worth its memory
 
 
 class CpuDecoder:

@@ -39,7 +39,7 @@ _MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
 
 def cut_for(rows: int) -> Cut:
     """Few rows: as little latency as possible. Many: as many reads in flight as possible."""
-    return _FEW if rows <= 16 else _MANY
+    return _FEW if rows <= 4 else _MANY
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
                 acc = tl.zeros([GP, D], tl.float32)
                 for first in tl.range(first_item, first_item + active, 8):
                     for more in tl.static_range(8):  # unrolled: their reads are under way together
-                        part = (first + more).to(tl.int64) * HEADS + head
+                        part = (first + more) * HEADS + head
                         real = some & (first + more < first_item + active)
                         its_best = tl.load(PART_MAX + part, mask=real, other=-1.0e30, cache_modifier=".cg")
                         its_total = tl.load(PART_SUM + part, mask=real, other=0.0, cache_modifier=".cg")

@@ -1,0 +1,32 @@
+"""Kernels on a CPU, through Triton's interpreter. Where there is a GPU, `tests/gpu` runs the compiled ones instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+if torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which nothing else on a CPU does
+
+
+@pytest.fixture(autouse=True, scope="session")
+def whole_numbers() -> Iterator[None]:
+    """Newer numpy refuses int(array of one); the interpreter of some Triton versions relies on it for loop bounds."""
+    from triton.runtime import interpreter
+
+    original: Any = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+    yield
+    interpreter._patch_lang_tensor = original
