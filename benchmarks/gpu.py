@@ -75,7 +75,7 @@ def workloads(names: list[str], users: list[int]) -> list[tuple[str, list[Job], 
     if "decode1" in names:
         chosen.append(("decode1", decode_one(6), 1))
     if "serving" in names:
-        chosen += [("serving", serving(max(10, 5 * count), seed=count), count) for count in users]
+        chosen += [("serving", serving(max(10, 8 * count), seed=count), count) for count in users]
     if "offline" in names:
         chosen.append(("offline", offline(256), 256))
     return chosen
@@ -153,6 +153,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
         max_sequence_length=4096, device="cuda", dtype="bfloat16", load_format="random",
         long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
+        kv_cache_dtype=options.kv_cache_dtype,
     )  # fmt: skip
 
 
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--users", type=lambda text: [int(n) for n in text.split(",")], default=[1, 10, 40, 100, 256])
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=4096)
+    parser.add_argument("--kv-cache-dtype", default="auto", help="auto, or fp8")
     parser.add_argument("--profile", action="store_true", help="time the parts of a step on the host")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -8,10 +8,10 @@ import os
 # spinning thread there costs seconds.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import pytest  # noqa: E402
+import pytest
 
-from tonle.models import default_model as pinned  # noqa: E402
-from tonle.models.source import ModelSource, cache_dir, resolve  # noqa: E402
+from tonle.models import default_model as pinned
+from tonle.models.source import ModelSource, cache_dir, resolve
 
 
 @pytest.fixture(scope="session")

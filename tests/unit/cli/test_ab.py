@@ -1,0 +1,35 @@
+"""`tonle ab report` over records as the audit writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.unit.cli.terminal import tonle
+
+
+def write(folder: Path, arm: str, total_ms: float, index: int, status: str = "ok") -> None:
+    day = folder / "2026-01-01"
+    day.mkdir(exist_ok=True)
+    record = {"status": status, "experiment": {"name": "e", "arm": arm}, "latency_ms": {"total": total_ms, "ttft": 5.0 + index % 3},
+              "usage": {"completion_tokens": 8}}  # fmt: skip
+    (day / f"chat_completions_{arm}{index}.json").write_text(json.dumps(record))
+
+
+def test_a_report(tmp_path: Path) -> None:
+    for index in range(40):
+        write(tmp_path, "control", 100 + index % 7, index)
+        write(tmp_path, "canary", 150 + index % 7, index)
+    (tmp_path / "2026-01-01" / "torn.json").write_text("{")
+    shown = tonle("ab", "report", str(tmp_path), "--control", "control", COLUMNS="160").stdout
+    assert "Experiment e" in shown and "latency_ms" in shown and "differs" in shown and "may be chance" in shown
+    facts = json.loads(tonle("ab", "report", str(tmp_path), "--control", "control", "--json").stdout)
+    latency = next(each for each in facts["comparisons"] if each["measure"] == "latency_ms")
+    assert latency["significant"] and latency["value"] - latency["control"] == 50
+    ttft = next(each for each in facts["comparisons"] if each["measure"] == "ttft_ms")
+    assert not ttft["significant"]
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    assert "no record belongs to an experiment" in tonle("ab", "report", str(tmp_path)).stderr
+    assert "there is no folder" in tonle("ab", "report", str(tmp_path / "none")).stderr
