@@ -10,12 +10,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, sleep
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import httpx
 import psutil
@@ -37,8 +36,12 @@ class ServerFailedError(Exception):
 
 
 def end_cleanly_when_terminated() -> None:
-    """Make SIGTERM leave through the context managers, so that no server outlives the script that started it."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """Make SIGTERM the same as Ctrl-C: no server outlives the script that started it, and results so far are shown."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ SOURCES = sorted((ROOT / "src" / "tonle").rglob("*.py"))
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 100  # a GPU kernel cannot call out as freely
 MAX_CLASS_LINES = 320
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
@@ -36,7 +37,8 @@ def test_a_file_is_small_named_and_introduced(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a command's options may be many
-            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+            limit = MAX_KERNEL_LINES if "cuda" in path.parts else MAX_FUNCTION_LINES
+            assert lines <= limit, f"{node.name} has {lines} lines"
         if isinstance(node, ast.ClassDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             assert lines <= MAX_CLASS_LINES, f"{node.name} has {lines} lines"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from tests.fakes.driver import Driver
 from tests.parity.test_engine import assert_same, reference
+from tests.parity.test_forward import read_by_transformers
 from tonle.config.engine import EngineConfig
 from tonle.engine.request import GenerationConfig
 from tonle.engine.text import load_text
@@ -29,8 +28,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def theirs(default_model: ModelSource) -> Any:
-    folder, file = default_model.path.parent, default_model.path.name
-    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32).eval()
+    return read_by_transformers(default_model.path)
 
 
 def test_greedy_tokens_alone_and_in_a_busy_batch(default_model: ModelSource, theirs: Any) -> None:

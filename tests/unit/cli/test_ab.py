@@ -11,8 +11,12 @@ from tests.unit.cli.terminal import tonle
 def write(folder: Path, arm: str, total_ms: float, index: int, status: str = "ok") -> None:
     day = folder / "2026-01-01"
     day.mkdir(exist_ok=True)
-    record = {"status": status, "experiment": {"name": "e", "arm": arm}, "latency_ms": {"total": total_ms, "ttft": 5.0 + index % 3},
-              "usage": {"completion_tokens": 8}}  # fmt: skip
+    record = {
+        "status": status,
+        "experiment": {"name": "e", "arm": arm},
+        "latency_ms": {"total": total_ms, "ttft": 5.0 + index % 3},
+        "usage": {"completion_tokens": 8},
+    }
     (day / f"chat_completions_{arm}{index}.json").write_text(json.dumps(record))
 
 

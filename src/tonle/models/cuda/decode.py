@@ -139,7 +139,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
         if active == 1:
             tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
         else:
-            part = item.to(tl.int64) * HEADS + head
+            part = item * HEADS + head
             tl.store(PART + part[:, None] * D + d[None, :], acc, mask=some[:, None])
             tl.store(PART_MAX + part, best, mask=some)
             tl.store(PART_SUM + part, total, mask=some)

@@ -2,7 +2,7 @@
 
 Does: `body` (tokens to hidden states) and `head` (hidden states to sampled tokens) for a given number of tokens, with no
 allocation and no word to the host, so that either can be captured in a graph. Does not: capture (`engine/run/`), or fill
-the step's buffer. Few tokens: our own products with everything fused. Many: cuBLAS and small kernels between.
+the step's buffer. One token: our own products with everything fused. More: cuBLAS and small kernels between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tonle.models.cuda.pointwise import rms_norm, silu_mul
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
-from tonle.models.cuda.skinny import skinny
+from tonle.models.cuda.gemv import gemv
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer, Linear
@@ -97,7 +97,6 @@ class CudaModel:
         self.spec = spec
         self.sizes = sizes
         self.kv: KVCache | None = None
-        self.few = 1  # most tokens that take the fused path
         self._layers = [
             _CudaLayer.of(layer, window) for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
         ]
@@ -133,17 +132,17 @@ class CudaModel:
         hidden = self._hidden[:tokens]
         embed(self.batch, self.last, self._embedding, self.tables, hidden)
         for index, layer in enumerate(self._layers):
-            if tokens <= self.few:
-                self._narrow_layer(index, layer, hidden, tiles)
+            if tokens == 1:
+                self._single_layer(index, layer, hidden, tiles)
             else:
-                self._wide_layer(index, layer, hidden, tiles)
+                self._many_layer(index, layer, hidden, tiles)
 
     def head(self, samples: int) -> None:
         """Logits and tokens of the step's samples, padded to `samples`."""
         wanted, logits = self._wanted[:samples], self.logits[:samples]
         gather_norm(self.batch, self._hidden, self._final_gain, self.spec.norm_eps, wanted)
-        if samples <= self.few:
-            skinny(wanted, self._lm_head.weight, logits, bias=self._lm_head.bias)
+        if samples == 1:
+            gemv(wanted, self._lm_head.weight, logits, bias=self._lm_head.bias)
         else:
             self._lm_head.apply(wanted, logits)
         counts = self.batch["counts"][4:5]
@@ -158,16 +157,16 @@ class CudaModel:
 
     # -- layers
 
-    def _narrow_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
+    def _single_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         tokens, eps = hidden.shape[0], self.spec.norm_eps
         qkv, attended, active = self._qkv[:tokens], self._attended[:tokens], self._active[:tokens]
-        skinny(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
+        gemv(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
         self._attend(index, layer, qkv, attended, tiles)
-        skinny(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
-        skinny(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
-        skinny(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
+        gemv(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
+        gemv(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
+        gemv(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
 
-    def _wide_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
+    def _many_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         tokens, eps = hidden.shape[0], self.spec.norm_eps
         normed, qkv, attended = self._normed[:tokens], self._qkv[:tokens], self._attended[:tokens]
         gate_up, active = self._gate_up[:tokens], self._active[:tokens]

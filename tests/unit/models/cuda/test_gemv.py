@@ -1,4 +1,4 @@
-"""Products with few rows against torch: every fusion, sizes that do not divide evenly, outputs poisoned beforehand."""
+"""A matrix times one row against torch: every fusion, sizes that do not divide evenly, outputs poisoned beforehand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear, rms_norm, silu
 
 from tonle.models.cuda import pointwise
-from tonle.models.cuda.skinny import Cut, cut_few, cut_one, skinny
+from tonle.models.cuda.gemv import Cut, cut_for, gemv
 
 CUTS = [None, Cut(8, 32, warps=4), Cut(4, 32, warps=4, stages=2), Cut(16, 64, warps=4, stages=3)]
 
@@ -16,23 +16,19 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_norm_bias_and_gated_activation(rows: int, cut: Cut | None) -> None:
-    if rows > 1 and cut is not None and not (cut.stages and cut.block_n >= 16):
-        pytest.skip("cut for one row")
-    x, gain, weight, bias = numbers(rows, 72), numbers(72).abs() + 0.5, numbers(84, 72), numbers(84)
-    out = torch.full((rows, 42), torch.nan)
-    skinny(x, weight, out, gain=gain, eps=1e-5, bias=bias, glu=True, cut=cut)
+def test_norm_bias_and_gated_activation(cut: Cut | None) -> None:
+    x, gain, weight, bias = numbers(1, 72), numbers(72).abs() + 0.5, numbers(84, 72), numbers(84)
+    out = torch.full((1, 42), torch.nan)
+    gemv(x, weight, out, gain=gain, eps=1e-5, bias=bias, glu=True, cut=cut)
     gate, up = linear(rms_norm(x, (72,), gain, 1e-5), weight, bias).chunk(2, dim=-1)
     torch.testing.assert_close(out, silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_adds_to_what_is_there(rows: int) -> None:
-    x, weight, out = numbers(rows, 96), numbers(50, 96), numbers(rows, 50, seed=1)
+def test_adds_to_what_is_there() -> None:
+    x, weight, out = numbers(1, 96), numbers(50, 96), numbers(1, 50, seed=1)
     expected = out + linear(x, weight)
-    torch.testing.assert_close(skinny(x, weight, out, add=True), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gemv(x, weight, out, add=True), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_cuts_for_every_size_are_powers_of_two() -> None:
@@ -45,8 +41,8 @@ def test_cuts_for_every_size_are_powers_of_two() -> None:
         (3072, 8192),
         (128256, 3072),
     ):
-        for cut in (cut_one(outputs, inputs), cut_few(outputs, inputs)):
-            assert cut.block_n & (cut.block_n - 1) == 0 and cut.block_k & (cut.block_k - 1) == 0
+        cut = cut_for(outputs, inputs)
+        assert cut.block_n & (cut.block_n - 1) == 0 and cut.block_k & (cut.block_k - 1) == 0
 
 
 def test_norm_and_gated_activation_alone() -> None:

@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""Matrix products with few rows, where time is reading the weight once: norm, activation and residual ride along.
+"""A matrix times one row, where time is reading the weight once: norm, activation and residual ride along.
 
-Does: out = act(norm(x) @ W.T + bias) (+ out). One row: fused multiply-adds on whole rows of W. Up to `MAX_ROWS`: tensor
-cores. A norm's scale is one number per row of x, so it is applied to the result; its sum of squares is taken in the
-same pass. Does not: serve many rows; there cuBLAS wins.
+Does: out = act(norm(x) @ W.T + bias) (+ out), with fused multiply-adds on whole rows of W. A norm's scale is one number,
+so it is applied to the result; its sum of squares is taken in the same pass. Does not: serve more rows; there cuBLAS wins.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.dependent import follow, launch_options, prefetch_bytes
-
-MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,56 +133,8 @@ def _gemv_deep(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN:
     tl.store(OUT + n, y, mask=live)
 
 
-@triton.jit
-def _skinny(X, GAIN, W, BIAS, OUT, eps, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-            GLU: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    pid = tl.program_id(0)
-    n = pid * BN + tl.arange(0, BN)
-    live = n < N
-    m = tl.arange(0, BM)
-    real = m < rows
-    k = tl.arange(0, BK)
-    if PDL:
-        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
-    follow(PDL)
-    own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
-    acc = tl.zeros([BM, BN], tl.float32)
-    up = tl.zeros([BM, BN], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    for first in tl.range(0, K, BK, num_stages=STAGES):
-        inside = first + k < K
-        some = live[:, None] & inside[None, :]
-        x = tl.load(X + m[:, None] * K + first + k[None, :], mask=real[:, None] & inside[None, :], other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            x = (wide * tl.load(GAIN + first + k, mask=inside, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
-        w = tl.load(own + first, mask=some, other=0.0)
-        acc = _dot(x, tl.trans(w), acc, IEEE)
-        if GLU:
-            u = tl.load(own + N * K + first, mask=some, other=0.0)
-            up = _dot(x, tl.trans(u), up, IEEE)
-    scale = tl.full([BM], 1.0, tl.float32)
-    if NORM:
-        scale = tl.rsqrt(squares / K + eps)
-    y = _finish(acc, up, scale[:, None], n[None, :], live[None, :], BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
-    out = OUT + m[:, None] * N + n[None, :]
-    some = real[:, None] & live[None, :]
-    if ADD:
-        y = (y.to(tl.float32) + tl.load(out, mask=some, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
-    tl.store(out, y, mask=some)
-
-
-@triton.jit
-def _dot(a, b, acc, IEEE: tl.constexpr):
-    if IEEE:
-        return tl.dot(a, b, acc, input_precision="ieee")
-    return tl.dot(a, b, acc)
-
-
-def cut_one(outputs: int, inputs: int) -> Cut:
-    """For one row; found by trying them inside whole decode steps of two models on an H200."""
+def cut_for(outputs: int, inputs: int) -> Cut:
+    """Found by trying them inside whole decode steps of two models on an H200."""
     if inputs > 4096:
         return Cut(4, 1024, warps=8, stages=4) if outputs < 2048 else Cut(8, 512, warps=8, stages=4)
     width = triton.next_power_of_2(inputs)
@@ -196,13 +145,7 @@ def cut_one(outputs: int, inputs: int) -> Cut:
     return Cut(2, min(512, width), warps=1) if outputs > inputs else Cut(2, min(1024, width), warps=4, prefetch=True)
 
 
-def cut_few(outputs: int, inputs: int) -> Cut:
-    """For 2 to 16 rows."""
-    block_n = 16 if outputs < 8192 else 32
-    return Cut(block_n=block_n, block_k=min(256, triton.next_power_of_2(inputs)), warps=4, stages=3)
-
-
-def skinny(
+def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
@@ -214,33 +157,24 @@ def skinny(
     glu: bool = False,
     cut: Cut | None = None,
 ) -> torch.Tensor:
-    """x (rows, K), weight (N, K), out (rows, N), all contiguous.
+    """x (1, K), weight (N, K), out (1, N), all contiguous.
 
     `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds.
     """
-    rows, inputs = x.shape
-    outputs = out.shape[1]
-    if rows == 1:
-        cut = cut or cut_one(outputs, inputs)
-        tiles = triton.cdiv(outputs, cut.block_n)
-        flags = (gain is not None, bias is not None, add, glu)
-        pdl = launch_options()
-        prefetch = cut.prefetch and pdl["PDL"]
-        if cut.stages == 0:
-            _gemv_short[(tiles,)](
-                x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
-                num_warps=cut.warps, **pdl,
-            )  # fmt: skip
-        else:
-            _gemv_deep[(tiles,)](
-                x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags,
-                prefetch, num_warps=cut.warps, **pdl,
-            )  # fmt: skip
+    inputs, outputs = x.shape[1], out.shape[1]
+    cut = cut or cut_for(outputs, inputs)
+    grid = (triton.cdiv(outputs, cut.block_n),)
+    flags = (gain is not None, bias is not None, add, glu)
+    pdl = launch_options()
+    prefetch = cut.prefetch and pdl["PDL"]
+    if cut.stages == 0:
+        _gemv_short[grid](
+            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
+            num_warps=cut.warps, **pdl,
+        )  # fmt: skip
     else:
-        cut = cut or cut_few(outputs, inputs)
-        _skinny[(triton.cdiv(outputs, cut.block_n),)](
-            x, gain, weight, bias, out, eps, rows, outputs, inputs, max(16, triton.next_power_of_2(rows)), cut.block_n,
-            cut.block_k, cut.stages, gain is not None, bias is not None, add, glu, x.dtype == torch.float32,
-            num_warps=cut.warps, **launch_options(),
+        _gemv_deep[grid](
+            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags, prefetch,
+            num_warps=cut.warps, **pdl,
         )  # fmt: skip
     return out
