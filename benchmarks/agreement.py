@@ -35,7 +35,7 @@ from benchmarks.peers.servers import tonle
 from tonle.bench import BenchOptions, Span, run_bench
 
 INPUT_TOKENS = 128
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 32
 REQUESTS_PER_USER = 2  # in one turn
 TOLERANCE = 0.05
 PLAIN_IDS = range(1000, 9000)  # inside every usual vocabulary, past its special tokens
@@ -71,9 +71,11 @@ class BenchClient:
             seed=seed,
         )
         report = run_bench(options)
-        level = report.levels[0] if report.levels else None
-        if not report.ok or level is None or level.ttft_ms is None or level.tpot_ms is None:
-            raise RuntimeError(f"tonle bench: {level.failures if level else 'nothing measured'}")
+        if report.interrupted:
+            raise KeyboardInterrupt
+        level = report.levels[0]
+        if level.failed or level.ttft_ms is None or level.tpot_ms is None:
+            raise RuntimeError(f"tonle bench: {level.failures}")
         return Turn(level.ttft_ms.p50, level.tpot_ms.p50, level.output_tokens_per_s)
 
 
@@ -149,20 +151,35 @@ class HttpxClient:
         return Timing(sent_s, first_s, last_s, OUTPUT_TOKENS)
 
 
-def take_turns(clients: dict[str, Client], users: int, rounds: int) -> dict[str, list[Turn]]:
-    """Every client once per round, in an order that turns around. Seeds never repeat: no prompt is sent twice."""
+def take_turns(clients: dict[str, Client], users: int, rounds: int, console: Console) -> dict[str, list[Turn]]:
+    """Every client once per round, in an order that turns around. Seeds never repeat: no prompt is sent twice.
+
+    Ctrl-C ends it with the rounds that are complete.
+    """
     turns: dict[str, list[Turn]] = {name: [] for name in clients}
-    for client in clients.values():
-        client(users, users * 10_000 + 9_999)  # a turn that is not counted
-    for number in range(rounds):
-        order = list(clients) if number % 2 == 0 else list(reversed(clients))
-        for name in order:
-            turns[name].append(clients[name](users, users * 10_000 + number))
+    try:
+        for client in clients.values():
+            client(users, users * 10_000 + 9_999)  # a turn that is not counted
+        for number in range(rounds):
+            order = list(clients) if number % 2 == 0 else list(reversed(clients))
+            done = {name: clients[name](users, users * 10_000 + number) for name in order}
+            for name in clients:
+                turns[name].append(done[name])
+            text = "; ".join(f"{name} {describe(done[name])}" for name in clients)
+            console.print(f"{users} users, round {number + 1}: {text}", highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print(f"interrupted after {len(turns['httpx'])} rounds", style="yellow", highlight=False)
     return turns
+
+
+def describe(turn: Turn) -> str:
+    return f"TTFT {turn.ttft_ms:.1f} ms, TPOT {turn.tpot_ms:.2f} ms, {turn.output_tokens_per_s:.1f} tok/s"
 
 
 def compare(turns: dict[str, list[Turn]]) -> list[tuple[str, float, float, float]]:
     """Per quantity: its name, the median of each client, and the second's as a ratio to the first's."""
+    if not all(turns.values()):
+        return []
     rows = []
     for quantity in fields(Turn):
         first, second = (median(getattr(turn, quantity.name) for turn in series) for series in turns.values())
@@ -200,7 +217,7 @@ def main() -> int:
     with server_url(arguments.url) as url:
         second = HttpxClient(url)
         for users in map(int, arguments.users.split(",")):
-            turns = take_turns({"tonle bench": BenchClient(url), "httpx": second}, users, arguments.rounds)
+            turns = take_turns({"tonle bench": BenchClient(url), "httpx": second}, users, arguments.rounds, console)
             for name, ours, theirs, ratio in compare(turns):
                 close = abs(ratio - 1) <= TOLERANCE
                 agreed &= close

@@ -9,8 +9,10 @@ order of the whole stream.
 
 from __future__ import annotations
 
+import functools
 import os
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tl_cuda
@@ -43,25 +45,12 @@ def prefetch_bytes(pointer, num_bytes):
     )
 
 
+@functools.cache
 def dependent_launch_available() -> bool:
     """Hopper and newer; never under Triton's interpreter."""
-    import torch
-
     return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
-
-
-_PDL: bool | None = None
 
 
 def launch_options() -> dict[str, bool]:
     """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one."""
-    global _PDL
-    if _PDL is None:
-        _PDL = dependent_launch_available()
-    return {"PDL": True, "launch_pdl": True} if _PDL else {"PDL": False}
-
-
-def use_dependent_launch(*, enabled: bool) -> None:
-    """For measurements: switch it off, or on again where the device has it."""
-    global _PDL
-    _PDL = enabled and dependent_launch_available()
+    return {"PDL": True, "launch_pdl": True} if dependent_launch_available() else {"PDL": False}

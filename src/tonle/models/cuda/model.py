@@ -14,11 +14,11 @@ import torch
 from tonle.models.cuda.batch import Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.embed import embed, gather_norm
+from tonle.models.cuda.gemv import gemv
 from tonle.models.cuda.pointwise import rms_norm, silu_mul
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
-from tonle.models.cuda.gemv import gemv
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer, Linear
