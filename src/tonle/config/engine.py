@@ -15,8 +15,8 @@ class EngineConfig:
     """Settings of `InferenceEngine`. The engine copies and checks them when it is built; later edits have no effect on it."""
 
     # Batching
-    max_batch_size: int = 32  # sequences computed together (vLLM: max_num_seqs)
-    max_num_batched_tokens: int = 512  # tokens computed in one step, prefill and decode together
+    max_batch_size: int | None = 32  # sequences computed together (vLLM: max_num_seqs); None = what suits the device
+    max_num_batched_tokens: int | None = None  # tokens computed in one step, prefill and decode together; None likewise
     max_sequence_length: int | None = 2048  # prompt + output, tokens; None = all the model was trained for
     long_prefill_token_threshold: int = 0  # cap on one prompt's share of a step while others run; 0 = half the step
     enable_dynamic_batching: bool = True  # False: one request at a time
@@ -52,7 +52,7 @@ class EngineConfig:
     def validate(self) -> None:
         """Raise `ConfigError` naming the field, its value and what to do."""
         for name in ("max_batch_size", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
             if getattr(self, name) < 0:
@@ -98,10 +98,11 @@ class EngineConfig:
             if not honoured:
                 raise ConfigError(f"{name}={getattr(self, name)} is refused: {why}", param=name)
 
-    @property
-    def max_num_seqs(self) -> int:
-        """Rows of the batch: what `max_batch_size` means once `enable_dynamic_batching` is considered."""
-        return self.max_batch_size if self.enable_dynamic_batching else 1
+    def batch_limits(self, *, gpu: bool) -> tuple[int, int]:
+        """Rows of the batch, and tokens of a step, on a GPU or a CPU. Every row must be able to advance in each step."""
+        rows = self.max_batch_size or (256 if gpu else 32)
+        rows = rows if self.enable_dynamic_batching else 1
+        return rows, max(rows, self.max_num_batched_tokens or (4096 if gpu else 512))
 
     @classmethod
     def names(cls) -> list[str]:

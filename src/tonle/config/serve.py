@@ -62,9 +62,17 @@ class ServeConfig:
         "Let X-Tonle-Salt say who shares cached prefixes. Only where nobody but a gateway can call.",
     )
 
-    max_num_seqs: int = _engine("max_batch_size", kinds.whole(1), "Most requests computed together.")
-    max_num_batched_tokens: int = _engine(
-        "max_num_batched_tokens", kinds.whole(1), "Most tokens computed in one step, prompts and answers together."
+    max_num_seqs: int | None = knob(
+        "Engine",
+        None,
+        kinds.optional(kinds.whole(1), none="32 on a CPU, 256 on a GPU"),
+        "Most requests computed together.",
+        engine="max_batch_size",
+    )
+    max_num_batched_tokens: int | None = _engine(
+        "max_num_batched_tokens",
+        kinds.optional(kinds.whole(1), none="512 on a CPU, 4096 on a GPU"),
+        "Most tokens computed in one step, prompts and answers together.",
     )
     max_model_len: int | None = knob(
         "Engine", None, _OWN_CONTEXT, "Longest request, prompt and answer, in tokens.", engine="max_sequence_length"

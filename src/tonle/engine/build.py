@@ -116,8 +116,9 @@ def _torch_machine(decoder: Decoder | CpuDecoder, config: EngineConfig, lag: int
                           param="kv_cache_dtype")  # fmt: skip
     num_bytes = config.memory_pool_size or DEFAULT_POOL_BYTES
     kv, context_length = kv_cache(decoder, config, num_bytes, decoder.dtype)
-    max_num_seqs = min(config.max_num_seqs, kv.num_blocks)
+    max_num_seqs, max_num_batched_tokens = config.batch_limits(gpu=device.type == "cuda")
+    max_num_seqs = min(max_num_seqs, kv.num_blocks)
     sampler = Sampler(max_num_seqs, spec.vocab_size, list(spec.eos_ids), device)
     rows = Rows(max_num_seqs, -(-context_length // kv.block_size) + 1, kv.block_size, device)
     runner = Runner(decoder, kv, sampler, rows, lag=lag)
-    return Machine(runner, kv, context_length, max_num_seqs, max(config.max_num_batched_tokens, max_num_seqs))
+    return Machine(runner, kv, context_length, max_num_seqs, max_num_batched_tokens)

@@ -38,10 +38,8 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
     began = time.monotonic()
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
-    max_rows = config.max_num_seqs
-    sizes = Sizes(
-        max_rows, max(config.max_num_batched_tokens, max_rows), _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads)
-    )
+    max_rows, max_tokens = config.batch_limits(gpu=True)
+    sizes = Sizes(max_rows, max_tokens, _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads))
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
         dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else decoder.dtype
