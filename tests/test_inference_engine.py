@@ -329,7 +329,7 @@ class TestInferenceEngineIntegration:
             assert engine.get_stats()["engine_status"] == "running"
             waiting = engine.submit_request("Hi", GenerationConfig(max_length=1000, early_stopping=False))
         with pytest.raises(Exception, match="stopped"):
-            engine.result(waiting, timeout=10)
+            engine.result(waiting, timeout=60)
         with engine:  # and again
             assert engine.result(engine.submit_request("Hi", GREEDY), timeout=60).text is not None
 

@@ -36,7 +36,7 @@ class Server:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended:\n{self.log.read_text()}")
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health/ready", timeout=5).status_code == 200:
+                if httpx.get(f"{self.url}/health/ready", timeout=60).status_code == 200:
                     return
             time.sleep(0.05)
         raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")

@@ -63,11 +63,11 @@ def test_history_fits_the_context() -> None:
 
 def test_health_says_whether_the_promise_is_kept_and_why_not(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with town(tmp_path, Upstream("m"), sla_p95_s=600.0) as place:
             await infer(place)
             health = (await place.client.get("/health")).json()
             assert (health["status"], health["meets_sla"], health["requests"]) == ("healthy", True, 1)
-            assert health["latency_s"]["p95"] < 2
+            assert 0 < health["latency_s"]["p95"] < 600
             metrics = (await place.get("/metrics", key=KEY)).text
             assert "tonle:meets_sla 1.0" in metrics
             assert 'tonle:gateway_requests_total{http_status="200",status="ok"} 1.0' in metrics

@@ -162,7 +162,7 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
     await door.start(listener)
     url = url_of(listener)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             yield Town(door, client, folder / "audit", url)
     finally:
         await door.stop()
@@ -172,7 +172,7 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
 
 def run(main: Awaitable[None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await main
 
     asyncio.run(bounded())

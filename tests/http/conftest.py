@@ -34,7 +34,7 @@ def url(front: FakeFront, _shared: tuple[FakeFront, str]) -> str:
 
 @pytest.fixture(scope="session")
 def _shared_client(_shared: tuple[FakeFront, str]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=_shared[1], timeout=10) as client:
+    with httpx.Client(base_url=_shared[1], timeout=60) as client:
         yield client
 
 

@@ -31,12 +31,12 @@ def serving(front: Served, options: ReplicaOptions | None = None, *, drain_s: fl
 
     thread = threading.Thread(target=lambda: run(main()), daemon=True)
     thread.start()
-    url, loop, stop = started.get(timeout=10)
+    url, loop, stop = started.get(timeout=60)
     try:
         yield url
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 

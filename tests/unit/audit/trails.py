@@ -43,7 +43,7 @@ def running(directory: Path, **options: Any) -> Iterator[AuditTrail]:
     try:
         yield trail
     finally:
-        trail.close(timeout_s=10)
+        trail.close(timeout_s=60)
 
 
 def ask(trail: AuditTrail, *, body: Any = BODY, output: str = "Hello, Dara.", **close: Any) -> Record:

@@ -80,7 +80,7 @@ def test_connections_are_reused_and_grow_with_need() -> None:
 
 def test_prepare_opens_connections_ahead() -> None:
     async def work(client: HttpClient) -> None:
-        await client.prepare(4, timeout_s=10)
+        await client.prepare(4, timeout_s=60)
         await asyncio.gather(*(get(client) for _ in range(4)))
 
     with serving(scripted(json_reply(200, {}))) as server:
@@ -90,7 +90,7 @@ def test_prepare_opens_connections_ahead() -> None:
 
 def test_a_request_says_who_it_is_for() -> None:
     async def work(client: HttpClient) -> Reply:
-        return await client.send(client.request("POST", "/v1/completions", b'{"a":1}'), timeout_s=10)
+        return await client.send(client.request("POST", "/v1/completions", b'{"a":1}'), timeout_s=60)
 
     with serving(scripted(json_reply(418, {"x": "y"}))) as server:
         reply = with_client(server, work, api_key="k")
