@@ -62,7 +62,7 @@ def document(record: Record, redactor: Redactor, omit: tuple[str, ...] = ()) -> 
         "prompt": request.get("prompt", request.get("input")),
         **_output(record, answer),
         "usage": _usage(record.usage or answer.usage),
-        "latency_ms": _latency(record, answer),
+        "latency_ms": _latency(record, answer, stream=request.get("stream") is True),
         "sampling": {name: value for name, value in request.items() if name in SAMPLING},
         "parameters": _parameters(record.body, request),
         "cache": record.cache,
@@ -175,10 +175,10 @@ def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
 
 
-def _latency(record: Record, answer: Answer) -> dict[str, float | None]:
+def _latency(record: Record, answer: Answer, *, stream: bool) -> dict[str, float | None]:
     known: dict[str, float | None] = dict.fromkeys(_PARTS)
     known["total"] = _ms(record.closed_s - record.opened_s)
-    if answer.first_s is not None and answer.last_s is not None and answer.last_s > answer.first_s:
+    if stream and answer.first_s is not None and answer.last_s is not None:
         known["ttft"] = _ms(answer.first_s - record.opened_s)
         known["decode"] = _ms(answer.last_s - answer.first_s)
     known.update({name: round(value, 3) for name, value in record.timings_ms.items()})
@@ -194,7 +194,7 @@ def _masked(fields: dict[str, Any], redactor: Redactor, omit: tuple[str, ...]) -
     counts: Counter[str] = Counter()
     if redactor:
         for name in CONTENT:
-            fields[name] = redactor.mask(fields[name], counts)
+            fields[name] = redactor.mask(fields[name], counts, field=name)
         fields["sampling"] = redactor.mask(fields["sampling"], counts)
     for name in omit:
         if name in SEALED and fields[name] is not None:

@@ -112,13 +112,13 @@ class Visit:
             if body is not None:
                 self._ask_for_usage(body)
             await self._middleware.app(self._scope, self._read, self._write)
+            if self._is_done and self._http_status == 200:  # the caller has it all; nobody waits for this
+                await self._middleware.catalog.learn(_model_asked(body), self._scope)
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._close(record, error)
-            if error is None and self._http_status == 200:
-                await self._middleware.catalog.learn(record.model, self._scope)
 
     def _header(self, name: bytes) -> str:
         return bytes(self._headers.get(name, b"")).decode("latin-1")

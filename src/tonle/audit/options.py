@@ -1,21 +1,21 @@
-"""`AuditOptions`: the knobs of the audit trail, and how the environment spells them for the standalone middleware.
+"""`AuditOptions`: what a trail is told, made from settings or, for the standalone middleware, from variables.
 
-Does: hold and check. Does not: act on a knob.
+Does: hold and check. Does not: name settings (`tonle.config.audit`) or act on one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from tonle.config import kinds
-from tonle.config.kinds import Kind
+from tonle.config.audit import FSYNC, MIDDLEWARE_KNOBS, ON_FULL, AuditConfig, MiddlewareConfig
 from tonle.errors import ConfigError
 
 MIB = 1024**2
 KEY_NAME = "audit.key"
+DEFAULT_DIRECTORY = "audit"  # of the middleware
 
 Fsync = Literal["never", "interval", "always"]
 OnFull = Literal["refuse", "serve"]
@@ -41,7 +41,7 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
-        for name, words in (("fsync", ("never", "interval", "always")), ("on_full", ("refuse", "serve"))):
+        for name, words in (("fsync", FSYNC), ("on_full", ON_FULL)):
             if getattr(self, name) not in words:
                 raise ConfigError(f"{name} must be one of {', '.join(words)}, not {getattr(self, name)!r}", param=name)
         for name in ("fsync_interval_s", "max_queue", "max_body_bytes"):
@@ -58,41 +58,45 @@ class AuditOptions:
         return self.key_file or self.directory / KEY_NAME
 
 
-_DAYS = kinds.optional(kinds.whole(1), none="kept")
-_KINDS: dict[str, tuple[str, Kind]] = {
-    # variable without TONLE_AUDIT_ : field, how it is read
-    "DIR": ("directory", kinds.text()),
-    "FSYNC": ("fsync", kinds.choice("never", "interval", "always")),
-    "FSYNC_INTERVAL": ("fsync_interval_s", kinds.duration()),
-    "ON_FULL": ("on_full", kinds.choice("refuse", "serve")),
-    "MIN_FREE": ("min_free_bytes", kinds.size(0)),
-    "MAX_QUEUE": ("max_queue", kinds.whole(1)),
-    "LINGER": ("linger_s", kinds.duration()),
-    "REDACT": ("redact", kinds.names()),
-    "OMIT": ("omit", kinds.names()),
-    "RETENTION_DAYS": ("retention_days", _DAYS),
-    "KEY_FILE": ("key_file", kinds.text()),
-    "INJECT_USAGE": ("inject_usage", kinds.switch()),
-    "MAX_BODY": ("max_body_bytes", kinds.size()),
-}
 ENV_PREFIX = "TONLE_AUDIT_"
+
+
+def from_config(config: AuditConfig) -> AuditOptions | None:
+    """The options those settings mean; None where no trail is wanted. Raises `ConfigError`."""
+    if config.audit_dir is None:
+        return None
+    return AuditOptions(
+        directory=Path(config.audit_dir),
+        fsync=cast(Fsync, config.audit_fsync),
+        fsync_interval_s=config.audit_fsync_interval_s,
+        on_full=cast(OnFull, config.audit_on_full),
+        min_free_bytes=config.audit_min_free_bytes,
+        max_queue=config.audit_max_queue,
+        linger_s=config.audit_linger_s,
+        redact=config.audit_redact,
+        omit=config.audit_omit,
+        retention_days=config.audit_retention_days,
+        key_file=Path(config.audit_key_file) if config.audit_key_file else None,
+    )
 
 
 def from_environ(environ: Mapping[str, str]) -> AuditOptions:
     """Options of a middleware that nobody can pass arguments to. An empty variable counts as none."""
-    values: dict[str, Any] = {"directory": Path("audit")}
+    ours = {knob.env: knob for knob in MIDDLEWARE_KNOBS.values()}
+    values: dict[str, Any] = {"audit_dir": DEFAULT_DIRECTORY}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text:
             continue
         try:
-            field, kind = _KINDS[variable.removeprefix(ENV_PREFIX)]
-            values[field] = kind.read(text)
+            values[ours[variable].field] = ours[variable].kind.read(text)
         except KeyError:
-            known = ", ".join(ENV_PREFIX + name for name in _KINDS)
-            raise ConfigError(f"unknown environment variable {variable}; there are: {known}", param=variable) from None
+            raise ConfigError(
+                f"unknown environment variable {variable}; there are: {', '.join(ours)}", param=variable
+            ) from None
         except ValueError as error:
             raise ConfigError(f"the environment variable {variable} {error}", param=variable) from None
-    for name in ("directory", "key_file"):
-        if values.get(name) is not None:
-            values[name] = Path(values[name])
-    return AuditOptions(**values)
+    config = MiddlewareConfig(**values)
+    options = from_config(config)
+    if options is None:
+        raise ConfigError(f"{ENV_PREFIX}DIR is none: a middleware for records needs a folder", param="audit_dir")
+    return replace(options, inject_usage=config.audit_inject_usage, max_body_bytes=config.audit_max_body_bytes)

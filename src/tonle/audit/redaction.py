@@ -1,7 +1,7 @@
 """Finding personal data in text: built-in patterns, patterns of the user, and the words that replace what they find.
 
-Does: mask strings, also deep inside JSON values, and count. Does not: know where the values come from. Patterns find
-what looks like personal data; names, or an address written in words, they do not.
+Does: mask strings, also deep inside JSON values, in all fields of a record or in one, and count. Does not: read or
+write records. Patterns find what looks like personal data; names, or an address written in words, they do not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tonle.audit.seal import CONTENT
 from tonle.errors import ConfigError
 
 
@@ -66,38 +67,64 @@ class Redactor:
     """A list of patterns. Each match becomes `[name]`."""
 
     def __init__(self, rules: Iterable[str]) -> None:
-        """`rules` are names of built-in patterns, `all` for all of them, or `name=regex`. Raises `ConfigError`."""
-        wanted = {pattern.name: pattern for rule in rules for pattern in _patterns(rule)}
-        order = [name for name in BUILT_IN if name in wanted] + [name for name in wanted if name not in BUILT_IN]
-        self._patterns = [wanted[name] for name in order]
+        """`rules`: names of built-in patterns, `all` of them, or `name=regex`; after `FIELD:`, only for that field of a
+        record. Raises `ConfigError`."""
+        wanted: dict[str | None, dict[str, Pattern]] = {}
+        for rule in rules:
+            field, bare = _field(rule)
+            wanted.setdefault(field, {}).update({pattern.name: pattern for pattern in _patterns(bare)})
+        everywhere = wanted.pop(None, {})
+        self._everywhere = _ordered(everywhere)
+        self._of_field = {field: _ordered({**everywhere, **own}) for field, own in wanted.items()}
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return bool(self._everywhere or self._of_field)
 
-    def mask(self, value: Any, counts: Counter[str]) -> Any:
+    def mask(self, value: Any, counts: Counter[str], *, field: str | None = None) -> Any:
         """The value with every match in every string replaced; the very same object if there was none."""
-        if isinstance(value, str):
-            return self._mask_text(value, counts)
-        if isinstance(value, list):
-            items = [self.mask(item, counts) for item in value]
-            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
-        if isinstance(value, dict):
-            masked = {self._mask_text(name, counts): self.mask(item, counts) for name, item in value.items()}
-            same = all(new is old for new, old in zip(masked.values(), value.values(), strict=False))
-            return value if same and masked.keys() == value.keys() else masked
-        return value
+        return _mask(value, self._of_field.get(field, self._everywhere) if field else self._everywhere, counts)
 
-    def _mask_text(self, text: str, counts: Counter[str]) -> str:
-        for pattern in self._patterns:
 
-            def replace(match: re.Match[str], pattern: Pattern = pattern) -> str:
-                if not pattern.is_real(match[0]):
-                    return match[0]
-                counts[pattern.name] += 1
-                return f"[{pattern.name}]"
+def _ordered(patterns: dict[str, Pattern]) -> list[Pattern]:
+    """Built-in ones first, in their order."""
+    own = [name for name in patterns if name not in BUILT_IN]
+    return [patterns[name] for name in (*(name for name in BUILT_IN if name in patterns), *own)]
 
-            text = pattern.regex.sub(replace, text)
-        return text
+
+def _mask(value: Any, patterns: list[Pattern], counts: Counter[str]) -> Any:
+    if isinstance(value, str):
+        return _mask_text(value, patterns, counts)
+    if isinstance(value, list):
+        items = [_mask(item, patterns, counts) for item in value]
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+    if isinstance(value, dict):
+        masked = {_mask_text(name, patterns, counts): _mask(item, patterns, counts) for name, item in value.items()}
+        same = all(new is old for new, old in zip(masked.values(), value.values(), strict=False))
+        return value if same and masked.keys() == value.keys() else masked
+    return value
+
+
+def _mask_text(text: str, patterns: list[Pattern], counts: Counter[str]) -> str:
+    for pattern in patterns:
+
+        def replace(match: re.Match[str], pattern: Pattern = pattern) -> str:
+            if not pattern.is_real(match[0]):
+                return match[0]
+            counts[pattern.name] += 1
+            return f"[{pattern.name}]"
+
+        text = pattern.regex.sub(replace, text)
+    return text
+
+
+def _field(rule: str) -> tuple[str | None, str]:
+    """`output:email` is a rule for one field; a colon inside a regex is none of ours."""
+    field, colon, rest = rule.partition(":")
+    if not colon or "=" in field:
+        return None, rule
+    if field not in CONTENT:
+        raise ConfigError(f"there is no field {field!r} to mask; there are {', '.join(CONTENT)}", param="redact")
+    return field, rest
 
 
 def _patterns(rule: str) -> list[Pattern]:

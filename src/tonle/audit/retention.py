@@ -95,6 +95,8 @@ def masking(redactor: Redactor) -> Change:
     """Mask what patterns find in the words of a record."""
 
     def change(fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: redactor.mask(fields[name], Counter()) for name in CONTENT if fields.get(name) is not None}
+        return {
+            name: redactor.mask(fields[name], Counter(), field=name) for name in CONTENT if fields.get(name) is not None
+        }
 
     return change

@@ -8,6 +8,9 @@ import logging
 import shlex
 import socket
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tonle import __version__
@@ -105,7 +108,6 @@ async def _serve_behind_door(
         host=settings.host,
         port=settings.port,
         api_key=settings.api_key,
-        audit_dir=settings.audit_dir,
         max_body_bytes=settings.max_body_bytes,
         drain_s=settings.drain_s,
         write_timeout_s=settings.write_timeout_s,
@@ -123,6 +125,7 @@ def _url(listener: socket.socket) -> str:
     """Where a program on this machine reaches us."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    from tonle.config.audit import AuditConfig
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -137,6 +140,7 @@ def _announce(front: Front, url: str, took_s: float, *, as_log: bool) -> None:
 def banner(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool) -> str:
     """What a person wants to know first, and a line to paste."""
     from rich.markup import escape
+        **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
 
     facts = {
         "Model": f"{name} ({card.architecture}, {card.dtype} on {card.device})",

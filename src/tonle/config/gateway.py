@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tonle.config import kinds, knobs
+from tonle.config.audit import AuditConfig
 from tonle.config.kinds import Kind
 from tonle.config.knobs import FRONT_DOOR, Knob, knob, knobs_of
 from tonle.config.rows import BackendRow, ExperimentRow, ShadowRow, rows, table
@@ -25,10 +26,6 @@ def _server(default: Any, kind: Kind, help: str) -> Any:
 
 def _door(default: Any, kind: Kind, help: str) -> Any:
     return knob(FRONT_DOOR, default, kind, help)
-
-
-def _audit(default: Any, kind: Kind, help: str) -> Any:
-    return knob("Audit", default, kind, help)
 
 
 def _limit(kind: Kind, help: str) -> Any:
@@ -52,7 +49,7 @@ def _service(default: Any, kind: Kind, help: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig:
+class GatewayConfig(AuditConfig):
     """Settings of `tonle gateway`."""
 
     backends: tuple[BackendRow, ...] = _route(
@@ -98,19 +95,6 @@ class GatewayConfig:
     )
     shared_state: str | None = _door(
         None, kinds.optional(kinds.text(), none="none"), "redis://… for several gateways that share limits."
-    )
-    audit_dir: str | None = knobs.audit_dir()
-    audit_fsync: str = _audit("interval", kinds.choice("never", "interval", "always"), "When records reach the disk.")
-    audit_on_full: str = _audit(
-        "refuse", kinds.choice("refuse", "serve"), "When records cannot be kept: refuse requests, or serve and alarm."
-    )
-    audit_redact: tuple[str, ...] = _audit((), kinds.names(), "What never reaches the disk: a pattern, or name=regex.")
-    audit_omit: tuple[str, ...] = _audit((), kinds.names(), "Fields that are not recorded.")
-    audit_retention_days: int | None = _audit(
-        None, kinds.optional(kinds.whole(1), none="kept"), "Days after which records are removed."
-    )
-    audit_key_file: str | None = _audit(
-        None, kinds.optional(kinds.text(), none="audit.key beside the records"), "The key that signs the trail."
     )
 
     requests_per_minute: int | None = _limit(kinds.whole(1), "Requests per minute.")

@@ -124,6 +124,27 @@ def switch() -> Kind:
     return Kind("", read, lambda on: "on" if on else "off")
 
 
+def rules() -> Kind:
+    """Names and `name=regex`. Commas separate names; a regex may have commas of its own and goes to the text's end."""
+
+    def read(value: object) -> tuple[str, ...]:
+        texts: Any = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"must be a name, name=regex, or a list of them, not {value!r}")
+        parts = [part.strip() for text in texts for part in _rule_parts(text)]
+        if not all(parts):
+            raise ValueError(f"must be rules that are not empty, not {value!r}")
+        return tuple(parts)
+
+    return Kind("RULE", read, lambda parts: ", ".join(parts))
+
+
+def _rule_parts(text: str) -> list[str]:
+    before, equals, regex = text.partition("=")
+    *names, last = before.split(",")
+    return [*names, last + equals + regex]
+
+
 def optional(kind: Kind, *, none: str) -> Kind:
     """`kind`, or nothing: `null` in a file, the word `none` elsewhere. `none` says in help texts what that means."""
 

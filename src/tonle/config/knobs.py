@@ -52,8 +52,9 @@ def knob(
 
 
 def knobs_of(table: type[Any]) -> dict[str, Knob]:
-    """By public name, in the order of the table."""
-    found = (Knob(field=entry.name, default=entry.default, **entry.metadata) for entry in fields(table))
+    """By public name, in the order of the table; what it shares with other tables comes last."""
+    entries = sorted(fields(table), key=lambda entry: entry.name not in table.__annotations__)
+    found = (Knob(field=entry.name, default=entry.default, **entry.metadata) for entry in entries)
     return {each.name: each for each in found}
 
 
@@ -65,10 +66,4 @@ FRONT_DOOR = "Front door"
 def api_key() -> Any:
     return knob(
         FRONT_DOOR, (), kinds.names(), "A key that callers must send as a bearer token. Give it several times for more."
-    )
-
-
-def audit_dir() -> Any:
-    return knob(
-        FRONT_DOOR, None, kinds.optional(kinds.text(), none="no audit"), "Write one record per request to this folder."
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tonle.config.audit import MIDDLEWARE_KNOBS
 from tonle.config.gateway import KNOBS as GATEWAY_KNOBS
 from tonle.config.gateway import GatewayConfig
 from tonle.config.knobs import ENV_PREFIX, Knob
@@ -85,10 +86,10 @@ def _from_file(file: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
 def _from_environment(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> dict[str, Any]:
     """An empty variable counts as none: that is how compose files and shells unset one.
 
-    Server and gateway may share an environment: a variable of the other is passed over.
+    Server, gateway and the audit middleware may share an environment: a variable of another is passed over.
     """
     ours = {knob.env: knob for knob in knobs.values()}
-    theirs = {knob.env for table in (KNOBS, GATEWAY_KNOBS) for knob in table.values()}
+    theirs = {knob.env for table in (KNOBS, GATEWAY_KNOBS, MIDDLEWARE_KNOBS) for knob in table.values()}
     values = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:

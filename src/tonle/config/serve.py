@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.config import kinds, knobs
+from tonle.config.audit import AuditConfig
 from tonle.config.engine import EngineConfig
 from tonle.config.kinds import Kind
 from tonle.config.knobs import Knob, knob, knobs_of
@@ -28,7 +29,7 @@ _OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(AuditConfig):
     """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
 
     model: str | None = knob(
@@ -54,7 +55,6 @@ class ServeConfig:
     )
 
     api_key: tuple[str, ...] = knobs.api_key()
-    audit_dir: str | None = knobs.audit_dir()
     trust_salt: bool = knob(
         knobs.FRONT_DOOR,
         False,

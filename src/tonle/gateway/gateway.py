@@ -14,10 +14,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from tonle.audit.options import AuditOptions, Fsync, OnFull
-from tonle.audit.trail import Alarm, AuditTrail
+from tonle.audit.metrics import AuditMetrics
+from tonle.audit.options import from_config
+from tonle.audit.trail import AuditTrail
 from tonle.cache import ResponseCache
 from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.rows import BackendRow
@@ -64,6 +65,8 @@ class Gateway:
         auth = Auth(self.ring) if inline is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
         self.shadows = Shadows(config.shadows, self.pool)
         watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
+        if self.trail is not None:
+            watchers.registry.register(AuditMetrics(self.trail))
         stages = Stages(
             auth=auth, ledger=self.ledger, recorder=Recorder(self.trail), replay=replay, router=router,
             shadows=self.shadows, watchers=watchers,
@@ -194,23 +197,8 @@ def _default_limits(config: GatewayConfig) -> Limits:
 
 
 def _trail(config: GatewayConfig) -> AuditTrail | None:
-    if config.audit_dir is None:
-        return None
-    options = AuditOptions(
-        directory=Path(config.audit_dir),
-        fsync=cast(Fsync, config.audit_fsync),
-        on_full=cast(OnFull, config.audit_on_full),
-        redact=config.audit_redact,
-        omit=config.audit_omit,
-        retention_days=config.audit_retention_days,
-        key_file=Path(config.audit_key_file) if config.audit_key_file else None,
-    )
-    return AuditTrail(options, on_alarm=_tell)
-
-
-def _tell(alarm: Alarm) -> None:
-    level = logging.INFO if alarm.kind == "recovered" else logging.ERROR
-    log.log(level, "audit: %s", alarm.message)
+    options = from_config(config)
+    return None if options is None else AuditTrail(options)
 
 
 def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> Pool:

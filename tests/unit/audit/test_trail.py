@@ -133,7 +133,18 @@ def test_write_time_redaction(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
-@pytest.mark.parametrize("wrong", [{"redact": ("nonsense",)}, {"redact": ("x=(",)}, {"omit": ("model",)}, {"fsync": "often"},
+def test_redaction_of_single_fields(tmp_path: Path) -> None:
+    with running(tmp_path, redact=("output:email", "plate=[A-Z]{2,3}-[0-9]{4}")) as trail:
+        record = trail.open("/v1/completions", body=b'{"prompt": "a@b.org drives AB-1234"}')
+        record.close("ok", http_status=200, output="a@b.org in AB-1234")
+    [record] = records(tmp_path)
+    assert record["prompt"] == "a@b.org drives [plate]"
+    assert record["output"] == "[email] in [plate]"
+    assert record["masked"] == {"email": 1, "plate": 3}  # twice in the prompt: it is also the user's last word
+
+
+@pytest.mark.parametrize("wrong", [{"redact": ("nonsense",)}, {"redact": ("nobody:email",)},
+                                   {"redact": ("x=(",)}, {"omit": ("model",)}, {"fsync": "often"},
                                    {"max_queue": 0}, {"retention_days": 0}, {"linger_s": -1.0}])  # fmt: skip
 def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

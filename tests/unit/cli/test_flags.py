@@ -19,6 +19,9 @@ ALL = {
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
 }  # fmt: skip
 SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json",
+    "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
+    "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
+    "audit_retention_days": "30", "audit_key_file": "key",
             "trust_salt": "--trust-salt"}  # fmt: skip
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tonle.config.load import load
+from tonle.audit.options import from_config, from_environ
+from tonle.config.audit import AuditConfig
+from tonle.config.knobs import knobs_of
+from tonle.config.load import load, load_gateway
 from tonle.config.serve import ServeConfig
 from tonle.errors import ConfigError
 
@@ -109,3 +112,33 @@ def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load({}, file=file, environ={})
+
+
+AUDIT = {
+    "dir": "trail", "fsync": "always", "fsync_interval": "5s", "on_full": "serve", "min_free": "1GiB", "max_queue": "7",
+    "linger": "1ms", "redact": "email,phone,plate=[A-Z]{2,3}", "omit": "messages,client", "retention_days": "30",
+    "key_file": "elsewhere/key",
+}  # fmt: skip
+
+
+def test_audit_settings_have_one_name_in_file_environment_and_flags_of_server_gateway_and_middleware(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, "\n".join(f"audit_{name}: '{value}'" for name, value in AUDIT.items()))
+    environ = {f"TONLE_AUDIT_{name.upper()}": value for name, value in AUDIT.items()}
+    flags = {f"audit_{name}": value for name, value in AUDIT.items()}
+    found = [from_environ(environ)]
+    for read in (load, load_gateway):
+        for config in (read({}, file=file, environ={}), read({}, environ=environ), read(flags, environ={})):
+            options = from_config(config)
+            assert options is not None
+            found.append(options)
+    assert found == [found[0]] * 7
+    assert found[0].redact == ("email", "phone", "plate=[A-Z]{2,3}")
+    assert (found[0].directory, found[0].key_file) == (Path("trail"), Path("elsewhere/key"))
+    assert {f"audit_{name}" for name in AUDIT} == set(knobs_of(AuditConfig))
+
+
+def test_a_server_may_share_the_environment_of_the_middleware() -> None:
+    environ = {"TONLE_AUDIT_INJECT_USAGE": "off", "TONLE_AUDIT_MAX_BODY": "1MiB"}
+    assert load({}, environ=environ) == ServeConfig()
