@@ -17,6 +17,20 @@ def the_record(place: Town) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.parametrize(("trusted", "client"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.7")])
+def test_the_callers_address(tmp_path: Path, trusted: tuple[str, ...], client: str) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), trusted_proxies=trusted) as place:
+            # two lines of one header, as a second proxy may send them
+            headers = [("x-forwarded-for", "1.2.3.4, 203.0.113.7"), ("x-forwarded-for", "127.0.0.1"),
+                       ("forwarded", "for=6.6.6.6"), ("authorization", f"Bearer {KEY}")]  # fmt: skip
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            assert (await place.client.post(CHAT, json=body, headers=headers)).status_code == 200
+        assert the_record(place)["client"] == client
+
+    run(main())
+
+
 def test_an_answer(tmp_path: Path) -> None:
     async def main() -> None:
         async with town(tmp_path, Upstream("m")) as place:

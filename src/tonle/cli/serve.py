@@ -8,8 +8,6 @@ import logging
 import shlex
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +97,7 @@ async def _serve_behind_door(
     front: Front, settings: ServeConfig, options: ReplicaOptions, listener: socket.socket, stop: asyncio.Event
 ) -> None:
     """The same API with keys and audit: the gateway's pipeline in front of the replica, in this process."""
+    from tonle.config.audit import AuditConfig
     from tonle.config.gateway import GatewayConfig
     from tonle.gateway.gateway import Gateway
     from tonle.replica.app import build_app
@@ -108,10 +107,13 @@ async def _serve_behind_door(
         host=settings.host,
         port=settings.port,
         api_key=settings.api_key,
+        trusted_proxies=settings.trusted_proxies,
+        forwarded_header=settings.forwarded_header,
         max_body_bytes=settings.max_body_bytes,
         drain_s=settings.drain_s,
         write_timeout_s=settings.write_timeout_s,
         strict=settings.strict,
+        **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
     )
     door = Gateway(config, inline=app, inline_models=tuple(app.replica.names))
 
@@ -125,7 +127,6 @@ def _url(listener: socket.socket) -> str:
     """Where a program on this machine reaches us."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    from tonle.config.audit import AuditConfig
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -140,7 +141,6 @@ def _announce(front: Front, url: str, took_s: float, *, as_log: bool) -> None:
 def banner(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool) -> str:
     """What a person wants to know first, and a line to paste."""
     from rich.markup import escape
-        **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
 
     facts = {
         "Model": f"{name} ({card.architecture}, {card.dtype} on {card.device})",

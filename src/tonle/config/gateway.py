@@ -87,6 +87,8 @@ class GatewayConfig(AuditConfig):
     cors_origins: tuple[str, ...] = _server((), kinds.names(), "Web pages of these origins may call; none by default.")
 
     api_key: tuple[str, ...] = knobs.api_key()
+    trusted_proxies: tuple[str, ...] = knobs.trusted_proxies()
+    forwarded_header: str = knobs.forwarded_header()
     admin_key: tuple[str, ...] = _door((), kinds.names(), "The same, for keys that may also manage the gateway.")
     state_db: str | None = _door(
         None,

@@ -6,6 +6,7 @@ A reader takes what a YAML file gives (int, float, bool, str, list) or the text 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -122,6 +123,21 @@ def switch() -> Kind:
         return truth
 
     return Kind("", read, lambda on: "on" if on else "off")
+
+
+def networks() -> Kind:
+    """Addresses and networks: 10.0.0.7, 10.0.0.0/8, fd00::/8; in text, commas separate them."""
+
+    def read(value: object) -> tuple[str, ...]:
+        parts: tuple[str, ...] = names().read(value)
+        for part in parts:
+            try:
+                ipaddress.ip_network(part)
+            except ValueError:
+                raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, not {part!r}") from None
+        return parts
+
+    return Kind("CIDR", read, lambda parts: ", ".join(parts))
 
 
 def rules() -> Kind:

@@ -67,3 +67,21 @@ def api_key() -> Any:
     return knob(
         FRONT_DOOR, (), kinds.names(), "A key that callers must send as a bearer token. Give it several times for more."
     )
+
+
+def trusted_proxies() -> Any:
+    return knob(
+        FRONT_DOOR,
+        (),
+        kinds.networks(),
+        "Proxies whose word on a caller's address is taken: addresses or networks. None by default.",
+    )
+
+
+def forwarded_header() -> Any:
+    return knob(
+        FRONT_DOOR,
+        "x-forwarded-for",
+        kinds.choice("x-forwarded-for", "forwarded"),
+        "The header in which they give it; the other one is never read.",
+    )

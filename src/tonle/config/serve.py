@@ -55,6 +55,8 @@ class ServeConfig(AuditConfig):
     )
 
     api_key: tuple[str, ...] = knobs.api_key()
+    trusted_proxies: tuple[str, ...] = knobs.trusted_proxies()
+    forwarded_header: str = knobs.forwarded_header()
     trust_salt: bool = knob(
         knobs.FRONT_DOOR,
         False,

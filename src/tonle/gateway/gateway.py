@@ -34,6 +34,7 @@ from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.keys.store import KeyStore
 from tonle.gateway.limits import Ledger
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
+from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
 from tonle.gateway.replay import Replay
 from tonle.gateway.routes import Rooms, Routes
@@ -78,7 +79,7 @@ class Gateway:
         routes = Routes(Rooms(
             config=config, auth=auth, pipeline=Pipeline(stages, options), router=router, pool=self.pool, replay=replay,
             watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), inline=inline is not None,
-            is_open=lambda: not self.server.draining,
+            proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
         ))  # fmt: skip
         limits = ServerLimits(max_body_bytes=config.max_body_bytes, write_timeout_s=config.write_timeout_s)
         self.server = HttpServer(routes, limits)

@@ -27,7 +27,7 @@ class Recorder:
             self._trail.admit()
 
     def open(self, call: Call) -> Record:
-        client = call.exchange.header("x-forwarded-for") or None
+        client = call.exchange.client or None
         if self._trail is None:
             return Record(_forget, call.exchange.path, request_id=call.request_id, client=client, body=call.raw)
         return self._trail.open(call.exchange.path, request_id=call.request_id, client=client, body=call.raw)

@@ -24,6 +24,7 @@ from tonle.gateway.call import Call
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import Key, Scope
 from tonle.gateway.pipeline import Pipeline
+from tonle.gateway.proxies import Proxies
 from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router
 from tonle.gateway.service import InferenceCall, WrappedReply
@@ -54,6 +55,7 @@ class Rooms:
     replay: Replay
     watchers: Watchers
     admin: Admin
+    proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
     inline: bool = False  # the only backend is an application in this process, with pages of its own
 
@@ -79,6 +81,7 @@ class Routes:
 
     async def __call__(self, exchange: Exchange) -> None:
         try:
+            self._rooms.proxies.place(exchange)
             self._allow_origin(exchange)
             await self._handle(exchange)
         except asyncio.CancelledError:

@@ -17,11 +17,12 @@ ALL = {
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
-}  # fmt: skip
-SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
     "audit_retention_days": "30", "audit_key_file": "key",
+    "trusted_proxies": "10.0.0.0/8,::1", "forwarded_header": "forwarded",
+}  # fmt: skip
+SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json",
             "trust_salt": "--trust-salt"}  # fmt: skip
 
 

@@ -42,11 +42,11 @@ class Line(Protocol):
 class Exchange:
     """Owns one reply. `write` never waits: whoever produces faster than the caller reads watches `full`."""
 
-    def __init__(self, line: Line, *, loopback: bool) -> None:
+    def __init__(self, line: Line, *, client: str, loopback: bool) -> None:
         self.method = ""
         self.path = ""  # decoded, without the query
         self.query = ""
-        self.headers: dict[str, str] = {}  # names in lower case; of repeated ones the last
+        self.headers: dict[str, str] = {}  # names in lower case; repeated ones joined by commas
         self.body = b""
         self.oversized = False  # the body was larger than allowed and was thrown away
         self.arrived_s = time.monotonic()
@@ -56,6 +56,7 @@ class Exchange:
         self.gone: str | None = None  # why nobody waits for the rest of the reply any more
         self.keep_alive = True
         self.http_1_0 = False
+        self.client = client  # the caller's address; empty if it has none
         self.loopback = loopback  # the caller is on this machine
         self.extra_headers: list[tuple[str, str]] = []  # of every reply, whatever writes it
         self.on_pressure: Callable[[bool], None] | None = None  # told when `full` changes

@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []  # of the incoming body
         self._num_bytes = 0  # of the incoming head or body
         self._url = b""
+        self._client = ""  # address of the other end
         self._loopback = False
         self._closing = False
         self._drain_waiters: list[asyncio.Future[None]] = []
@@ -73,7 +74,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         peer = transport.get_extra_info("peername")
-        self._loopback = not peer or str(peer[0]).startswith(("127.", "::1"))
+        self._client = str(peer[0]) if peer else ""
+        self._loopback = not peer or self._client.startswith(("127.", "::1"))
         self._server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -109,7 +111,7 @@ class Connection(asyncio.Protocol):
     # -- httptools
 
     def on_message_begin(self) -> None:
-        self._incoming = Exchange(self, loopback=self._loopback)
+        self._incoming = Exchange(self, client=self._client, loopback=self._loopback)
         self._pieces = []
         self._num_bytes = 0
         self._url = b""
@@ -121,7 +123,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
         if self._incoming is not None:
-            self._incoming.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            headers, key, text = self._incoming.headers, name.decode("latin-1").lower(), value.decode("latin-1")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
     def on_headers_complete(self) -> None:
         exchange = self._incoming
@@ -242,7 +245,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, why: str) -> None:
         """Not a request at all: answered here, without a handler."""
         if self._active is None and not self._closing:
-            exchange = Exchange(self, loopback=self._loopback)
+            exchange = Exchange(self, client=self._client, loopback=self._loopback)
             exchange.keep_alive = False
             self._active = exchange
             body = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
