@@ -10,7 +10,8 @@
     │   ├── ConfigError           a setting of the server or engine is wrong                   400
     │   └── ModelError            a model cannot be found, read or is not supported            400
     ├── CapacityError    right request, wrong moment: try again after `retry_after_s`          (503)
-    │   └── EngineRestarting      the engine died and is being started again                   503
+    │   ├── EngineRestarting      the engine died and is being started again                   503
+    │   └── StoreLost             a store that several servers share is out of reach           503
     └── InternalError    our fault                                                             (500)
         └── EngineDied            the engine's process ended while it worked on the request    500
 
@@ -77,6 +78,10 @@ class CapacityError(TonleError):
 
 class EngineRestarting(CapacityError):
     code = "engine_restarting"
+
+
+class StoreLost(CapacityError):
+    code = "store_lost"
 
 
 class InternalError(TonleError):

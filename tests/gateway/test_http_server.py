@@ -179,7 +179,7 @@ def test_an_answer_without_length_ends_with_the_connection() -> None:
 def test_connections_are_used_again(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, cache=False) as place:
+        async with town(tmp_path, upstream, cache=None) as place:
             for index in range(6):
                 assert (await place.ask(stream=bool(index % 2))).status_code == 200
             assert len(upstream.server.connections) == 1

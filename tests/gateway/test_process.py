@@ -171,7 +171,14 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     assert "there is no backend" in said("port: 0")
     assert "must look like http://" in said("backends: [{url: somewhere}]")
     assert "open to everybody" in said("backends: [{url: http://127.0.0.1:1}]", "--host", "0.0.0.0")
-    assert "shared_state" in said("backends: [{url: http://127.0.0.1:1}]\nshared_state: redis://x")
+    backend = "backends: [{url: http://127.0.0.1:1}]\n"
+    no_env = {"TONLE_STATE_DB": ""}
+    said_of_place = said(f"{backend}state_db: mysql://u:secret@x/y", **no_env)
+    assert "redis://host:6379/0 or postgresql://host/database" in said_of_place and "secret" not in said_of_place
+    assert "memory, off or redis://" in said(f"{backend}cache: postgresql://x")
+    for place in ("redis://u:secret@127.0.0.1:1/0", "postgresql://u:secret@127.0.0.1:1/x"):
+        out_of_reach = said(f"{backend}state_db: {place}", **no_env)
+        assert "cannot use state_db" in out_of_reach and "127.0.0.1:1" in out_of_reach and "secret" not in out_of_reach
 
 
 def test_keys_made_by_hand(tmp_path: Path, slow: str) -> None:
@@ -220,9 +227,7 @@ def test_tonle_serve_has_the_same_door(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
         assert health["running"] == 0
-        assert health["meets_sla"] is (
-            health["latency_s"]["p95"] <= health["sla_target_p95_s"]
-        )  # whatever this machine does
+        assert health["meets_sla"] is (health["latency_s"]["p95"] <= health["sla_target_p95_s"])  # whatever this machine does
         assert httpx.get(f"{server.url}/v1/models", headers=AUTH).json()["data"][0]["max_model_len"] > 0
         metrics = httpx.get(f"{server.url}/metrics", headers=AUTH).text
         assert "vllm:num_requests_running" in metrics and "tonle:cache_hits_total" in metrics

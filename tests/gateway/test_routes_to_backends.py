@@ -55,7 +55,7 @@ def test_a_failing_backend_is_replaced_before_the_first_byte(tmp_path: Path) -> 
     async def main() -> None:
         good, bad = Upstream("m"), Upstream("m")
         bad.status = 500
-        async with town(tmp_path, good, bad, prefix_affinity=False, breaker_failures=3, cache=False) as place:
+        async with town(tmp_path, good, bad, prefix_affinity=False, breaker_failures=3, cache=None) as place:
             replies = [await place.ask(f"question {index}") for index in range(10)]
             assert [reply.status_code for reply in replies] == [200] * 10
             assert len(bad.requests) == 3  # then the breaker left it alone
@@ -124,7 +124,7 @@ def test_long_prompts_go_to_long_backends(tmp_path: Path) -> None:
 def test_prompts_that_begin_alike_stay_together(tmp_path: Path) -> None:
     async def main() -> None:
         ups = [Upstream("m") for _ in range(3)]
-        async with town(tmp_path, *ups, cache=False) as place:
+        async with town(tmp_path, *ups, cache=None) as place:
             homes = []
             for topic in range(6):
                 begin = f"topic {topic} " * 60
@@ -142,7 +142,7 @@ def test_load_wins_over_affinity(tmp_path: Path) -> None:
         ups = [Upstream("m") for _ in range(2)]
         for upstream in ups:
             upstream.hang.clear()
-        async with town(tmp_path, *ups, cache=False) as place:
+        async with town(tmp_path, *ups, cache=None) as place:
             asking = [asyncio.create_task(place.ask("the same beginning " * 30 + str(index))) for index in range(40)]
             await until(lambda: sum(len(upstream.requests) for upstream in ups) == 40, "not all were sent")
             assert min(len(upstream.requests) for upstream in ups) >= 10
@@ -158,7 +158,7 @@ def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
         upstream = Upstream("old", "new")
         arms = (ArmRow(name="control", weight=1, model="old"), ArmRow(name="canary", weight=1, model="new"))
         experiment = ExperimentRow(name="e", model="public", arms=arms)
-        async with town(tmp_path, upstream, experiments=(experiment,), cache=False) as place:
+        async with town(tmp_path, upstream, experiments=(experiment,), cache=None) as place:
             for user in range(12):
                 for _ in range(2):
                     assert (await place.ask(model="public", user=f"user-{user}")).status_code == 200
@@ -214,7 +214,7 @@ def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None
     async def main() -> None:
         one, two = Upstream("m"), Upstream("m")
         one.pause_after = two.pause_after = 1
-        async with town(tmp_path, one, two, cache=False) as place:
+        async with town(tmp_path, one, two, cache=None) as place:
             asking = asyncio.create_task(place.ask("running", stream=True))
             await until(lambda: one.requests or two.requests, "it never came")
             busy = one if one.requests else two

@@ -12,7 +12,7 @@ import pytest
 from tests.gateway.town import Upstream, run, town
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.limits import Ledger
+from tonle.gateway.limits.ledger import Ledger
 from tonle.gateway.recording import Recorder
 from tonle.gateway.relay import Relay
 from tonle.gateway.replay import Replay

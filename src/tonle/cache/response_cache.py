@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from tonle.cache.answers import CacheStats
+from tonle.cache.flight import CachedResponse, Flight
 from tonle.errors import ConfigError
 
 MIB = 1024**2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedResponse:
-    """A whole answer as its bytes. A stream is kept as the events it was."""
-
-    body: bytes
-    content_type: str
-    stream: bool
-    request_id: str  # of the request it was computed for
-    usage_tokens: int = 0
-
-
-@dataclass(slots=True)
-class CacheStats:
-    hits: int = 0
-    misses: int = 0
-    shared: int = 0  # hits that waited for an identical request
-    evictions: int = 0
-    expirations: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """0 before the first lookup."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
-
-
-class Flight:
-    """An answer being computed. Its leader lands it, with the answer or with None if there is nothing to share."""
-
-    def __init__(self, cache: ResponseCache, name: bytes) -> None:
-        self._cache = cache
-        self._name = name
-        self._landed: asyncio.Future[CachedResponse | None] = asyncio.get_running_loop().create_future()
-
-    def land(self, response: CachedResponse | None) -> None:
-        """Wakes everybody who waits. Idempotent: the first call counts."""
-        if not self._landed.done():
-            self._landed.set_result(response)
-            self._cache.end_flight(self._name, response)
-
-    async def wait(self) -> CachedResponse | None:
-        """None: the leader had no answer to share; try on your own."""
-        return await asyncio.shield(self._landed)
 
 
 class ResponseCache:
@@ -83,6 +39,10 @@ class ResponseCache:
         self._num_bytes = 0
 
     def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_entries(self) -> int:
         return len(self._entries)
 
     @property
@@ -122,6 +82,26 @@ class ResponseCache:
         self._num_bytes = 0
         return count
 
+    # -- as a gateway uses it (`Answers`)
+
+    async def forget_all(self) -> int:
+        return self.clear()
+
+    async def close(self) -> None:
+        """Memory needs no farewell."""
+
+    async def find(self, name: bytes) -> CachedResponse | Flight:
+        """An answer, perhaps after a wait for an identical request; or a flight: the caller must compute, and land it."""
+        found = self.get(name)
+        while found is None:
+            flight = self._flights.get(name)
+            if flight is None:
+                return self.lead(name)
+            found = await flight.wait()
+            if found is not None:
+                self._count_shared()
+        return found
+
     # -- identical requests that run together
 
     def flight(self, name: bytes) -> Flight | None:
@@ -130,15 +110,15 @@ class ResponseCache:
 
     def lead(self, name: bytes) -> Flight:
         assert name not in self._flights, "one leader at a time"
-        self._flights[name] = Flight(self, name)
+        self._flights[name] = Flight(functools.partial(self._end_flight, name))
         return self._flights[name]
 
-    def end_flight(self, name: bytes, response: CachedResponse | None) -> None:
+    def _end_flight(self, name: bytes, response: CachedResponse | None) -> None:
         self._flights.pop(name, None)
         if response is not None:
             self.put(name, response)
 
-    def count_shared(self) -> None:
+    def _count_shared(self) -> None:
         """A request that missed was answered by another's computation: a hit after all."""
         self.stats.misses -= 1
         self.stats.hits += 1

@@ -55,6 +55,7 @@ def _announce(door: Gateway, url: str, *, as_log: bool) -> None:
         "API": f"{url}/v1",
         "Backends": "; ".join(backends),
         "Keys": "none: this machine only" if door.ring.empty else "needed",
+        "State": door.place,
         "Audit": door.config.audit_dir or "off",
     }
     lines = ["\n[bold green]The gateway is ready[/bold green]\n"]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import enum
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from tonle.cli import screen
+from tonle.cli.flags import ConfigOption
+from tonle.config.load import load_gateway
 from tonle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tonle.config.gateway import GatewayConfig
+    from tonle.gateway.keys.key import Key, Limits
+    from tonle.gateway.keys.store import KeyStore
 
 
 class Action(enum.StrEnum):
@@ -28,6 +37,7 @@ class ScopeName(enum.StrEnum):
 
 _LIMIT = "Limits of the new key"
 _TABLE_WIDTH = 200
+PATIENCE_S = 10.0  # a person can wait longer for a server than a request can
 
 
 def keys(
@@ -42,52 +52,86 @@ def keys(
     max_concurrent: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
     tokens_per_day: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
     state_db: Annotated[
-        Path | None, typer.Option(help="The gateway's file.", envvar="TONLE_STATE_DB", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where the gateway keeps them: its file, redis://… or postgresql://… (also TONLE_STATE_DB).",
+            show_default=False,
+        ),
     ] = None,
+    config: ConfigOption = None,
 ) -> None:
     """Make, list and revoke the API keys of a gateway.
 
-    A new key is printed once, on a line of its own; only its hash is kept.
+    A new key is printed once, on a line of its own; only its hash is kept. Where the keys are is read from the same
+    file and variables as the gateway's settings.
 
     [dim]Example:[/dim]  tonle keys create --name alice --requests-per-minute 60
     """
-    from tonle.config.gateway import default_state_db
-    from tonle.gateway.keys.key import SCOPES, Limits, draw
-    from tonle.gateway.keys.store import KeyStore
+    from tonle.gateway.keys.key import Limits
 
-    store = KeyStore(state_db or default_state_db())
-    try:
+    if action is Action.create and not name:
+        raise ConfigError("give the key a name: tonle keys create --name NAME", param="name")
+    if action is Action.revoke and key_id is None:
+        raise ConfigError("say which key: tonle keys revoke KEY_ID", param="key_id")
+    settings = load_gateway({"state_db": state_db} if state_db else {}, file=config)
+    limits = Limits(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrent=max_concurrent,
+        tokens_per_day=tokens_per_day,
+    )
+    wish = _Wish(name=name, scopes=scope or [ScopeName.models], models=model or [], tenant=tenant, limits=limits)
+
+    async def act(store: KeyStore) -> None:
         match action:
             case Action.create:
-                if not name:
-                    raise ConfigError("give the key a name: tonle keys create --name NAME", param="name")
-                limits = Limits(
-                    requests_per_minute=requests_per_minute,
-                    tokens_per_minute=tokens_per_minute,
-                    max_concurrent=max_concurrent,
-                    tokens_per_day=tokens_per_day,
-                )
-                scopes = tuple(each for each in SCOPES if each in (scope or [ScopeName.models]))
-                key, secret = draw(name, scopes=scopes, models=tuple(model or ()), limits=limits, tenant=tenant)
-                store.add(key)
-                screen.stderr().print(f"{key.id} for {name}. This is the only time it is shown:")
-                typer.echo(secret)
+                await _create(store, wish)
             case Action.list:
-                _show(store)
+                _show(await store.all())
             case Action.revoke:
-                if key_id is None:
-                    raise ConfigError("say which key: tonle keys revoke KEY_ID", param="key_id")
-                screen.stderr().print(f"{store.revoke(key_id).id} is revoked.")
+                key = await store.revoke(key_id or "")
+                screen.stderr().print(f"{key.id} is revoked.")
+
+    asyncio.run(_with_store(settings, act))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """What the new key shall be like."""
+
+    name: str
+    scopes: list[ScopeName]
+    models: list[str]
+    tenant: str
+    limits: Limits
+
+
+async def _with_store(settings: GatewayConfig, act: Callable[[KeyStore], Awaitable[None]]) -> None:
+    from tonle.config.gateway import default_state_db
+    from tonle.gateway.state import state_of
+
+    state = state_of(settings.state_db or str(default_state_db()), timeout_s=max(PATIENCE_S, settings.store_timeout_s))
+    try:
+        await state.open()
+        await act(state.keys)
     finally:
-        store.close()
+        await state.close()
 
 
-def _show(store: object) -> None:
-    from tonle.gateway.keys.store import KeyStore
+async def _create(store: KeyStore, wish: _Wish) -> None:
+    from tonle.gateway.keys.key import SCOPES, draw
 
-    assert isinstance(store, KeyStore)
+    scopes = tuple(each for each in SCOPES if each in wish.scopes)
+    key, secret = draw(wish.name, scopes=scopes, models=tuple(wish.models), limits=wish.limits, tenant=wish.tenant)
+    await store.add(key)
+    screen.stderr().print(f"{key.id} for {wish.name}. This is the only time it is shown:")
+    typer.echo(secret)
+
+
+def _show(keys: list[Key]) -> None:
     table = Table("id", "name", "scopes", "models", "limits", "tenant", "created", "state", box=None)
-    for key in store.all():
+    for key in keys:
         limits = {name: value for name in key.limits.__struct_fields__ if (value := getattr(key.limits, name))}
         created = datetime.datetime.fromtimestamp(key.created, datetime.UTC).strftime("%Y-%m-%d %H:%M")
         shown = ", ".join(f"{name}={value}" for name, value in limits.items())

@@ -15,6 +15,7 @@ from tonle.config.audit import AuditConfig
 from tonle.config.kinds import Kind
 from tonle.config.knobs import FRONT_DOOR, Knob, knob, knobs_of
 from tonle.config.rows import BackendRow, ExperimentRow, ShadowRow, rows, table
+from tonle.config.stores import MEMORY, cache_place, state_place
 from tonle.errors import ConfigError
 
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -26,6 +27,10 @@ def _server(default: Any, kind: Kind, help: str) -> Any:
 
 def _door(default: Any, kind: Kind, help: str) -> Any:
     return knob(FRONT_DOOR, default, kind, help)
+
+
+def _state(default: Any, kind: Kind, help: str) -> Any:
+    return knob("Keys and counts, of one gateway or several", default, kind, help)
 
 
 def _limit(kind: Kind, help: str) -> Any:
@@ -90,13 +95,22 @@ class GatewayConfig(AuditConfig):
     trusted_proxies: tuple[str, ...] = knobs.trusted_proxies()
     forwarded_header: str = knobs.forwarded_header()
     admin_key: tuple[str, ...] = _door((), kinds.names(), "The same, for keys that may also manage the gateway.")
-    state_db: str | None = _door(
+
+    state_db: str | None = _state(
         None,
-        kinds.optional(kinds.text(), none="$XDG_STATE_HOME/tonle/gateway.db"),
-        "File with the keys made by `tonle keys` and what they used.",
+        kinds.optional(state_place(), none="the file $XDG_STATE_HOME/tonle/gateway.db"),
+        "Keys made by `tonle keys` and what they used: a file; or, shared by several gateways, redis://… or postgresql://…",
     )
-    shared_state: str | None = _door(
-        None, kinds.optional(kinds.text(), none="none"), "redis://… for several gateways that share limits."
+    state_on_loss: str = _state(
+        "refuse",
+        kinds.choice("refuse", "serve"),
+        "When a shared state_db is out of reach: refuse keys that have limits (503), or serve with limits per gateway.",
+    )
+    state_lease_s: float = _state(
+        30.0, kinds.duration(), "After so long, requests of a gateway that died no longer count as running."
+    )
+    store_timeout_s: float = _state(
+        1.0, kinds.duration(), "Longest wait for Redis or PostgreSQL before it counts as out of reach."
     )
 
     requests_per_minute: int | None = _limit(kinds.whole(1), "Requests per minute.")
@@ -109,10 +123,12 @@ class GatewayConfig(AuditConfig):
     max_queued_tokens: int = _admission(2_000_000, kinds.whole(1), "Tokens that may wait for one backend.")
     keep_alive_s: float = _admission(15.0, kinds.duration(), "Waiting streams get a comment this often; 0 = off.")
 
-    cache: bool = _cache(True, kinds.switch(), "Answer repeated deterministic requests from memory.")
+    cache: str | None = _cache(
+        MEMORY, cache_place(), "Answer repeated deterministic requests from here: memory, redis://… or off."
+    )
     cache_max_size: int = _cache(1000, kinds.whole(1), "Answers kept.")
     cache_ttl_s: float = _cache(3600.0, kinds.duration(), "How long.")
-    cache_max_bytes: int = _cache(64 * 1024**2, kinds.size(), "Memory for them.")
+    cache_max_bytes: int = _cache(64 * 1024**2, kinds.size(), "Memory for them, here or in Redis.")
 
     sla_p95_s: float = _service(2.0, kinds.duration(), "The promise /health compares the slowest twentieth with.")
     context_window: int | None = _service(
@@ -143,12 +159,9 @@ class GatewayConfig(AuditConfig):
                 if arm.backend is not None and arm.backend not in names:
                     raise ConfigError(f"arm {arm.name} wants backend {arm.backend}, which is not there",
                                       param="experiments")  # fmt: skip
-        if self.shared_state is not None:
-            raise ConfigError(
-                f"shared_state={self.shared_state} is refused: limits are kept per gateway in this version; "
-                "leave it out and divide the limits by the number of gateways",
-                param="shared_state",
-            )
+        for knob_name, value in (("state_lease", self.state_lease_s), ("store_timeout", self.store_timeout_s)):
+            if value <= 0:
+                raise ConfigError(f"{knob_name} must be more than 0", param=knob_name)
 
     @property
     def loopback(self) -> bool:

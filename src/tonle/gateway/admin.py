@@ -15,7 +15,8 @@ from tonle.gateway.backends.pool import Pool
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import Key, Limits, Scope, draw
 from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.limits import Ledger
+from tonle.gateway.keys.store import KeyStore
+from tonle.gateway.limits.charging import Charging
 
 
 class KeyWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -27,15 +28,15 @@ class KeyWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Admin:
-    def __init__(self, ring: KeyRing, ledger: Ledger, pool: Pool) -> None:
+    def __init__(self, ring: KeyRing, ledger: Charging, pool: Pool) -> None:
         self._ring = ring
         self._ledger = ledger
         self._pool = pool
 
     async def list_keys(self, exchange: Exchange) -> None:
-        store = self._need_store()
-        keys = [self._shown(key) for key in store.all()]
-        _send(exchange, {"keys": keys})
+        keys = await self._need_store().all()
+        used = await self._ledger.used_today([key.id for key in keys])
+        _send(exchange, {"keys": [_shown(key, used) for key in keys]})
 
     async def create_key(self, exchange: Exchange) -> None:
         self._need_store()
@@ -45,12 +46,12 @@ class Admin:
             raise InvalidRequest(f"the body cannot be used: {error}") from None
         key, secret = draw(wish.name, scopes=wish.scopes, models=wish.models, limits=wish.limits, tenant=wish.tenant)
         await self._ring.add(key)
-        _send(exchange, {"key": secret, **self._shown(key)}, status=201)
+        _send(exchange, {"key": secret, **_shown(key, {})}, status=201)
 
     async def revoke_key(self, exchange: Exchange) -> None:
         self._need_store()
         key = await self._ring.revoke(exchange.path.rpartition("/")[2])
-        _send(exchange, self._shown(key))
+        _send(exchange, _shown(key, await self._ledger.used_today([key.id])))
 
     async def list_backends(self, exchange: Exchange) -> None:
         _send(exchange, {"backends": [shown_backend(backend) for backend in self._pool.backends]})
@@ -67,16 +68,17 @@ class Admin:
         backend.draining = draining
         _send(exchange, shown_backend(backend))
 
-    def _need_store(self) -> Any:
+    def _need_store(self) -> KeyStore:
         if self._ring.store is None:
             raise InvalidRequest("keys of this server stand in its settings; there is no store to change")
         return self._ring.store
 
-    def _shown(self, key: Key) -> dict[str, Any]:
-        """Without the digest."""
-        shown: dict[str, Any] = msgspec.to_builtins(key)
-        del shown["digest"]
-        return shown | {"tokens_today": self._ledger.used_today(key.id)}
+
+def _shown(key: Key, used: dict[str, int]) -> dict[str, Any]:
+    """Without the digest."""
+    shown: dict[str, Any] = msgspec.to_builtins(key)
+    del shown["digest"]
+    return shown | {"tokens_today": used.get(key.id, 0)}
 
 
 def shown_backend(backend: Backend) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import ANYBODY, Key
 
 if TYPE_CHECKING:
-    from tonle.gateway.limits import Lease
+    from tonle.gateway.limits.charging import Lease
 
 # Fields of ours that no backend must see, and fields only this side of the gateway may set.
 OWN_FIELDS = ("use_cache",)

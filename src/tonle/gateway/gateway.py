@@ -13,16 +13,17 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from tonle.audit.metrics import AuditMetrics
 from tonle.audit.options import from_config
 from tonle.audit.trail import AuditTrail
-from tonle.cache import ResponseCache
+from tonle.cache import Answers, ResponseCache
+from tonle.cache.redis_client import RedisClient
 from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.rows import BackendRow
-from tonle.errors import ConfigError
+from tonle.config.stores import MEMORY
+from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
@@ -31,8 +32,10 @@ from tonle.gateway.backends.transport import InlineTransport
 from tonle.gateway.http.server import HttpServer, ServerLimits
 from tonle.gateway.keys.key import EVERYBODY, Limits, given
 from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.keys.store import KeyStore
-from tonle.gateway.limits import Ledger
+from tonle.gateway.limits.ledger import Ledger
+from tonle.gateway.limits.metrics import SharedMetrics
+from tonle.gateway.limits.saver import UsageSaver
+from tonle.gateway.limits.shared import SharedLedger
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
@@ -40,11 +43,11 @@ from tonle.gateway.replay import Replay
 from tonle.gateway.routes import Rooms, Routes
 from tonle.gateway.routing.router import Router
 from tonle.gateway.shadow import Shadows
+from tonle.gateway.state import State, state_of
 from tonle.gateway.watchers import Sla, Watchers
 
 log = logging.getLogger("tonle.gateway")
 
-SAVE_S = 2.0  # how often what keys used is written to the store
 NO_LIMIT = 1 << 40
 
 
@@ -54,40 +57,45 @@ class Gateway:
     def __init__(self, config: GatewayConfig, *, inline: Any = None, inline_models: tuple[str, ...] = ()) -> None:
         """Raises `ConfigError`."""
         self.config = config
-        self._store = None if inline is not None else KeyStore(Path(config.state_db or default_state_db()))
-        self.ring = KeyRing(_fixed_keys(config), self._store)
-        self._check_exposure(inline=inline is not None)
+        self._inline = inline is not None
+        self._state = None if self._inline else _state(config)
+        self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
         self.trail = _trail(config)
-        self.ledger = Ledger(_default_limits(config))
+        self.ledger, self._counter = _counting(config, self._state)
+        shared = self.ledger if isinstance(self.ledger, SharedLedger) else None
         self.pool = _pool(config, inline, inline_models)
         router = Router(self.pool, config)
-        cache = ResponseCache(config.cache_max_size, config.cache_ttl_s, max_bytes=config.cache_max_bytes)
-        replay = Replay(cache if config.cache else None)
+        self._cache = _cache(config)
+        replay = Replay(self._cache)
         auth = Auth(self.ring) if inline is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
         self.shadows = Shadows(config.shadows, self.pool)
         watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
         if self.trail is not None:
             watchers.registry.register(AuditMetrics(self.trail))
+        if shared is not None:
+            watchers.registry.register(SharedMetrics(shared))
         stages = Stages(
             auth=auth, ledger=self.ledger, recorder=Recorder(self.trail), replay=replay, router=router,
             shadows=self.shadows, watchers=watchers,
         )  # fmt: skip
-        salt_secret = self._store.secret("salt") if self._store is not None else secrets.token_hex(32)
-        options = PipelineOptions(
-            retries=config.retries, keep_alive_s=config.keep_alive_s, salt_secret=salt_secret, strict=config.strict
-        )
+        options = PipelineOptions(retries=config.retries, keep_alive_s=config.keep_alive_s, strict=config.strict)
+        self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
         routes = Routes(Rooms(
-            config=config, auth=auth, pipeline=Pipeline(stages, options), router=router, pool=self.pool, replay=replay,
-            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), inline=inline is not None,
+            config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
+            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), inline=self._inline, shared=shared,
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
         ))  # fmt: skip
         limits = ServerLimits(max_body_bytes=config.max_body_bytes, write_timeout_s=config.write_timeout_s)
         self.server = HttpServer(routes, limits)
-        self._saver: asyncio.Task[None] | None = None
 
-    def _check_exposure(self, *, inline: bool) -> None:
+    @property
+    def place(self) -> str:
+        """Where keys are kept and limits counted; without passwords."""
+        return self._state.keys.place if self._state is not None else "memory"
+
+    def _check_exposure(self) -> None:
         """Without keys only this machine may call a gateway; a server of one model is what its host setting says."""
-        if not self.ring.empty or inline:
+        if not self.ring.empty or self._inline:
             return
         if not self.config.loopback:
             raise ConfigError(
@@ -98,12 +106,14 @@ class Gateway:
         log.warning("no API key is configured: every program of this machine may call, and manage, this gateway")
 
     async def start(self, listener: socket.socket) -> None:
+        """Raises `ConfigError` if there is nothing to know keys from, or nobody would need one."""
+        if self._state is not None:
+            await self._open(self._state)
+        self._check_exposure()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.start)
-        if self._store is not None:
-            day = self.ledger.today()
-            self.ledger.load(day, await asyncio.to_thread(self._store.usage, day))
-            self._saver = asyncio.create_task(self._save_often(self._store))
+        if self._counter is not None:
+            await self._counter.start()
         self.ring.start()
         await self.pool.start()
         await self.server.start(listener)
@@ -115,29 +125,21 @@ class Gateway:
         await self.pool.stop()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.close)
-        if self._saver is not None and self._store is not None:
-            self._saver.cancel()
-            await self._save(self._store)
-        await self.ring.stop()
+        if self._counter is not None:
+            await self._counter.stop()
+        self.ring.stop()
+        if self._cache is not None:
+            await self._cache.close()
+        if self._state is not None:
+            await self._state.close()
 
-    async def _save_often(self, store: KeyStore) -> None:
-        while True:
-            await asyncio.sleep(SAVE_S)
-            try:
-                await self._save(store)
-            except Exception:
-                log.exception("what keys used could not be saved; trying again")
-
-    async def _save(self, store: KeyStore) -> None:
-        unsaved, self.ledger.unsaved = self.ledger.unsaved, {}
+    async def _open(self, state: State) -> None:
+        await state.open()
         try:
-            for day in {day for day, _ in unsaved}:
-                tokens = {key_id: used for (its_day, key_id), used in unsaved.items() if its_day == day}
-                await asyncio.to_thread(store.add_usage, day, tokens)
-        except Exception:
-            for place, used in unsaved.items():
-                self.ledger.unsaved[place] = self.ledger.unsaved.get(place, 0) + used
-            raise
+            await self.ring.reload()
+            self._pipeline.salt_secret = await state.keys.secret("salt")
+        except StoreLost as error:
+            raise ConfigError(f"cannot use state_db: {error}", param="state_db") from error
 
     async def serve(
         self,
@@ -195,6 +197,35 @@ def _default_limits(config: GatewayConfig) -> Limits:
         max_concurrent=config.max_concurrent_per_key,
         tokens_per_day=config.tokens_per_day,
     )
+
+
+def _state(config: GatewayConfig) -> State:
+    return state_of(config.state_db or str(default_state_db()), timeout_s=config.store_timeout_s)
+
+
+def _counting(
+    config: GatewayConfig, state: State | None
+) -> tuple[Ledger | SharedLedger, UsageSaver | SharedLedger | None]:
+    """Who counts, and what must be started and stopped for that."""
+    default = _default_limits(config)
+    if state is not None and state.book is not None:
+        serve = config.state_on_loss == "serve"
+        shared = SharedLedger(state.book, default, lease_s=config.state_lease_s, serve_when_lost=serve)
+        return shared, shared
+    ledger = Ledger(default)
+    return ledger, None if state is None or state.usage is None else UsageSaver(ledger, state.usage)
+
+
+def _cache(config: GatewayConfig) -> Answers | None:
+    if config.cache is None:
+        return None
+    sizes: dict[str, Any] = {"max_bytes": config.cache_max_bytes}
+    if config.cache == MEMORY:
+        return ResponseCache(config.cache_max_size, config.cache_ttl_s, **sizes)
+    client = RedisClient(config.cache, timeout_s=config.store_timeout_s, param="cache")
+    from tonle.cache.redis_cache import RedisCache
+
+    return RedisCache(client, config.cache_max_size, config.cache_ttl_s, **sizes)
 
 
 def _trail(config: GatewayConfig) -> AuditTrail | None:

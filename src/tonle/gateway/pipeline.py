@@ -24,7 +24,7 @@ from tonle.gateway.backends.prefill import prefill, prefill_body
 from tonle.gateway.call import Call, estimate_tokens
 from tonle.gateway.http.client import UpstreamError
 from tonle.gateway.http.server import SHUTTING_DOWN
-from tonle.gateway.limits import Ledger
+from tonle.gateway.limits.charging import Charging
 from tonle.gateway.outgoing import body_for, headers_for
 from tonle.gateway.outlet import Outlet
 from tonle.gateway.recording import Recorder
@@ -45,7 +45,7 @@ BUSY = (429, 503)  # so may it now, without being at fault
 @dataclass(slots=True, kw_only=True)
 class Stages:
     auth: Auth
-    ledger: Ledger
+    ledger: Charging
     recorder: Recorder
     replay: Replay
     router: Router
@@ -57,18 +57,18 @@ class Stages:
 class PipelineOptions:
     retries: int
     keep_alive_s: float
-    salt_secret: str
     strict: bool = False
 
 
 class Pipeline:
-    def __init__(self, stages: Stages, options: PipelineOptions) -> None:
+    def __init__(self, stages: Stages, options: PipelineOptions, *, salt_secret: str) -> None:
         self._stages = stages
         self._options = options
+        self.salt_secret = salt_secret
 
     async def run(self, call: Call, outlet: Outlet) -> None:
         """The whole life of one generation request."""
-        refusal = self._enter(call)
+        refusal = await self._enter(call)
         record = self._stages.recorder.open(call)
         relay = Relay(call, outlet, keep_alive_s=0 if refusal else self._options.keep_alive_s)
         status: Status = "failed"
@@ -93,16 +93,16 @@ class Pipeline:
 
     # -- admit, charge
 
-    def _enter(self, call: Call) -> TonleError | None:
-        """What kept it out, if anything: a refused request is recorded like any other."""
+    async def _enter(self, call: Call) -> BaseException | None:
+        """What kept it out, if anything: a refused request is recorded like any other, and so is a caller's hang-up."""
         try:
             call.key = self._stages.auth.admit(call.exchange)
             call.read()
             call.check_strict(strict=self._options.strict)
-            call.lease = self._stages.ledger.charge(call.key, call.total_tokens)
+            call.lease = await self._stages.ledger.charge(call.key, call.total_tokens)
             self._stages.router.resolve(call)
             check_model(call.key, call.asked_model or call.model)
-        except TonleError as refusal:
+        except (TonleError, asyncio.CancelledError) as refusal:
             return refusal
         return None
 
@@ -178,7 +178,7 @@ class Pipeline:
 
     async def _exchange(self, route: Route, call: Call, relay: Relay) -> None:
         backend = route.backend
-        salt = salt_of(call.key.owner, self._options.salt_secret)
+        salt = salt_of(call.key.owner, self.salt_secret)
         headers = headers_for(call, backend, salt)
         first_s = min(backend.timeout_s, call.time_left_s() or backend.timeout_s)
         relay.waiting_for = lambda: "working"

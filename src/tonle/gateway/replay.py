@@ -5,7 +5,7 @@ Does: decide, look up, wait for an identical request that is under way, remember
 
 from __future__ import annotations
 
-from tonle.cache import CachedResponse, Flight, ResponseCache, may_reuse, response_name
+from tonle.cache import Answers, CachedResponse, Flight, may_reuse, response_name
 from tonle.gateway.call import Call
 
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -14,7 +14,7 @@ _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 class Replay:
     """With no cache, every request passes by."""
 
-    def __init__(self, cache: ResponseCache | None) -> None:
+    def __init__(self, cache: Answers | None) -> None:
         self.cache = cache
 
     async def find(self, call: Call, identity: tuple[object, ...]) -> CachedResponse | Flight | None:
@@ -23,16 +23,10 @@ class Replay:
             return None
         name = response_name(tenant=call.key.owner, path=call.path, model=identity, body=call.body)
         call.cache_state = "miss"
-        found = self.cache.get(name)
-        while found is None:
-            flight = self.cache.flight(name)
-            if flight is None:
-                return self.cache.lead(name)
-            found = await flight.wait()
-            if found is not None:
-                self.cache.count_shared()
-        call.cache_state = "hit"
-        call.cached_from = found.request_id
+        found = await self.cache.find(name)
+        if isinstance(found, CachedResponse):
+            call.cache_state = "hit"
+            call.cached_from = found.request_id
         return found
 
 

@@ -23,6 +23,7 @@ from tonle.gateway.backends.pool import Pool
 from tonle.gateway.call import Call
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import Key, Scope
+from tonle.gateway.limits.shared import SharedLedger
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.replay import Replay
@@ -57,6 +58,7 @@ class Rooms:
     admin: Admin
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
+    shared: SharedLedger | None = None  # where limits are shared with other gateways
     inline: bool = False  # the only backend is an application in this process, with pages of its own
 
 
@@ -213,8 +215,10 @@ class Routes:
         else:
             available = sum(backend.available for backend in rooms.pool.backends)
             body["backends"] = {"available": available, "all": len(rooms.pool.backends)}
+        if rooms.shared is not None:
+            body["shared_state"] = "ok" if rooms.shared.lost is None else "lost"
         if (cache := rooms.replay.cache) is not None:
-            body["cache"] = {"entries": len(cache), "hit_rate": round(cache.stats.hit_rate, 4)}
+            body["cache"] = {"entries": cache.num_entries, "hit_rate": round(cache.stats.hit_rate, 4)}
         body["uptime_s"] = round(time.monotonic() - self._started_s, 3)
         exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
 
@@ -229,7 +233,7 @@ class Routes:
 
     async def clear_cache(self, exchange: Exchange) -> None:
         cache = self._rooms.replay.cache
-        dropped = cache.clear() if cache is not None else 0
+        dropped = await cache.forget_all() if cache is not None else 0
         exchange.reply(msgspec.json.encode({"status": "cleared", "entries": dropped}))
 
     # -- the application in this process

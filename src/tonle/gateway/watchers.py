@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from tonle.audit.collect import Answer
 from tonle.audit.record import STATUSES
-from tonle.cache import ResponseCache
+from tonle.cache import Answers
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
 
@@ -77,7 +77,7 @@ def _percentile(ordered: list[float], share: float) -> float:
 class Watchers:
     """Owns the registry: nothing global."""
 
-    def __init__(self, sla: Sla, backends: list[Backend], cache: ResponseCache | None, *, process: bool = True) -> None:
+    def __init__(self, sla: Sla, backends: list[Backend], cache: Answers | None, *, process: bool = True) -> None:
         """`process`: also tell of this process, unless somebody else does."""
         self.sla = sla
         self.registry = CollectorRegistry()
@@ -126,7 +126,7 @@ def _count(value: object) -> int:
 class _State(Collector):
     """Read at the moment of a scrape."""
 
-    def __init__(self, backends: list[Backend], cache: ResponseCache | None, sla: Sla) -> None:
+    def __init__(self, backends: list[Backend], cache: Answers | None, sla: Sla) -> None:
         self._backends = backends
         self._cache = cache
         self._sla = sla
@@ -151,6 +151,7 @@ class _State(Collector):
             yield CounterMetricFamily("tonle:cache_hits", "Answers from the cache.", value=stats.hits)
             yield CounterMetricFamily("tonle:cache_misses", "Answers that had to be computed.", value=stats.misses)
             yield CounterMetricFamily("tonle:cache_shared", "Answers shared by requests at once.", value=stats.shared)
-            yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=len(self._cache))
+            yield CounterMetricFamily("tonle:cache_errors", "Trips to the cache that failed.", value=stats.errors)
+            yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=self._cache.num_entries)
             yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
             yield GaugeMetricFamily("tonle:cache_hit_rate", "Hits of lookups, 0 to 1.", value=stats.hit_rate)

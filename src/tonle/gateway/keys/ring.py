@@ -25,13 +25,15 @@ class KeyRing:
         self.store = store
         self._fixed = list(fixed)
         self._by_digest: dict[str, Key] = {}
-        self._version = 0
+        self._had_keys = False
+        self._version: int | None = None
         self._follower: asyncio.Task[None] | None = None
-        self._adopt(store.all() if store is not None else [])
+        self._adopt([])
 
     @property
     def empty(self) -> bool:
-        return not self._by_digest
+        """There never was a key. Where the last one was revoked, or a store lost them, nobody is let in for that."""
+        return not self._had_keys
 
     def find(self, secret: str) -> Key | None:
         # Looked up by digest: how long that takes tells nothing about secrets that exist.
@@ -41,23 +43,24 @@ class KeyRing:
 
     async def add(self, key: Key) -> None:
         assert self.store is not None, "keys cannot be added without a store"
-        await asyncio.to_thread(self.store.add, key)
+        await self.store.add(key)
         await self.reload()
 
     async def revoke(self, key_id: str) -> Key:
         """Raises `NotFound`."""
         assert self.store is not None, "keys cannot be revoked without a store"
-        key = await asyncio.to_thread(self.store.revoke, key_id)
+        key = await self.store.revoke(key_id)
         await self.reload()
         return key
 
     async def reload(self) -> None:
         if self.store is not None:
-            self._adopt(await asyncio.to_thread(self.store.all))
+            self._adopt(await self.store.all())
 
     def _adopt(self, stored: list[Key]) -> None:
-        valid = [key for key in [*self._fixed, *stored] if key.revoked is None]
-        self._by_digest = {key.digest: key for key in valid}
+        known = [*self._fixed, *stored]
+        self._had_keys = self._had_keys or bool(known)
+        self._by_digest = {key.digest: key for key in known if key.revoked is None}
 
     # -- following the store
 
@@ -65,19 +68,23 @@ class KeyRing:
         if self.store is not None:
             self._follower = asyncio.create_task(self._follow(self.store))
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         if self._follower is not None:
             self._follower.cancel()
-        if self.store is not None:
-            await asyncio.to_thread(self.store.close)
 
     async def _follow(self, store: KeyStore) -> None:
+        lost = False
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
-                version = await asyncio.to_thread(store.version)
+                version = await store.version()
                 if version != self._version:
-                    self._version = version
                     await self.reload()
-            except Exception:
-                log.exception("cannot read the keys in %s; those known stay valid", store.path)
+                    self._version = version
+                if lost:
+                    lost = False
+                    log.warning("the keys in %s can be read again", store.place)
+            except Exception as error:
+                if not lost:
+                    lost = True
+                    log.error("cannot read the keys in %s; those known stay valid: %s", store.place, error)

@@ -1,6 +1,4 @@
-"""Charge: how much a key may ask for. Requests and tokens per minute, requests at once, tokens per day.
-
-Does: count in memory, say when to come back. Does not: know keys' secrets or where a request goes.
+"""`Ledger`: limits counted in memory, for one gateway.
 
 A minute is a bucket that holds a minute's worth and refills steadily: a burst may take all of it, and then the rate
 holds. Tokens are charged by estimate when a request comes and corrected when its answer has ended; a bucket that an
@@ -11,13 +9,14 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tonle.gateway.keys.key import Key, Limits
-from tonle.gateway.refusals import RateLimited
+from tonle.gateway.limits.charging import refusal
 
 MINUTE_S = 60.0
 DAY_S = 86400
+SLOT_WAIT_S = 1.0  # nobody knows when one of the key's running requests will end
 
 
 class Bucket:
@@ -51,8 +50,8 @@ class Account:
         self.tokens_today = 0
 
 
-class Lease:
-    """One request's charge. `settle` it exactly once, however the request ends."""
+class MemoryLease:
+    """One request's charge."""
 
     __slots__ = ("_account", "_charged", "_ledger", "key")
 
@@ -83,7 +82,7 @@ class Ledger:
             account = self._accounts.setdefault(key_id, Account())
             account.day, account.tokens_today = day, used
 
-    def charge(self, key: Key, tokens: int) -> Lease:
+    async def charge(self, key: Key, tokens: int) -> MemoryLease:
         """Raises `RateLimited`; then nothing was charged."""
         limits, now_s = key.limits.over(self._default), self._clock()
         account = self._accounts.setdefault(key.id, Account())
@@ -93,18 +92,16 @@ class Ledger:
         if requests is not None and limits.requests_per_minute is not None:
             wait_s = requests.wait_s(1, limits.requests_per_minute)
             if wait_s > 0:
-                raise RateLimited(f"this key may make {limits.requests_per_minute} requests per minute",
-                                  retry_after_s=wait_s)  # fmt: skip
+                raise refusal("requests_per_minute", limits, wait_s)
         if tokens_bucket is not None and limits.tokens_per_minute is not None:
             wait_s = tokens_bucket.wait_s(tokens, limits.tokens_per_minute)
             if wait_s > 0:
-                raise RateLimited(f"this key may use {limits.tokens_per_minute} tokens per minute",
-                                  retry_after_s=wait_s)  # fmt: skip
+                raise refusal("tokens_per_minute", limits, wait_s)
             tokens_bucket.level -= tokens
         if requests is not None:
             requests.level -= 1
         account.num_running += 1
-        return Lease(self, key, account, tokens)
+        return MemoryLease(self, key, account, tokens)
 
     def settle(self, key: Key, account: Account, charged: int, used: int) -> None:
         account.num_running -= 1
@@ -117,20 +114,20 @@ class Ledger:
         if used:
             self.unsaved[day, key.id] = self.unsaved.get((day, key.id), 0) + used
 
-    def used_today(self, key_id: str) -> int:
-        account = self._accounts.get(key_id)
-        return account.tokens_today if account is not None and account.day == self.today() else 0
+    async def used_today(self, key_ids: Iterable[str]) -> dict[str, int]:
+        day = self.today()
+        accounts = {key_id: account for key_id in key_ids if (account := self._accounts.get(key_id)) is not None}
+        return {key_id: account.tokens_today for key_id, account in accounts.items() if account.day == day}
 
     def _check_concurrent(self, account: Account, limits: Limits) -> None:
         if limits.max_concurrent is not None and account.num_running >= limits.max_concurrent:
-            raise RateLimited(f"this key may have {limits.max_concurrent} requests at once", retry_after_s=1)
+            raise refusal("max_concurrent", limits, SLOT_WAIT_S)
 
     def _check_day(self, account: Account, limits: Limits) -> None:
         if limits.tokens_per_day is None or account.day != self.today():
             return
         if account.tokens_today >= limits.tokens_per_day:
-            raise RateLimited(f"this key may use {limits.tokens_per_day} tokens per day (UTC)",
-                              retry_after_s=DAY_S - time.time() % DAY_S)  # fmt: skip
+            raise refusal("tokens_per_day", limits, DAY_S - time.time() % DAY_S)
 
     def _buckets(self, account: Account, limits: Limits, now_s: float) -> tuple[Bucket | None, Bucket | None]:
         """Refilled; None where there is no limit."""
