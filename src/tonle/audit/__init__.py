@@ -2,7 +2,8 @@
 
 Does: collect the facts of a request, write them off the request's path, redact, chain and sign, verify, find, export,
 replay and prune. Does not: decide who may ask or what is answered; know the engine, torch, or any HTTP server.
-Runs: `Record` and `Collector` on the event loop of the server; all disk work on one thread of `AuditTrail`.
+Runs: `Record` and `Collector` on the event loop of the server; disk work on one thread of `AuditTrail`, or in a process
+of its own (`AuditTrail(…, own_process=True)`, what the gateway does).
 
     trail = AuditTrail(AuditOptions(directory=Path("audit")), on_alarm=print)
     trail.start()                                # repairs what a crash left, or raises ConfigError / InternalError
@@ -22,12 +23,16 @@ Runs: `Record` and `Collector` on the event loop of the server; all disk work on
 nothing here waits for a disk, and nothing raises for a reason of the disk except `admit`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tonle.audit.collect import Answer, Collector
-from tonle.audit.middleware import AuditMiddleware
 from tonle.audit.options import AuditOptions
 from tonle.audit.record import STATUSES, Record, Status, status_for
 from tonle.audit.trail import Alarm, AuditStats, AuditTrail
 from tonle.audit.usage import ask_for_usage
+
+if TYPE_CHECKING:
+    from tonle.audit.middleware import AuditMiddleware
 
 __all__ = [
     "STATUSES",
@@ -43,3 +48,12 @@ __all__ = [
     "ask_for_usage",
     "status_for",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The middleware is loaded when it is asked for: it brings asyncio, which the process that writes does not need."""
+    if name == "AuditMiddleware":
+        from tonle.audit.middleware import AuditMiddleware
+
+        return AuditMiddleware
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

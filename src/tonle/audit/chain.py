@@ -65,12 +65,9 @@ class Chain:
 
     def append(self, entries: Sequence[Draft | Event]) -> list[Line]:
         """Write all or, if the disk refuses, none of the entries of a day. Raises `OSError`."""
-        lines: list[Line] = []
         with locked(self.directory):
             self.refresh()
-            for day, group in groupby(entries, key=self._day_of):
-                lines += self.append_locked(day, list(group))
-        return lines
+            return self.append_all(entries)
 
     def sign(self) -> None:
         """Bring the signed head up to the end of the chain. Raises `OSError`."""
@@ -101,6 +98,13 @@ class Chain:
             size = 0
         if size != self.tail.size:
             self._read_tail(self.tail.day)
+
+    def append_all(self, entries: Sequence[Draft | Event]) -> list[Line]:
+        """Each to its day."""
+        lines: list[Line] = []
+        for day, group in groupby(entries, key=self._day_of):
+            lines += self.append_locked(day, list(group))
+        return lines
 
     def append_locked(self, day: str, entries: Sequence[Draft | Event]) -> list[Line]:
         if day != self.tail.day:

@@ -88,6 +88,11 @@ class Intents:
         self._page: Page | None = self._new_page()
         self._pages: list[Page] = [self._page]
 
+    @property
+    def owner(self) -> str:
+        """A file that is locked as long as this process lives. For the trail's thread."""
+        return str(self._pages[0].path)
+
     def add(self, record: Record) -> None:
         """Never raises: a disk that is full is the writer's to report."""
         body = None

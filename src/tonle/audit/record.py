@@ -77,6 +77,15 @@ class Record:
         self.response_id: str | None = None
         self.finish_reason: str | None = None
 
+    @classmethod
+    def closed(cls, facts: Mapping[str, Any]) -> Record:
+        """One that was closed elsewhere. `facts` are its attributes, all but those of the trail."""
+        record = cls.__new__(cls)
+        record._written = record.intent = None
+        for name, value in facts.items():
+            setattr(record, name, value)
+        return record
+
     @property
     def is_open(self) -> bool:
         return self._written is not None
@@ -85,6 +94,11 @@ class Record:
         """Set several attributes at once."""
         for name, value in facts.items():
             setattr(self, name, value)
+
+    def drop_content(self) -> None:
+        """What remains can always be written."""
+        self.note(body=None, answer=None, output=None, usage=None, model_config=None, timings_ms={})
+        self.note(cache=None, route=None, experiment=None, warnings=["the content could not be recorded"])
 
     def close(
         self,

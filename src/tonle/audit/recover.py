@@ -170,7 +170,8 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
     """A record for every request that was open when its process died."""
     left, files = intents.left_behind(chain.directory, chain.key)
     if left:
-        written = _written_ids(chain, min(intent.opened_ns for intent in left))
+        files_since = written_files(chain, min(intent.opened_ns for intent in left))
+        written = {file.rsplit("_", 2)[1] for file in files_since}  # short ids
         drafts = [_draft_of(intent) for intent in left if intent.id not in written]
         if drafts:
             chain.append_locked(max(ledger.today(), chain.tail.day or ""), drafts)
@@ -179,15 +180,15 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _written_ids(chain: Chain, since_ns: int) -> set[str]:
-    """Short ids of all records written since."""
+def written_files(chain: Chain, since_ns: int) -> set[str]:
+    """Names of all records written since."""
     first_day = ledger.text_of(since_ns)[:10]
-    ids: set[str] = set()
+    files: set[str] = set()
     for day in ledger.days_in(chain.directory):
         if day >= first_day and chain.ledger(day).exists():
             lines = ledger.read_lines(chain.ledger(day).read_bytes())
-            ids.update(line.file.rsplit("_", 2)[1] for _, line in lines if line.kind == "record" and line.file)
-    return ids
+            files.update(line.file for _, line in lines if line.kind == "record" and line.file)
+    return files
 
 
 def _draft_of(intent: intents.Intent) -> Draft:

@@ -15,6 +15,7 @@ Does: pure functions from documents to documents. Does not: touch files.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -63,7 +64,7 @@ def encode_fields(document: Mapping[str, Any]) -> dict[str, bytes]:
     try:
         return {name: _encode(value) for name, value in document.items()}
     except UnicodeEncodeError:
-        return {name: _encode(_speakable(value)) for name, value in document.items()}
+        return {name: _encode(speakable(value)) for name, value in document.items()}
 
 
 def is_ours(content: bytes, key: SigningKey) -> bool:
@@ -162,7 +163,12 @@ def _format(fields: Mapping[str, bytes]) -> bytes:
 
 def _join(fields: Iterable[tuple[str, bytes]]) -> bytes:
     """JSON of an object whose values are JSON already. Names are ours and need no escapes."""
-    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields])
+    return b"{%b}" % b",".join([_label(name) + value for name, value in fields])
+
+
+@functools.cache  # the fields of the schema
+def _label(name: str) -> bytes:
+    return b'"%b":' % name.encode()
 
 
 def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[bytes]) -> str:
@@ -173,9 +179,9 @@ def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[byt
 _SEALED_SET = frozenset(SEALED)
 
 
-def _speakable(value: Any) -> Any:
+def speakable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, Mapping):
-        return {_speakable(name): _speakable(item) for name, item in value.items()}
-    return [_speakable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {speakable(name): speakable(item) for name, item in value.items()}
+    return [speakable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,8 +1,9 @@
 """`AuditTrail`: from closed records to files, on a thread of its own.
 
-Does: open records, queue them, write them in batches, retry while the disk refuses, and follow the policy for what
-cannot be kept. Nothing is lost in silence: a record that is given up is counted, raises the alarm, and stands in the
-chain as a gap as soon as there is a disk again. Does not: format or chain (`document.py`, `chain.py`).
+Does: open records, queue them, have them written in batches (`writer.py`), retry while the disk refuses, and follow
+the policy for what cannot be kept. Nothing is lost in silence: a record that is given up is counted, raises the alarm,
+and stands in the chain as a gap as soon as there is a disk again. Does not: format or chain (`document.py`,
+`chain.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.audit import ledger
-from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
-from tonle.audit.document import document, file_name
 from tonle.audit.intents import Intents
 from tonle.audit.keys import load_or_create_key
 from tonle.audit.options import AuditOptions
@@ -27,7 +27,8 @@ from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.retention import prune_days
-from tonle.audit.seal import SEALED, encode_fields
+from tonle.audit.seal import SEALED
+from tonle.audit.writer import ChainWriter, UnsignedError, Writer
 from tonle.errors import CapacityError, ConfigError, InternalError
 
 log = logging.getLogger("tonle.audit")
@@ -66,10 +67,18 @@ class AuditTrail:
     """One per process and directory. `open`, `admit` and `Record.close` are for the server's thread."""
 
     def __init__(
-        self, options: AuditOptions, *, on_alarm: Callable[[Alarm], None] | None = None, disk: Disk | None = None
+        self,
+        options: AuditOptions,
+        *,
+        own_process: bool = False,
+        on_alarm: Callable[[Alarm], None] | None = None,
+        disk: Disk | None = None,
     ) -> None:
-        """`on_alarm` is called on the trail's thread, once for any number of losses in a row."""
+        """`own_process`: records are formatted and written by another process, so that the server's threads need not
+        wait for each other. `on_alarm` is called on the trail's thread, once for any number of losses in a row."""
+        assert disk is None or not own_process, "another process has a disk of its own"
         self.options = options
+        self._own_process = own_process
         self.stats = AuditStats()
         self._on_alarm = on_alarm
         self._disk = disk or Disk()
@@ -84,6 +93,7 @@ class AuditTrail:
         self._num_alarmed = 0  # losses the alarm was raised for
         self._why_lost = ""
         self._chain: Chain | None = None
+        self._writer: Writer | None = None
         self._intents: Intents | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -105,10 +115,20 @@ class AuditTrail:
             self._chain = Chain(options.directory, key, disk=self._disk, durable=options.fsync == "always")
             recover(self._chain)
             self._intents = Intents(options.directory, key, with_content=not (self._redactor or options.omit))
+            self._writer = self._make_writer(self._chain, self._intents)
         except OSError as error:
             raise InternalError(f"the audit directory {options.directory} cannot be used: {error}") from error
         self._thread = threading.Thread(target=self._run, name="tonle-audit", daemon=True)
         self._thread.start()
+
+    def _make_writer(self, chain: Chain, intents: Intents) -> Writer:
+        if not self._own_process:
+            return ChainWriter(chain, self._redactor, self.options.omit)
+        from tonle.audit.courier import ScribeProcess  # only where it is wanted: the scribe must not find itself loaded
+
+        process = ScribeProcess(chain, self.options, lambda: intents.owner)
+        process.start()
+        return process
 
     def admit(self) -> None:
         """Call before work begins. Raises `CapacityError` while records cannot be kept and the policy is `refuse`."""
@@ -194,6 +214,8 @@ class AuditTrail:
                 break
         if self._intents is not None and not self.stats.failing:
             self._intents.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _take(self) -> tuple[list[Record], bool]:
         """The next batch, and whether it is the last. Empty once in a while, for the clock's sake."""
@@ -218,13 +240,16 @@ class AuditTrail:
 
     def _write(self, batch: list[Record]) -> None:
         """Until it succeeds, or has to be given up."""
-        drafts: list[Draft | Event] = [self._draft(record) for record in batch]
+        again = False
         while True:
             try:
-                self._append(drafts)
+                self._append(batch, again=again)
                 break
             except OSError as error:
                 self._fail(f"{self.options.directory}: {error.strerror or error}")
+                if isinstance(error, UnsignedError):
+                    break
+            again = True
             self._tell_losses()
             if self._stopping.is_set():
                 self._lose(batch, f"the server stops and the disk refuses ({self.stats.failing})")
@@ -234,27 +259,21 @@ class AuditTrail:
             self._forget(record)
         self.stats.written += len(batch)
 
-    def _draft(self, record: Record) -> Draft:
-        try:
-            fields = encode_fields(document(record, self._redactor, self.options.omit))
-        except Exception:  # facts of a kind nobody thought of: the record is kept without them
-            log.exception("the audit record of %s is kept without its content", record.request_id)
-            record.note(body=None, answer=None, output=None, usage=None, model_config=None, timings_ms={})
-            record.note(cache=None, route=None, experiment=None, warnings=["the content could not be recorded"])
-            fields = encode_fields(document(record, self._redactor, self.options.omit))
-        return Draft(ledger.text_of(record.closed_ns)[:10], file_name(record), fields)
-
-    def _append(self, drafts: list[Draft | Event]) -> None:
-        assert self._chain is not None
+    def _append(self, batch: list[Record], *, again: bool = False) -> None:
+        assert self._writer is not None
         gap = self.stats.gap()
+        lost: dict[str, Any] | None = None
         if gap != self._told:
             more = {name: number - self._told[name] for name, number in gap.items()}
-            drafts = [*drafts, Event("gap", {"facts": {**more, "request_ids": list(self._gap_ids)}})]
-        if drafts:
-            self._chain.append(drafts)
+            lost = {**more, "request_ids": list(self._gap_ids)}
+        try:
+            self._writer.write(batch, lost, again=again)
+        except UnsignedError:
             self._told = gap
             self._gap_ids.clear()
-        self._chain.sign()
+            raise
+        self._told = gap
+        self._gap_ids.clear()
         if self.stats.failing is not None and not self._is_full():
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))

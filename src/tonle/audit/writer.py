@@ -1,0 +1,83 @@
+"""`Writer`: who puts closed records into the chain. Here: the thread that asks. In `scribe.py`: a process of its own.
+
+Does: turn facts into drafts, append them and what the trail lost, sign the head; all or nothing. Does not: queue,
+retry, or know what to do about a disk that refuses (`trail.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tonle.audit import ledger
+from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit.disk import locked
+from tonle.audit.document import document, file_name
+from tonle.audit.record import Record
+from tonle.audit.recover import written_files
+from tonle.audit.redaction import Redactor
+from tonle.audit.seal import encode_fields
+
+log = logging.getLogger("tonle.audit")
+
+
+class UnsignedError(OSError):
+    """The records are in the chain; its head could not be brought up to them and will be with the next batch."""
+
+
+class Writer(Protocol):
+    def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
+        """Write records and, if there is one, the note of a gap. `again`: some may be in the chain from a try before.
+
+        Raises `OSError`: nothing was written (`UnsignedError`: everything was).
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class ChainWriter:
+    """Writes on the thread that calls."""
+
+    def __init__(self, chain: Chain, redactor: Redactor, omit: tuple[str, ...]) -> None:
+        self._chain = chain
+        self._redactor = redactor
+        self._omit = omit
+
+    def write(
+        self,
+        records: Sequence[Record],
+        lost: dict[str, Any] | None,
+        *,
+        again: bool = False,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_write` is asked under the lock of the directory; nothing is written if it says no."""
+        chain = self._chain
+        drafts = [self._draft(record) for record in records]
+        with locked(chain.directory):
+            if not may_write():
+                return
+            chain.refresh()
+            if again and records:
+                known = written_files(chain, min(record.opened_ns for record in records))
+                drafts = [draft for draft in drafts if draft.file not in known]
+            gap = [] if lost is None else [Event("gap", {"facts": lost})]
+            chain.append_all([*drafts, *gap])
+            try:
+                chain.sign_locked()
+            except OSError as error:
+                raise UnsignedError(*error.args) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _draft(self, record: Record) -> Draft:
+        try:
+            fields = encode_fields(document(record, self._redactor, self._omit))
+        except Exception:  # facts of a kind nobody thought of: the record is kept without them
+            log.exception("the audit record of %s is kept without its content", record.request_id)
+            record.drop_content()
+            fields = encode_fields(document(record, self._redactor, self._omit))
+        return Draft(ledger.text_of(record.closed_ns)[:10], file_name(record), fields)
