@@ -230,7 +230,7 @@ def _cache(config: GatewayConfig) -> Answers | None:
 
 def _trail(config: GatewayConfig) -> AuditTrail | None:
     options = from_config(config)
-    return None if options is None else AuditTrail(options)
+    return None if options is None else AuditTrail(options, own_process=True)
 
 
 def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> Pool:
