@@ -24,11 +24,17 @@ class Server:
     log: Path
 
     def engine_pid(self) -> int:
-        """The engine's process: the only child."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-        (pid,) = children
+        (pid,) = self.children("tonle.engine.process")
         return pid
+
+    def frontend_pids(self) -> list[int]:
+        return self.children("tonle.replica.frontend")
+
+    def children(self, module: str) -> list[int]:
+        """Processes it started to run this module."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        pids = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+        return [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s

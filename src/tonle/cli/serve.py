@@ -8,6 +8,8 @@ import logging
 import shlex
 import socket
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from tonle.errors import TonleError
 if TYPE_CHECKING:
     from tonle.engine.front import Front
     from tonle.engine.messages import ModelCard
+    from tonle.engine.text import Text
     from tonle.models.source import ModelSource
     from tonle.replica.options import ReplicaOptions
 
@@ -38,23 +41,25 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
     from tonle.models.source import resolve
-    from tonle.replica.serve import bind, run
+    from tonle.replica.frontends import bind_all
+    from tonle.replica.serve import run
     from tonle.telemetry import logs
 
     settings = load(flags | ({"model": model} if model else {}), file=config)
     logs.configure(settings.log_level, json=settings.log_json)
-    with bind(settings.host, settings.port) as listener:  # before a model is fetched in vain
+    with ExitStack() as stack:
+        # before a model is fetched in vain
+        listeners = [
+            stack.enter_context(listener) for listener in bind_all(settings.host, settings.port, settings.frontends)
+        ]
         source = resolve(settings.model)
-        run(_serve(settings, source, listener))
+        run(_serve(settings, source, listeners))
 
 
-async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.socket) -> None:
+async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[socket.socket]) -> None:
     """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
-    from tonle.engine.front import Front
-    from tonle.engine.process import EngineProcess
     from tonle.engine.text import load_text
     from tonle.replica.options import ReplicaOptions
-    from tonle.replica.serve import serve as serve_http
 
     began = time.monotonic()
     name, *aliases = settings.served_model_name or (source.name,)
@@ -65,9 +70,33 @@ async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.so
         write_timeout_s=settings.write_timeout_s,
         trust_salt=settings.trust_salt,
     )
+    text = load_text(source)
+    url = _url(listeners[0])
+
+    def announce(card: ModelCard) -> None:
+        took_s = time.monotonic() - began
+        _announce(name, card, url, took_s, chats=text.chat_template is not None, as_log=settings.log_json)
+
+    log.info("loading %s; %s answers 503 until it is ready", source.name, url)
+    if len(listeners) > 1:
+        from tonle.cli.serve_many import serve_many
+
+        await serve_many(settings, source, listeners, options, name, announce)
+    else:
+        await _serve_alone(settings, source, listeners[0], options, name, text, announce)
+
+
+async def _serve_alone(
+    settings: ServeConfig, source: ModelSource, listener: socket.socket, options: ReplicaOptions, name: str, text: Text,
+    announce: Callable[[ModelCard], None],
+) -> None:  # fmt: skip
+    """HTTP in this process."""
+    from tonle.engine.front import Front
+    from tonle.engine.process import EngineProcess
+    from tonle.replica.serve import serve as serve_http
+
     engine = EngineProcess(source, settings.engine())
-    front = Front(load_text(source), name, engine.send)
-    url = _url(listener)
+    front = Front(text, name, engine.send)
     stop = asyncio.Event()
 
     async def await_model() -> None:
@@ -76,9 +105,9 @@ async def _serve(settings: ServeConfig, source: ModelSource, listener: socket.so
         except TonleError:
             stop.set()
             raise
-        _announce(front, url, time.monotonic() - began, as_log=settings.log_json)
+        assert front.card is not None
+        announce(front.card)
 
-    log.info("loading %s; %s answers 503 until it is ready", source.name, url)
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
@@ -130,12 +159,11 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(front: Front, url: str, took_s: float, *, as_log: bool) -> None:
-    assert front.card is not None
+def _announce(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool, as_log: bool) -> None:
     if as_log:
-        log.info("%s is ready at %s after %.1f s", front.name, url, took_s)
+        log.info("%s is ready at %s after %.1f s", name, url, took_s)
     else:
-        screen.stdout().print(banner(front.name, front.card, url, took_s, chats=front.text.chat_template is not None))
+        screen.stdout().print(banner(name, card, url, took_s, chats=chats))
 
 
 def banner(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool) -> str:

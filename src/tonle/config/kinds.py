@@ -66,6 +66,18 @@ def duration() -> Kind:
     return Kind("TIME", read, lambda seconds: f"{seconds:g}s")
 
 
+def share() -> Kind:
+    """More than 0, at most 1: 0.9, or 90%."""
+
+    def read(value: object) -> float:
+        number = _share(value)
+        if number is None or not 0 < number <= 1:
+            raise ValueError(f"must be a share such as 0.9 or 90%, more than 0 and at most 1, not {value!r}")
+        return number
+
+    return Kind("SHARE", read, lambda number: f"{number:g}")
+
+
 def text() -> Kind:
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:
@@ -206,3 +218,12 @@ def _duration(value: object) -> float | None:
         return float(value) if math.isfinite(value) and value >= 0 else None
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     return None if match is None else float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def _share(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%)?", value.strip()) if isinstance(value, str) else None
+    return None if match is None else float(match[1]) / (100 if match[2] else 1)

@@ -35,7 +35,7 @@ def load(
 ) -> ServeConfig:
     """By public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
     config = ServeConfig(**_gather(KNOBS, flags, file, environ))
-    config.engine().validate()
+    config.validate()
     return config
 
 

@@ -14,6 +14,7 @@ from tonle.config.audit import AuditConfig
 from tonle.config.engine import EngineConfig
 from tonle.config.kinds import Kind
 from tonle.config.knobs import Knob, knob, knobs_of
+from tonle.errors import ConfigError
 
 
 def _server(default: Any, kind: Kind, help: str) -> Any:
@@ -50,6 +51,9 @@ class ServeConfig(AuditConfig):
     drain_s: float = _server(
         30.0, kinds.duration(), "How long running requests may still take after SIGTERM or Ctrl-C."
     )
+    frontends: int = _server(
+        1, kinds.whole(1, 256), "Processes that answer HTTP. More than one where the engine outruns it: a fast GPU."
+    )
     write_timeout_s: float = _server(
         60.0, kinds.duration(), "Give up on a client that reads nothing of its answer for this long."
     )
@@ -84,6 +88,22 @@ class ServeConfig(AuditConfig):
         kinds.optional(kinds.size(), none="1GiB on a CPU, what is free on a GPU"),
         "Memory for keys and values: 2GiB, 512MB, or bytes.",
     )
+    gpu_memory_utilization: float = _engine(
+        "gpu_memory_utilization", kinds.share(), "Share of a GPU's memory to use, where kv-cache-memory is not given."
+    )
+    kv_cache_dtype: str = _engine(
+        "kv_cache_dtype",
+        kinds.choice("auto", "fp8"),
+        "auto: as the weights; fp8: half the bytes per token, on a GPU only.",
+    )
+    kv_cache_max_size: int | None = _engine(
+        "kv_cache_max_size",
+        kinds.optional(kinds.whole(0), none="all that fit"),
+        "Most blocks kept for reuse that no request holds.",
+    )
+    gc_threshold: float = _engine(
+        "gc_threshold", kinds.share(), "Above this share of the blocks in use, kept ones are dropped, oldest first."
+    )
     block_size: int = _engine("block_size", kinds.whole(1), "Tokens per block of the KV cache.")
     long_prefill_token_threshold: int = _engine(
         "long_prefill_token_threshold",
@@ -108,6 +128,11 @@ class ServeConfig(AuditConfig):
         kinds.choice("auto", "float32", "bfloat16", "float16"),
         "Precision of weights and cache: auto, float32, bfloat16 or float16.",
     )
+    load_format: str = _engine(
+        "load_format",
+        kinds.choice("auto", "random"),
+        "auto: the model's files; random: made-up weights of its shape, to measure speed without them.",
+    )
 
     log_level: str = knob(
         "Logging",
@@ -117,6 +142,16 @@ class ServeConfig(AuditConfig):
         engine="log_level",
     )
     log_json: bool = knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
+
+    def validate(self) -> None:
+        """Raises `ConfigError` where settings do not go together."""
+        if self.frontends > 1 and (self.api_key or self.audit_dir is not None):
+            raise ConfigError(
+                "keys and the audit trail are the state of one process and do not go with several front ends: serve "
+                "without them on this machine alone, and put `tonle gateway --api-key … --audit-dir …` in front",
+                param="frontends",
+            )
+        self.engine().validate()
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""

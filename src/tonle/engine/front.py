@@ -33,7 +33,6 @@ from tonle.errors import (
     EngineRestarting,
     InternalError,
     InvalidRequest,
-    ModelError,
     TonleError,
 )
 
@@ -259,8 +258,7 @@ class Front:
                 self.card = message
                 self.failure = None
             case Failed():
-                kind = ModelError if message.caller_fault else InternalError
-                self.lose(kind(message.message))
+                self.lose(message.error)
 
     def lose(self, error: TonleError) -> None:
         """The engine is gone: everybody waiting hears of it now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tonle.engine.request import Request, TokenLogprob
+from tonle.errors import InternalError, ModelError, TonleError
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -44,6 +45,10 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
 
     message: str
     caller_fault: bool  # a wrong setting or model file rather than a bug
+
+    @property
+    def error(self) -> TonleError:
+        return ModelError(self.message) if self.caller_fault else InternalError(self.message)
 
 
 class LoopStats(msgspec.Struct, array_like=True):

@@ -1,7 +1,7 @@
 """The engine in a process of its own: started, read, noticed when it dies, started again.
 
-Run as `python -m tonle.engine.process FD`, it is that process: the first frame on the socket names the model and the
-settings, everything after that is mail.
+Run as `python -m tonle.engine.process FD [ENTRANCE_FD]`, it is that process: the first frame on the socket names the
+model and the settings, everything after that is mail. With an entrance, fronts of other processes come in there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tonle.config.engine import EngineConfig
-from tonle.engine.front import Front
-from tonle.engine.mailbox import Frames, SocketMailbox, frame
+from tonle.engine.child import epitaph, order_frame, read_order, spawn
+from tonle.engine.link import Reader, Receiver
+from tonle.engine.mailbox import Mailbox, SocketMailbox, frame
 from tonle.engine.messages import Failed, ModelCard, Stop, ToEngine, ToFront
+from tonle.engine.post_office import PostOffice
 from tonle.errors import CallerError, EngineDied
 from tonle.models.source import ModelSource
 from tonle.telemetry import logs
@@ -36,12 +35,16 @@ _STEADY_S = 60.0  # an engine that lived this long gets a fresh start when it di
 
 
 class EngineProcess:
-    """Owns the engine's process. Give `send` to a `Front`, then `start(front)`."""
+    """Owns the engine's process. Give `send` to a `Front`, then `start(front)`.
 
-    def __init__(self, source: ModelSource, config: EngineConfig) -> None:
+    `entrance` is a listening Unix socket where more fronts reach the engine; it stays ours when an engine dies.
+    """
+
+    def __init__(self, source: ModelSource, config: EngineConfig, *, entrance: socket.socket | None = None) -> None:
         self.num_starts = 0
         self._source = source
         self._config = config
+        self._entrance = entrance
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._encoder = msgspec.msgpack.Encoder()
@@ -58,7 +61,7 @@ class EngineProcess:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message, self._encoder))
 
-    async def start(self, front: Front) -> None:
+    async def start(self, front: Receiver) -> None:
         """Start it and keep it running. Returns at once; `wait_ready` waits for the model."""
         self._first = asyncio.get_running_loop().create_future()
         await self._spawn(front)
@@ -87,33 +90,27 @@ class EngineProcess:
         if self._transport is not None:
             self._transport.close()
 
-    async def _spawn(self, front: Front) -> None:
+    async def _spawn(self, front: Receiver) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - it only forks; talking is asynchronous
-                [sys.executable, "-m", "tonle.engine.process", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
+            more = [] if self._entrance is None else [self._entrance]
+            self._process = spawn("tonle.engine.process", theirs, *more)
         self.num_starts += 1
         self._lost.clear()
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_connection(lambda: _Reader(self, front), sock=ours)
-        order = {
-            "source": {"kind": self._source.kind, "path": str(self._source.path), "name": self._source.name},
-            "config": asdict(self._config),
-            "log_level": logging.getLevelName(logging.getLogger("tonle").getEffectiveLevel()),
-            "log_json": logs.is_json(),
-        }
-        self._transport.write(frame(order, self._encoder))  # type: ignore[arg-type]
+        self._transport, _ = await loop.create_connection(
+            lambda: Reader(lambda message: self._receive(message, front), self._lost.set), sock=ours
+        )
+        self._transport.write(order_frame(Order(self._source, self._config, logs.level(), logs.is_json())))
 
-    async def _keep(self, front: Front) -> None:
+    async def _keep(self, front: Receiver) -> None:
         """Whenever the process is lost: tell the front, wait a little longer each time, start it again."""
         backoff_s = 0.5
         while True:
             began = time.monotonic()
             await self._lost.wait()
-            error = EngineDied(await self._epitaph())
+            assert self._process is not None
+            error = EngineDied(await epitaph(self._process))
             front.lose(error)
             assert self._first is not None
             if not self._first.done():
@@ -126,17 +123,7 @@ class EngineProcess:
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             await self._spawn(front)
 
-    async def _epitaph(self) -> str:
-        process = self._process
-        assert process is not None
-        for _ in range(200):  # the socket closes a moment before the process can be reaped
-            if (code := process.poll()) is not None:
-                return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            await asyncio.sleep(0.01)
-        process.kill()
-        return "it closed its mailbox and hung"
-
-    def _receive(self, message: ToFront, front: Front) -> None:
+    def _receive(self, message: ToFront, front: Receiver) -> None:
         assert self._first is not None
         front.deliver(message)
         if isinstance(message, ModelCard):
@@ -145,43 +132,32 @@ class EngineProcess:
             if not self._first.done():
                 self._first.set_result(None)
         elif isinstance(message, Failed) and not self._first.done():
-            self._first.set_exception(front.failure or EngineDied(message.message))
-
-
-class _Reader(asyncio.Protocol):
-    """Bytes from the engine's process to messages on the event loop."""
-
-    def __init__(self, owner: EngineProcess, front: Front) -> None:
-        self._owner = owner
-        self._front = front
-        self._frames = Frames()
-        self._decoder = msgspec.msgpack.Decoder(ToFront)
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._owner._receive(self._decoder.decode(body), self._front)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner._lost.set()
+            self._first.set_exception(message.error)
 
 
 # -- the other side
 
 
-def main(fd: int) -> int:
+class Order(msgspec.Struct):
+    source: ModelSource
+    config: EngineConfig
+    log_level: str
+    log_json: bool
+
+
+def main(line: socket.socket, entrance: socket.socket | None = None) -> int:
     """The engine's process: build what the first frame names, then run the loop until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the front decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they go to all of a terminal or a service; the front decides
+        signal.signal(number, signal.SIG_IGN)
     # torch's threads would spin between its operations, on cores that our own kernels and the HTTP process need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    sock = socket.socket(fileno=fd)
-    order = _first_frame(sock)
-    logs.configure(order["log_level"], json=order["log_json"])
-    mailbox = SocketMailbox(sock)
-    source = ModelSource(**{**order["source"], "path": Path(order["source"]["path"])})
+    order = read_order(line, Order)
+    logs.configure(order.log_level, json=order.log_json)
+    mailbox: Mailbox = SocketMailbox(line) if entrance is None else PostOffice(line, entrance)
     try:
         from tonle.engine.build import build
 
-        loop, card = build(source, EngineConfig(**order["config"]), mailbox)
+        loop, card = build(order.source, order.config, mailbox)
     except CallerError as error:
         mailbox.publish(Failed(error.message, caller_fault=True))
         return 1
@@ -195,22 +171,5 @@ def main(fd: int) -> int:
     return 0
 
 
-def _first_frame(sock: socket.socket) -> dict[str, Any]:
-    header = _read_exactly(sock, 4)
-    body = _read_exactly(sock, int.from_bytes(header, "little"))
-    order: dict[str, Any] = msgspec.msgpack.decode(body)
-    return order
-
-
-def _read_exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise SystemExit(0)
-        data += part
-    return data
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from tonle.errors import ConfigError
 
@@ -18,8 +19,16 @@ class ReplicaOptions:
     trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
     write_timeout_s: float = 60.0  # a caller who reads nothing for this long is given up
 
+    # Where this process is one of several front ends
+    metrics_dir: str | None = None  # the folder in which all of them count
+    started_s: float | None = None  # when the server began, `time.monotonic()`; None = with this process
+
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
         for name in ("max_body_bytes", "max_choices", "write_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}", param=name)
+
+    def shared_by_front_ends(self, metrics_dir: str) -> ReplicaOptions:
+        """For each of several front ends of a server that begins now."""
+        return replace(self, metrics_dir=metrics_dir, started_s=time.monotonic())

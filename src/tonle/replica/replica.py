@@ -23,8 +23,8 @@ class Replica:
     def __init__(self, front: Served, options: ReplicaOptions) -> None:
         self.front = front
         self.options = options
-        self.metrics = Metrics(front.name, front)
-        self.started_s = time.monotonic()
+        self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
+        self.started_s = time.monotonic() if options.started_s is None else options.started_s
         self.draining = False  # set when told to stop: finish what runs, take nothing new
 
     @property

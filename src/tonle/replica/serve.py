@@ -69,7 +69,8 @@ async def serve(
 
 async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
     await stop.wait()
-    server.stop()
+    if not server.should_exit:  # a signal may have come first
+        server.stop()
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -82,8 +83,11 @@ def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
         return runner.run(main)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Claim the address, before anything slow is begun. Port 0 takes a free one. Raises `ConfigError`."""
+def bind(host: str, port: int, *, share: bool = False) -> socket.socket:
+    """Claim the address, before anything slow is begun. Port 0 takes a free one. Raises `ConfigError`.
+
+    With `share`, more sockets of this user may be bound to it with `share`: the kernel deals out connections.
+    """
     if not 0 <= port < 2**16:
         raise ConfigError(
             f"cannot listen on {host}, port {port}: ports go from 0 to 65535. Check --port.", param="port"
@@ -97,6 +101,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

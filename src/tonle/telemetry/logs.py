@@ -65,6 +65,11 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
+def level() -> str:
+    """What this process logs at, for child processes to do the same."""
+    return logging.getLevelName(logging.getLogger("tonle").getEffectiveLevel())
+
+
 def is_json() -> bool:
     """Whether this process logs JSON, for child processes to do the same."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger("tonle").handlers)

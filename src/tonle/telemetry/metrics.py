@@ -2,6 +2,9 @@
 
 Does: observe requests as they end, gaps between deltas as they come, and read the engine's state when scraped.
 Does not: use prometheus_client's global registry: every server has its own.
+
+Several processes of one server count in files of one folder, and whoever is scraped adds them up. prometheus_client
+does so if PROMETHEUS_MULTIPROC_DIR names the folder when it is imported.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from tonle.telemetry.engine_state import EngineState, EngineView
 
@@ -25,11 +29,15 @@ _REASONS = {"cancelled": "abort"}
 class Metrics:
     """Everything one server exports. Histograms are public: callers observe seconds or tokens."""
 
-    def __init__(self, model_name: str, engine: EngineView) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, model_name: str, engine: EngineView, *, shared_dir: str | None = None) -> None:
+        self.registry = CollectorRegistry()  # what this process counts
         self._model_name = model_name
-        self.registry.register(EngineState(model_name, engine))
-        ProcessCollector(registry=self.registry)
+        self._scraped = self.registry if shared_dir is None else CollectorRegistry()
+        self._scraped.register(EngineState(model_name, engine))
+        if shared_dir is None:
+            ProcessCollector(registry=self.registry)
+        else:
+            MultiProcessCollector(self._scraped, shared_dir)  # type: ignore[no-untyped-call]
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _WAIT_S)
         self.itl = self._histogram("inter_token_latency_seconds", "Gap between two deltas of one answer.", _TOKEN_S)
         self.tpot = self._histogram(
@@ -67,4 +75,4 @@ class Metrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format the `Accept` header asks for."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(self._scraped), content_type

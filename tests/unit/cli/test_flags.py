@@ -16,6 +16,8 @@ ALL = {
     "host": "0.0.0.0", "port": "1", "served_model_name": "a", "max_body": "1MiB", "drain": "5s", "write_timeout": "2m",
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
+    "gpu_memory_utilization": "80%", "kv_cache_dtype": "fp8", "kv_cache_max_size": "9", "gc_threshold": "0.5",
+    "load_format": "random",
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
@@ -47,13 +49,14 @@ def test_a_verb_keeps_its_own_options_and_gets_only_what_was_given() -> None:
 
 
 def test_every_flag_reaches_its_setting() -> None:
-    assert set(ALL) | set(SWITCHES) | {"model"} == set(KNOBS)
+    assert set(ALL) | set(SWITCHES) | {"model", "frontends"} == set(KNOBS)
     given = flags_of(*(part for name, text in ALL.items() for part in (KNOBS[name].flag, text)), *SWITCHES.values())
     del given["word"]
     config = load(given, environ={})
     for name, text in ALL.items():
         assert getattr(config, KNOBS[name].field) == KNOBS[name].kind.read(text) != KNOBS[name].default
     assert (config.strict, config.prefix_caching, config.log_json) == (True, False, True)
+    assert load({"frontends": flags_of("--frontends", "2")["frontends"]}, environ={}).frontends == 2
 
 
 @pytest.mark.parametrize("args", [("a", "--served-model-name", "b"), ("a,b",)])

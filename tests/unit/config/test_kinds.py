@@ -40,6 +40,11 @@ def test_durations(text: object, seconds: float) -> None:
     assert kinds.duration().read(text) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("text", "number"), [("0.9", 0.9), (0.5, 0.5), (1, 1.0), ("90%", 0.9), (".25", 0.25)])
+def test_shares(text: object, number: float) -> None:
+    assert kinds.share().read(text) == pytest.approx(number)
+
+
 @pytest.mark.parametrize("word", [True, "true", "YES", "on", "1", 1])
 def test_switch_on(word: object) -> None:
     assert kinds.switch().read(word) is True
@@ -80,6 +85,11 @@ def test_choice_ignores_case() -> None:
         (kinds.size(), "-1"),
         (kinds.size(), 0),
         (kinds.size(), 1.5),
+        (kinds.share(), "0"),
+        (kinds.share(), 1.1),
+        (kinds.share(), "101%"),
+        (kinds.share(), float("nan")),
+        (kinds.share(), True),
         (kinds.duration(), "-1s"),
         (kinds.duration(), float("nan")),
         (kinds.duration(), "soon"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from tonle.config.engine import EngineConfig
 from tonle.config.serve import KNOBS, Knob, ServeConfig
+from tonle.errors import ConfigError
 from tonle.models.default_model import NAME
 from tonle.replica.options import ReplicaOptions
 
@@ -52,3 +54,23 @@ def test_the_http_side_has_the_same_defaults() -> None:
 
 def test_help_names_the_default_model() -> None:
     assert KNOBS["model"].kind.show(None) == NAME
+
+
+def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> None:
+    offered = {knob.engine for knob in KNOBS.values()}
+    one_request_at_a_time = {"enable_dynamic_batching"}  # max_num_seqs: 1
+    batches_that_wait = {"enable_continuous_batching", "batch_timeout_ms"}  # to study them, in a program of one's own
+    for_programs = {"enable_metrics", "profile_performance"}  # of get_stats(); a server has /metrics
+    refused = {"enable_kv_cache", "enable_speculative_decoding", "enable_gradient_checkpointing",
+               "memory_efficient_attention"}  # fmt: skip
+    left_out = one_request_at_a_time | batches_that_wait | for_programs | refused
+    assert offered | left_out == {*EngineConfig.names(), None} and not offered & left_out
+
+
+@pytest.mark.parametrize("door", [{"api_key": ("k",)}, {"audit_dir": "audit"}])
+def test_keys_and_audit_need_one_front_end_or_a_gateway(door: dict[str, Any]) -> None:
+    ServeConfig(**door).validate()
+    ServeConfig(frontends=2).validate()
+    with pytest.raises(ConfigError, match="tonle gateway") as refused:
+        ServeConfig(frontends=2, **door).validate()
+    assert refused.value.param == "frontends"

@@ -1,0 +1,85 @@
+"""`tonle serve --frontends N`: the keeper of N front ends and one engine. It starts, watches and stops them; no more."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from tonle.config.serve import ServeConfig
+from tonle.engine.messages import ModelCard, ToFront
+from tonle.engine.process import EngineProcess
+from tonle.errors import TonleError
+from tonle.models.source import ModelSource
+from tonle.replica.frontend import FrontendOrder
+from tonle.replica.frontends import Frontends, engine_entrance, shared_folder
+from tonle.replica.options import ReplicaOptions
+from tonle.telemetry import logs
+
+
+class Keeper:
+    """Hears from the engine only whether it is there; front ends have their own lines."""
+
+    def __init__(self) -> None:
+        self.card: ModelCard | None = None
+
+    def deliver(self, message: ToFront) -> None:
+        if isinstance(message, ModelCard):
+            self.card = message
+
+    def lose(self, error: TonleError) -> None:
+        self.card = None
+
+
+async def serve_many(
+    settings: ServeConfig, source: ModelSource, listeners: list[socket.socket], options: ReplicaOptions, name: str,
+    announce: Callable[[ModelCard], None],
+) -> None:  # fmt: skip
+    """Until SIGTERM or Ctrl-C and the drain after it; or until the engine or a front end cannot start."""
+    with shared_folder() as folder:
+        entrance, address = engine_entrance(folder)
+        order = FrontendOrder(
+            source=source,
+            name=name,
+            created=int(time.time()),
+            engine_address=address,
+            options=options.shared_by_front_ends(str(folder)),
+            drain_s=settings.drain_s,
+            log_level=logs.level(),
+            log_json=logs.is_json(),
+        )
+        with closing(entrance):
+            engine = EngineProcess(source, settings.engine(), entrance=entrance)
+            try:
+                await _run(engine, Frontends(order, listeners), announce)
+            finally:
+                await engine.stop()
+
+
+async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[ModelCard], None]) -> None:
+    keeper, loop = Keeper(), asyncio.get_running_loop()
+
+    async def await_model() -> None:
+        try:
+            await engine.wait_ready()
+        except TonleError:
+            fronts.stop()
+            raise
+        await fronts.wait_ready()
+        if keeper.card is not None:
+            announce(keeper.card)
+
+    await engine.start(keeper)
+    await fronts.start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, fronts.stop)
+    model = asyncio.create_task(await_model())
+    try:
+        await fronts.wait()
+        if model.done():
+            model.result()  # raises what kept the engine from starting
+    finally:
+        model.cancel()
