@@ -227,7 +227,9 @@ def test_tonle_serve_has_the_same_door(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
         assert health["running"] == 0
-        assert health["meets_sla"] is (health["latency_s"]["p95"] <= health["sla_target_p95_s"])  # whatever this machine does
+        assert health["meets_sla"] is (
+            health["latency_s"]["p95"] <= health["sla_target_p95_s"]
+        )  # whatever this machine does
         assert httpx.get(f"{server.url}/v1/models", headers=AUTH).json()["data"][0]["max_model_len"] > 0
         metrics = httpx.get(f"{server.url}/metrics", headers=AUTH).text
         assert "vllm:num_requests_running" in metrics and "tonle:cache_hits_total" in metrics

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.gateway.town import Upstream, rows, run, town, until
+import pytest
+
+from tests.gateway.town import KEY, Upstream, rows, run, town, until
 from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
 
 
@@ -39,14 +41,21 @@ def test_callers_may_not_set_salts_or_transfers(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="vllm")
         async with town(tmp_path, upstream) as place:
-            mine = await place.ask(cache_salt="theirs", kv_transfer_params={"do_remote_prefill": True})
-            assert mine.headers["x-tonle-removed"] == "kv_transfer_params, cache_salt"
-            strict = await place.ask(cache_salt="theirs", headers={"x-tonle-strict": "1"})
-            assert strict.status_code == 400
+            theirs = {"cache_salt": "theirs", "kv_transfer_params": {"do_remote_prefill": True}}
+            mine = await place.ask(
+                **theirs, ec_transfer_params={"a": 1}, vllm_xargs={"kv_transfer_params": "x", "y": 1}
+            )
+            names = ["cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs.kv_transfer_params"]
+            assert mine.headers["x-tonle-warnings"] == f"4; {', '.join(names)}"
+            assert [warning["param"] for warning in mine.json()["warnings"]] == names
             await place.ask(key="admin-for-tests")
-        first, second = upstream.requests
-        assert "kv_transfer_params" not in first
+            twice = b'{"model":"m","messages":[],"cache_salt":"theirs","cache_salt":null}'
+            await place.client.post("/v1/chat/completions", content=twice, headers={"authorization": f"Bearer {KEY}"})
+        first, second, third = upstream.requests
+        assert first["vllm_xargs"] == {"y": 1}
+        assert not {"kv_transfer_params", "ec_transfer_params"} & set(first)
         assert first["cache_salt"] not in ("theirs", second["cache_salt"])  # one per key, and not the caller's
+        assert third["cache_salt"] == first["cache_salt"]
 
     run(main())
 
@@ -174,20 +183,46 @@ def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
 
 def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
     async def main() -> None:
-        upstream, dark = Upstream("m"), Upstream("dark")
+        upstream, dark = Upstream("m"), Upstream("dark", owned_by="vllm")
         dark.status = 500
         async with town(tmp_path, upstream, dark, shadows=(ShadowRow(model="m", to_model="dark"),)) as place:
-            assert (await place.ask(stream=True)).status_code == 200
+            reply = await place.ask(stream=True, use_cache=False, cache_salt="theirs")
+            assert reply.status_code == 200
             await until(lambda: place.door.shadows.num_failed == 1, "no shadow was sent")
-        assert dark.requests[0]["model"] == "dark" and dark.requests[0]["stream"] is False
-        assert len(place.records()) == 1
+        (copy,) = dark.requests
+        assert copy["model"] == "dark" and copy["stream"] is False and "use_cache" not in copy
+        assert len(copy["cache_salt"]) == 32  # the tenant's: copies share no prefixes either
+        (record,) = place.records()  # one request, one record
+        assert record["status"] == "ok" and record["route"]["backend"] == "b0"
+        name = f"shadow-{reply.headers['x-request-id']}"
+        assert record["route"]["shadow"] == {"backend": "b1", "model": "dark", "request_id": name}
+        assert dark.headers[0]["x-request-id"] == name
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_shadow_may_have_a_record_of_its_own(tmp_path: Path, status: int) -> None:
+    async def main() -> None:
+        upstream, dark = Upstream("m"), Upstream("dark")
+        dark.status, dark.words = status, ["Siem", " Reap"]
+        rows = (ShadowRow(model="m", to_model="dark", record=True),)
+        async with town(tmp_path, upstream, dark, shadows=rows) as place:
+            assert (await place.ask(stream=True)).status_code == 200
+            await until(lambda: place.door.trail is not None and not place.door.trail.num_open, "the copy never ended")
+        mine, copy = place.records()
+        assert mine["output"] == "Phnom Penh." and "shadow_of" not in mine["route"]
+        assert copy["route"]["why"] == "shadow" and copy["route"]["shadow_of"] == mine["request_id"]
+        assert copy["request_id"] == mine["route"]["shadow"]["request_id"]
+        assert (copy["key_id"], copy["http_status"]) == (mine["key_id"], status)
+        assert (copy["status"], copy["output"]) == (("ok", "Siem Reap") if status == 200 else ("failed", None))
 
     run(main())
 
 
 def test_prefill_and_decode_legs(tmp_path: Path) -> None:
     async def main() -> None:
-        first, second = Upstream("m"), Upstream("m")
+        first, second = Upstream("m", owned_by="vllm"), Upstream("m", owned_by="vllm")
         first.kv_params = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "do_remote_prefill": True}
 
         def backends() -> tuple[BackendRow, ...]:
@@ -202,6 +237,7 @@ def test_prefill_and_decode_legs(tmp_path: Path) -> None:
         asked, then = first.requests[0], second.requests[1]
         assert (asked["max_tokens"], asked["stream"]) == (1, False)
         assert asked["kv_transfer_params"]["do_remote_decode"] is True
+        assert asked["cache_salt"] == then["cache_salt"]  # neither leg may tell one tenant's prefixes to another
         assert then["kv_transfer_params"] == first.kv_params
         assert (then["max_tokens"], then["stream"]) == (9, True)
         assert first.headers[0]["x-request-id"] == second.headers[1]["x-request-id"]

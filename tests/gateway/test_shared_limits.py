@@ -249,9 +249,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 60)), max_size=30)
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, at_once=st.integers(1, 4), per_day=st.integers(1, 200))
-def test_a_server_counts_as_memory_does(
-    store: Store, steps: list[tuple[int, int]], at_once: int, per_day: int
-) -> None:
+def test_a_server_counts_as_memory_does(store: Store, steps: list[tuple[int, int]], at_once: int, per_day: int) -> None:
     """Where time plays no part, what memory refuses a server refuses too; and more only for what still runs."""
 
     async def main() -> None:

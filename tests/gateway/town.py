@@ -39,6 +39,7 @@ class Upstream:
         self.resume = asyncio.Event()
         self.break_after: int | None = None  # words of a stream, then the connection is cut
         self.kv_params: dict[str, Any] | None = None  # of a prefill server's answer
+        self.warnings: list[dict[str, str]] = []  # of its answers, as a Tonle replica gives them
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_hangups = 0
@@ -75,7 +76,7 @@ class Upstream:
             elif body.get("stream"):
                 await self._stream(exchange, body)
             else:
-                exchange.reply(msgspec.json.encode(self._whole(body)))
+                exchange.reply(msgspec.json.encode(self._whole(body)), headers=self._warning_headers())
         except asyncio.CancelledError:
             self.num_hangups += 1
             raise
@@ -87,7 +88,12 @@ class Upstream:
                          "finish_reason": "stop"}],
             "usage": self._usage(),
         }  # fmt: skip
+        reply |= {"warnings": self.warnings} if self.warnings else {}
         return reply | ({"kv_transfer_params": self.kv_params} if self.kv_params else {})
+
+    def _warning_headers(self) -> list[tuple[str, str]]:
+        names = ", ".join(warning["param"] for warning in self.warnings)
+        return [("x-tonle-warnings", f"{len(self.warnings)}; {names}")] if self.warnings else []
 
     def _usage(self) -> dict[str, int]:
         return {"prompt_tokens": 7, "completion_tokens": len(self.words), "total_tokens": 7 + len(self.words)}
@@ -95,7 +101,7 @@ class Upstream:
     async def _stream(self, exchange: Exchange, body: dict[str, Any]) -> None:
         head = {"id": f"chatcmpl-{len(self.requests)}", "object": "chat.completion.chunk", "created": 1,
                 "model": body["model"]}  # fmt: skip
-        exchange.start(content_type="text/event-stream")
+        exchange.start(content_type="text/event-stream", headers=self._warning_headers())
         for index, word in enumerate(self.words):
             if index == self.pause_after:
                 await self.resume.wait()
@@ -104,7 +110,8 @@ class Upstream:
                 return
             done = "stop" if index == len(self.words) - 1 else None
             choice = {"index": 0, "delta": {"content": word}, "finish_reason": done}
-            exchange.write(b"data: %b\n\n" % msgspec.json.encode(head | {"choices": [choice]}))
+            told = {"warnings": self.warnings} if self.warnings and not index else {}
+            exchange.write(b"data: %b\n\n" % msgspec.json.encode(head | {"choices": [choice]} | told))
             await asyncio.sleep(0)
         if (body.get("stream_options") or {}).get("include_usage"):
             exchange.write(b"data: %b\n\n" % msgspec.json.encode(head | {"choices": [], "usage": self._usage()}))

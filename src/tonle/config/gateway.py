@@ -78,6 +78,11 @@ class GatewayConfig(AuditConfig):
         512, kinds.whole(0), "Shorter prompts skip the prefill leg, where backends have roles."
     )
     retries: int = _route(2, kinds.whole(0, 10), "Other backends to try when one fails before its first byte.")
+    hedge_after_s: float | None = _route(
+        None,
+        kinds.optional(kinds.duration(), none="off"),
+        "Ask a second backend too when a stream has not begun after this long; the first to begin is kept.",
+    )
     backend_timeout_s: float = _route(600.0, kinds.duration(), "Longest wait for a backend's next byte.")
     probe_interval_s: float = _route(5.0, kinds.duration(), "How often backends are asked whether they are well.")
     breaker_failures: int = _route(5, kinds.whole(1), "Failures in a row after which a backend is left alone.")

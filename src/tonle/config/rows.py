@@ -56,11 +56,12 @@ class ExperimentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ShadowRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A copy of some requests for `model` also goes to `to_model`; its answer is thrown away."""
+    """A copy of some requests for `model` also goes to `to_model`; the caller never hears of its answer."""
 
     model: Name
     to_model: Name
     share: Share = 1.0
+    record: bool = False  # keep the copy's answer as a record of its own, beside the caller's
 
 
 def rows(kind: type[RowT], wanted: str, *, short: str | None = None) -> Kind:

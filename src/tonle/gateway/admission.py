@@ -81,6 +81,11 @@ class Gate:
         self.queued_tokens += ticket.tokens
         return False
 
+    @property
+    def has_room(self) -> bool:
+        """Somebody who asks now is let in at once."""
+        return self.num_inside < self.max_concurrent and not self.num_queued
+
     def leave(self, ticket: Ticket, *, used_tokens: int | None = None) -> None:
         """The answer has ended, or nobody waits for it any more."""
         if ticket.turn is not None and not ticket.turn.done():

@@ -14,13 +14,16 @@ import msgspec
 from tonle.errors import InvalidRequest, TooLarge
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import ANYBODY, Key
+from tonle.protocol.fields import STRIPPED
+from tonle.protocol.known import unknown_fields
+from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS
 
 if TYPE_CHECKING:
     from tonle.gateway.limits.charging import Lease
 
-# Fields of ours that no backend must see, and fields only this side of the gateway may set.
-OWN_FIELDS = ("use_cache",)
-STRIPPED = ("kv_transfer_params", "cache_salt")
+OWN_FIELDS = ("use_cache",)  # of the gateway: no backend must see them
+EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped is stripped here too
 
 # Streams of these end with a usage chunk if `stream_options.include_usage` asks for it.
 WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
@@ -30,6 +33,7 @@ ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
 HIGH, NORMAL, LOW = 1, 2, 3
 _PRIORITIES = {"critical": 0, "high": HIGH, "normal": NORMAL, "low": LOW}
+_TRUE = ("1", "true")
 
 
 class Call:
@@ -41,11 +45,13 @@ class Call:
         self.request_id = exchange.request_id
         self.body: dict[str, Any] = {}
         self.raw = exchange.body  # as it came
-        self.warnings: list[str] = []  # fields that were removed
+        self.warnings: list[FieldWarning] = []  # fields that were removed, changed, or that nobody knows
+        self.rewritten = False  # `body` is no longer what `raw` says
         # admit
         self.key: Key = ANYBODY
         # read
         self.asked_model: str | None = None
+        self.strict = False  # rather refuse than warn
         self.stream = False
         self.wants_usage = False  # the caller asked for the usage chunk
         self.prompt_tokens = 0  # estimated
@@ -65,6 +71,8 @@ class Call:
         self.experiment: str | None = None
         self.arm: str | None = None
         self.attempts: list[str] = []  # backends that failed before the one that answered
+        self.hedge: dict[str, Any] | None = None  # who was asked too when the first kept silent, and after how long
+        self.shadow: dict[str, Any] | None = None  # where a copy went
         self.prefill_backend: str | None = None
         # send, watch
         self.queued_s = 0.0
@@ -77,6 +85,12 @@ class Call:
         """The body. Raises `InvalidRequest`, `TooLarge`."""
         if self.exchange.oversized:
             raise TooLarge("the request body is larger than this gateway takes")
+        self.body = self._decode()
+        self._read_fields()
+        self._strip()
+        self._note_unknown()
+
+    def _decode(self) -> dict[str, Any]:
         if not self.raw:
             raise InvalidRequest("the body is empty; send a JSON object")
         try:
@@ -87,9 +101,7 @@ class Call:
             ) from None
         if not isinstance(body, dict):
             raise InvalidRequest("the body must be a JSON object")
-        self.body = body
-        self._read_fields()
-        self._strip()
+        return body
 
     def _read_fields(self) -> None:
         body = self.body
@@ -110,10 +122,17 @@ class Call:
 
     def _priority(self, asked: Any) -> int:
         """Lower goes first. A caller may step back; only an admin key may step forward."""
-        number = _PRIORITIES.get(asked.lower(), NORMAL) if isinstance(asked, str) else asked
+        number = _PRIORITIES.get(asked.lower()) if isinstance(asked, str) else asked
         if not isinstance(number, int) or isinstance(number, bool):
+            if asked is not None:
+                self.warn("priority", f"must be a number or one of {', '.join(_PRIORITIES)}; taken as normal")
             return NORMAL
-        return max(number, 0 if self.key.may("admin") else NORMAL)
+        if number < NORMAL and not self.key.may("admin"):
+            self.warn("priority", "changed to normal: only an admin key may step forward")
+            self.body["priority"] = NORMAL
+            self.rewritten = True
+            return NORMAL
+        return max(number, 0)
 
     def _deadline(self) -> float | None:
         text = self.exchange.header("x-request-deadline-ms")
@@ -124,15 +143,33 @@ class Call:
         return self.exchange.arrived_s + int(text) / 1000
 
     def _strip(self) -> None:
-        for name in STRIPPED:
-            if self.body.pop(name, None) is not None:
-                self.warnings.append(name)
+        """What only this side of the gateway may set. A null goes too: a body may name a field twice."""
+        extras = self.body.get(EXTRAS)
+        for place, prefix in ((self.body, ""), (extras if isinstance(extras, dict) else {}, f"{EXTRAS}.")):
+            for name, why in STRIPPED.items():
+                if name in place:
+                    self.rewritten = True
+                    if place.pop(name) is not None:
+                        self.warn(prefix + name, why)
+
+    def _note_unknown(self) -> None:
+        if not isinstance(self.body.get("use_cache", False), bool):
+            self.warn("use_cache", "must be true or false; ignored")
+        for name in unknown_fields(self.path, self.body):
+            if name not in OWN_FIELDS:
+                self.warn(name, "unknown field, passed on as it is")
+
+    def warn(self, param: str, message: str) -> None:
+        """Tell the caller what became of a field."""
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(FieldWarning(param[:MAX_NAME_CHARS], message))
 
     def check_strict(self, *, strict: bool) -> None:
-        """Raises `InvalidRequest` if fields were removed and the caller or the gateway is strict about that."""
-        strict = strict or self.exchange.header("x-tonle-strict").lower() in ("1", "true")
-        if strict and self.warnings:
-            raise InvalidRequest(f"strict mode: callers may not set {', '.join(self.warnings)}", param=self.warnings[0])
+        """Raises `InvalidRequest` if there are warnings and the caller or the gateway is strict about them."""
+        self.strict = strict or self.exchange.header("x-tonle-strict").lower() in _TRUE
+        if self.strict and self.warnings:
+            what = "; ".join(f"{warning.param}: {warning.message}" for warning in self.warnings)
+            raise InvalidRequest(f"strict mode: {what}", param=self.warnings[0].param)
 
     # -- questions of the stages
 

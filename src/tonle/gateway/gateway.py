@@ -42,6 +42,7 @@ from tonle.gateway.recording import Recorder
 from tonle.gateway.replay import Replay
 from tonle.gateway.routes import Rooms, Routes
 from tonle.gateway.routing.router import Router
+from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state import State, state_of
 from tonle.gateway.watchers import Sla, Watchers
@@ -68,17 +69,19 @@ class Gateway:
         self._cache = _cache(config)
         replay = Replay(self._cache)
         auth = Auth(self.ring) if inline is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
-        self.shadows = Shadows(config.shadows, self.pool)
+        recorder = Recorder(self.trail)
+        self.shadows = Shadows(config.shadows, self.pool, recorder)
         watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
         if self.trail is not None:
             watchers.registry.register(AuditMetrics(self.trail))
         if shared is not None:
             watchers.registry.register(SharedMetrics(shared))
         stages = Stages(
-            auth=auth, ledger=self.ledger, recorder=Recorder(self.trail), replay=replay, router=router,
+            auth=auth, ledger=self.ledger, recorder=recorder, replay=replay, router=router,
+            sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, watchers=watchers,
         )  # fmt: skip
-        options = PipelineOptions(retries=config.retries, keep_alive_s=config.keep_alive_s, strict=config.strict)
+        options = PipelineOptions(keep_alive_s=config.keep_alive_s, strict=config.strict)
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
         routes = Routes(Rooms(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,

@@ -5,11 +5,14 @@ Does: translate. Does not: write, or decide how a call ended.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
-from tonle.audit.collect import Answer
-from tonle.audit.record import Record, Status
+from tonle.audit.collect import Answer, Collector
+from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
+from tonle.gateway.backends.gather import Gather
 from tonle.gateway.call import Call
 
 MS = 1000.0
@@ -27,10 +30,12 @@ class Recorder:
             self._trail.admit()
 
     def open(self, call: Call) -> Record:
-        client = call.exchange.client or None
+        return self._open(call.exchange.path, call.request_id, call.exchange.client or None, call.raw)
+
+    def _open(self, path: str, request_id: str, client: str | None, body: bytes) -> Record:
         if self._trail is None:
-            return Record(_forget, call.exchange.path, request_id=call.request_id, client=client, body=call.raw)
-        return self._trail.open(call.exchange.path, request_id=call.request_id, client=client, body=call.raw)
+            return Record(_forget, path, request_id=request_id, client=client, body=body)
+        return self._trail.open(path, request_id=request_id, client=client, body=body)
 
     def close(
         self, record: Record, call: Call, status: Status, answer: Answer, *, error: dict[str, Any] | None = None
@@ -43,10 +48,28 @@ class Recorder:
             cache={"state": call.cache_state, "request_id": call.cached_from},
             route=_route(call),
             experiment=None if call.experiment is None else {"name": call.experiment, "arm": call.arm},
-            warnings=[f"{name}: removed" for name in call.warnings] or None,
+            warnings=[f"{warning.param}: {warning.message}" for warning in call.warnings] or None,
         )
         record.timings_ms.update(_timings(call, answer))
         record.close(status, http_status=call.exchange.status or None, answer=answer, error=error)
+
+    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
+        """A record of its own for a copy that nobody waits for. Returns what closes it, once."""
+        record = self._open(call.path, request_id, call.exchange.client or None, body)
+        began_s = time.monotonic()
+        record.note(key_id=call.key.id, route={**(call.shadow or {}), "why": "shadow", "shadow_of": call.request_id})
+
+        def close(answer: Gather, failure: Exception | None) -> None:
+            collector = Collector(answer.headers.get("content-type"))
+            collector.feed(answer.body)
+            status: Status = "interrupted"  # the gateway was stopped meanwhile
+            if answer.status or failure is not None:
+                status = "failed" if failure is not None else status_for(answer.status)
+            error = None if failure is None else {"code": type(failure).__name__, "message": str(failure)}
+            record.timings_ms["total"] = (time.monotonic() - began_s) * MS
+            record.close(status, http_status=answer.status or None, answer=collector.finish(), error=error)
+
+        return close
 
 
 def _forget(record: Record) -> None:
@@ -66,6 +89,10 @@ def _route(call: Call) -> dict[str, Any] | None:
         route["failed"] = call.attempts
     if call.prefill_backend is not None:
         route["prefill"] = call.prefill_backend
+    if call.hedge is not None:
+        route["hedge"] = call.hedge
+    if call.shadow is not None:
+        route["shadow"] = call.shadow
     return route
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from tonle.audit.collect import Answer
+from tonle.gateway import remarks
 from tonle.gateway.call import Call
 from tonle.gateway.outlet import Outlet
 from tonle.gateway.tap import Tap
@@ -73,12 +74,18 @@ class Relay:
             return
         if not piece:
             return
+        if self.keep_copy:
+            self._keep(piece, MAX_COPY_BYTES)
+        if not self.began:
+            self._begin()
+            if call.warnings:
+                piece = remarks.in_stream(piece, call.warnings)
+        self._outlet.write(piece)
+
+    def _begin(self) -> None:
         self.began = True
         self._stop_timer()
         self.start_stream()
-        self._outlet.write(piece)
-        if self.keep_copy:
-            self._keep(piece, MAX_COPY_BYTES)
 
     def _keep(self, piece: bytes, limit: int) -> None:
         self._size += len(piece)
@@ -104,11 +111,16 @@ class Relay:
         elif not self._call.stream:
             content_type = self.headers.get("content-type", "application/json")
             self.began = True
-            self._outlet.reply(b"".join(self._pieces), content_type=content_type, headers=self._reply_headers())
+            self._reply_whole(b"".join(self._pieces), content_type)
         else:
             self.start_stream()
             self._outlet.write(self._tap.rest())
             self._outlet.end()
+
+    def _reply_whole(self, body: bytes, content_type: str) -> None:
+        if self._call.warnings:
+            body = remarks.in_whole(body, self._call.warnings)
+        self._outlet.reply(body, content_type=content_type, headers=self._reply_headers())
 
     def _finish_error(self) -> None:
         body = b"".join(self._pieces)
@@ -127,11 +139,11 @@ class Relay:
         self._tap = Tap(content_type)
         self._tap.feed(body)
         if not self._call.stream:
-            self._outlet.reply(body, content_type=content_type, headers=self._reply_headers())
+            self._reply_whole(body, content_type)
             return
         self.headers = {"content-type": content_type}
         self.start_stream()
-        self._outlet.write(body)
+        self._outlet.write(remarks.in_stream(body, self._call.warnings) if self._call.warnings else body)
         self._outlet.end()
 
     def fail(self, error: ErrorReply) -> None:
@@ -164,10 +176,11 @@ class Relay:
         headers = [("x-process-time", f"{call.exchange.elapsed_s:.6f}"), ("x-cache", call.cache_state)]
         if call.backend:
             headers += [("x-tonle-backend", call.backend), ("x-tonle-queue-time", f"{call.queued_s:.6f}")]
-        if call.warnings:
-            headers.append(("x-tonle-removed", ", ".join(call.warnings)))
+        theirs = self.headers.get(remarks.HEADER, "")
+        if call.warnings or theirs:
+            headers.append((remarks.HEADER, remarks.header(call.warnings, theirs)))
         for name, value in self.headers.items():
-            if name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES):
+            if name != remarks.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
                 headers.append((name, value))
         return headers
 

@@ -9,13 +9,14 @@ Does: turn it into a chat request, cut old history, wrap the answer. Does not: a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from tonle.errors import InvalidRequest
 from tonle.gateway.call import Call, estimate_tokens
 from tonle.gateway.http.exchange import JSON, Exchange
+from tonle.protocol.parse import parse
 
 CHAT = "/v1/chat/completions"
 
@@ -25,7 +26,7 @@ class Turn(msgspec.Struct):
     content: str
 
 
-class InferenceRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class InferenceRequest(msgspec.Struct, kw_only=True):
     user_input: str
     conversation_history: list[Turn] = []
     use_cache: bool = True
@@ -36,8 +37,8 @@ class InferenceRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_p: float | None = None
     seed: int | None = None
     user: str | None = None
-    max_context_length: int | None = None  # tokens, estimated; less than the gateway's own
-    context_window: int | None = None  # messages
+    max_context_length: Annotated[int, Meta(ge=1)] | None = None  # tokens, estimated; at most the gateway's own
+    context_window: Annotated[int, Meta(ge=1)] | None = None  # messages
 
 
 class InferenceCall(Call):
@@ -49,17 +50,15 @@ class InferenceCall(Call):
         self._max_tokens = max_context_length
         self.num_dropped = 0  # messages of the history that were left out
 
-    def read(self) -> None:
-        try:
-            request = msgspec.json.decode(self.raw, type=InferenceRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the body cannot be used: {error}") from None
+    def _decode(self) -> dict[str, Any]:
+        request, warnings = parse(self.raw, InferenceRequest)
+        self.warnings += warnings
         self.raw = msgspec.json.encode(self._chat(request))
-        super().read()
+        return super()._decode()
 
     def _chat(self, request: InferenceRequest) -> dict[str, Any]:
-        window = _least(self._window, request.context_window)
-        max_tokens = _least(self._max_tokens, request.max_context_length)
+        window = self._least("context_window", self._window, request.context_window)
+        max_tokens = self._least("max_context_length", self._max_tokens, request.max_context_length)
         system = [Turn("system", request.system_prompt)] if request.system_prompt else []
         question = Turn("user", request.user_input)
         history = recent(request.conversation_history, [*system, question], window=window, max_tokens=max_tokens)
@@ -73,6 +72,11 @@ class InferenceCall(Call):
             if getattr(request, name) is not None:
                 body[name] = getattr(request, name)
         return body
+
+    def _least(self, name: str, ours: int | None, theirs: int | None) -> int | None:
+        if ours is not None and theirs is not None and theirs > ours:
+            self.warn(name, f"changed to {ours}, the most this gateway allows")
+        return min((value for value in (ours, theirs) if value is not None), default=None)
 
 
 def recent(history: list[Turn], always: list[Turn], *, window: int | None, max_tokens: int | None) -> list[Turn]:
@@ -91,10 +95,6 @@ def recent(history: list[Turn], always: list[Turn], *, window: int | None, max_t
             kept.append(turn)
         rest = kept[::-1]
     return [*first, *rest]
-
-
-def _least(ours: int | None, theirs: int | None) -> int | None:
-    return min((value for value in (ours, theirs) if value is not None), default=None)
 
 
 class WrappedReply:
@@ -135,4 +135,6 @@ class WrappedReply:
             "request_id": call.request_id,
             "backend": call.backend or None,
         }
+        if warnings := answer.get("warnings"):
+            metadata["warnings"] = warnings
         return msgspec.json.encode({"response": choice["message"]["content"], "metadata": metadata})

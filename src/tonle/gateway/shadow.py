@@ -1,6 +1,10 @@
-"""Shadow traffic: a copy of some requests goes to another model, and its answer is thrown away.
+"""Shadow traffic: a copy of some requests goes to another model; the caller never hears of its answer.
 
-Does: send copies when there is room, count how they fared. Does not: delay or touch the caller's request, or queue.
+Does: send copies when there is room, count how they fared, keep a record of a copy where its row says so. Does not:
+delay or touch the caller's request, queue, or retry.
+
+The caller's own record says where a copy went. What came of it is not part of that record: the caller has the answer,
+and the record is closed, before the copy has one.
 """
 
 from __future__ import annotations
@@ -10,32 +14,49 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-
-import msgspec
+from typing import Protocol
 
 from tonle.config.rows import ShadowRow
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.backends.pool import Pool
-from tonle.gateway.call import OWN_FIELDS, Call
+from tonle.gateway.call import Call
+from tonle.gateway.outgoing import copy_for, headers_for
 
 log = logging.getLogger("tonle.gateway")
 
 MAX_AT_ONCE = 16  # copies under way; more are left out
+_LEFT_OUT = ("stream_options",)
+
+
+class CopyRecorder(Protocol):
+    """Where records of copies go."""
+
+    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
+        """Returns what closes the record."""
+        ...
 
 
 class Shadows:
-    def __init__(self, rows: Iterable[ShadowRow], pool: Pool, *, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        rows: Iterable[ShadowRow],
+        pool: Pool,
+        recorder: CopyRecorder,
+        *,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         self._rows = {row.model: row for row in rows}
         self._pool = pool
+        self._recorder = recorder
         self._draw = draw
         self._tasks: set[asyncio.Task[None]] = set()
         self.num_sent = 0
         self.num_failed = 0
         self.num_left_out = 0
 
-    def follow(self, call: Call) -> None:
-        """Called when the caller has the answer."""
+    def follow(self, call: Call, salt: str) -> None:
+        """Called when the caller has the answer and before the record is closed."""
         row = self._rows.get(call.asked_model or "") or self._rows.get(call.model)
         if row is None or self._draw() >= row.share:
             return
@@ -43,26 +64,31 @@ class Shadows:
         if not backends or len(self._tasks) >= MAX_AT_ONCE:
             self.num_left_out += 1
             return
-        body = {name: value for name, value in call.body.items() if name not in (*OWN_FIELDS, "stream_options")}
-        body |= {"model": row.to_model, "stream": False}
         backend = min(backends, key=lambda each: each.load)
-        task = asyncio.create_task(self._send(backend, call.path, msgspec.json.encode(body), call.request_id))
+        call.shadow = {"backend": backend.name, "model": row.to_model, "request_id": f"shadow-{call.request_id}"[:128]}
+        task = asyncio.create_task(self._send(row, backend, call, salt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, backend: Backend, path: str, body: bytes, request_id: str) -> None:
-        began_s = time.monotonic()
+    async def _send(self, row: ShadowRow, backend: Backend, call: Call, salt: str) -> None:
+        assert call.shadow is not None
+        began_s, request_id = time.monotonic(), str(call.shadow["request_id"])
+        body = copy_for(call, backend, salt, {"model": row.to_model}, _LEFT_OUT)
+        headers = headers_for(call, backend, salt) | {"X-Request-Id": request_id}
+        close = self._recorder.open_copy(call, request_id, body) if row.record else None
         self.num_sent += 1
-        answer = Gather()
+        answer, failure = Gather(), None
         try:
-            headers = {"X-Request-Id": f"shadow-{request_id}"[:128]}
-            await backend.send("POST", path, body, headers, answer, first_s=backend.timeout_s)
+            await backend.send("POST", call.path, body, headers, answer, first_s=backend.timeout_s)
             took_ms = (time.monotonic() - began_s) * 1000
-            log.info("shadow of %s: %s answered %d in %.1f ms", request_id, backend.name, answer.status, took_ms)
-            self.num_failed += answer.status != 200
+            log.info("shadow of %s: %s answered %d in %.1f ms", call.request_id, backend.name, answer.status, took_ms)
         except Exception as error:
-            self.num_failed += 1
-            log.warning("shadow of %s: %s failed: %s", request_id, backend.name, error)
+            failure = error
+            log.warning("shadow of %s: %s failed: %s", call.request_id, backend.name, error)
+        finally:
+            self.num_failed += answer.status != 200
+            if close is not None:
+                close(answer, failure)
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -96,12 +96,16 @@ class Watchers:
                                 registry=self.registry, buckets=_WAIT_S)  # fmt: skip
         self._tokens = Counter("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",),
                                registry=self.registry)  # fmt: skip
+        self._hedged = Counter("tonle:gateway_hedged_requests", "Streams that a second backend was asked for too.",
+                               ("won_by",), registry=self.registry)  # fmt: skip
         self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
 
     def observe(self, call: Call, status: str, answer: Answer) -> None:
         exchange = call.exchange
         total_s = exchange.elapsed_s
         self._calls.labels(status, str(exchange.status)).inc()
+        if call.hedge is not None:
+            self._hedged.labels("second" if call.backend == call.hedge["second"] else "first").inc()
         if answer.usage is not None and status != "cached":
             self._prompt.inc(_count(answer.usage.get("prompt_tokens")))
             self._completion.inc(_count(answer.usage.get("completion_tokens")))

@@ -20,6 +20,7 @@ NO_EFFECT = frozenset({
 STRIPPED = {
     "cache_salt": "removed: the server decides which requests share cached prefixes",
     "kv_transfer_params": "removed: only a router inside the deployment may set it",
+    "ec_transfer_params": "removed: only a router inside the deployment may set it",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tonle.config.rows import ArmRow, ExperimentRow
 from tonle.gateway.backends.breaker import Breaker
-from tonle.gateway.backends.prefill import prefill_body
+from tonle.gateway.backends.prefill import prefill_changes
 from tonle.gateway.call import estimate_tokens
 from tonle.gateway.routing.experiments import assign
 from tonle.gateway.routing.prefix import PIECE_CHARS, PrefixMemory, first_home, piece_names
@@ -97,12 +97,10 @@ def test_success_forgets_failures() -> None:
 
 
 def test_the_prefill_leg_asks_for_one_token() -> None:
-    body = {"messages": [], "stream": True, "stream_options": {}, "min_tokens": 4, "max_completion_tokens": 9}
-    first = prefill_body(body, "m")
-    assert first["stream"] is False and first["max_tokens"] == first["max_completion_tokens"] == 1
-    assert not {"stream_options", "min_tokens"} & set(first)
+    first = prefill_changes({"messages": [], "max_completion_tokens": 9}, "m")
+    assert first["max_tokens"] == first["max_completion_tokens"] == 1
     assert first["kv_transfer_params"]["do_remote_decode"] is True
-    assert body["max_completion_tokens"] == 9
+    assert "max_completion_tokens" not in prefill_changes({"messages": []}, "m")
 
 
 @pytest.mark.parametrize(("text", "low", "high"), [("a" * 400, 90, 110), ("ភាសាខ្មែរ" * 10, 60, 130), ("", 0, 1)])

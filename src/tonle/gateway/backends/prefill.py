@@ -14,7 +14,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.http.client import UpstreamError
 
-_LEFT_OUT = ("stream_options", "min_tokens", "use_cache")
+LEFT_OUT = ("stream_options", "min_tokens")  # of the caller's request
 _WANTED = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -25,21 +25,18 @@ _WANTED = {
 }
 
 
-def prefill_body(body: dict[str, Any], model: str) -> dict[str, Any]:
-    """The same prompt, one token, not streamed."""
-    first = {name: value for name, value in body.items() if name not in _LEFT_OUT}
-    first |= {"model": model, "stream": False, "max_tokens": 1, "kv_transfer_params": _WANTED}
-    if "max_completion_tokens" in first:
-        first["max_completion_tokens"] = 1
-    return first
+def prefill_changes(body: dict[str, Any], model: str) -> dict[str, Any]:
+    """What the first leg asks for instead: one token, and where its blocks will be."""
+    changes = {"model": model, "max_tokens": 1, "kv_transfer_params": _WANTED}
+    return changes | ({"max_completion_tokens": 1} if "max_completion_tokens" in body else {})
 
 
 async def prefill(
-    backend: Backend, path: str, body: dict[str, Any], headers: dict[str, str], *, first_s: float
+    backend: Backend, path: str, body: bytes, headers: dict[str, str], *, first_s: float
 ) -> dict[str, Any]:
     """What the second leg must carry. Raises `UpstreamError`."""
     answer = Gather()
-    await backend.send("POST", path, msgspec.json.encode(body), headers, answer, first_s=first_s)
+    await backend.send("POST", path, body, headers, answer, first_s=first_s)
     if answer.status != 200:
         raise UpstreamError("prefill refused", f"{backend.name} answers {answer.status}")
     try:

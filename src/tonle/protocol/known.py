@@ -1,0 +1,78 @@
+"""Which fields the endpoints of OpenAI-compatible servers have, by name.
+
+Does: tell a field somebody may act on from one that nobody knows: a slip of the pen, most often. Does not: say which
+server acts on which; a server that passes over a field tells so itself, or does not (`parse.py` does).
+The names are those of OpenAI's and Anthropic's references and of vLLM 0.32; a newer one only costs a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
+from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+# Of every generating endpoint of some server.
+_GENERATING = (
+    "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
+    "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "
+    "truncation_side vllm_xargs watermarking"
+)
+_POOLING = (
+    "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
+    "truncate_prompt_tokens truncation_side use_activation user"
+)
+_OTHERS = {
+    "/v1/chat/completions": f"{_GENERATING} add_special_tokens media_io_kwargs moderation separate_reasoning",
+    "/v1/completions": f"{_GENERATING} prompt_embeds",
+    "/v1/embeddings": (
+        f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "
+        "encoding_format endianness input media_io_kwargs messages"
+    ),
+    "/v1/responses": (
+        f"{_GENERATING} background chat_template_kwargs conversation enable_response_messages frequency_penalty "
+        "ignore_eos include include_stop_str_in_output input instructions logit_bias max_output_tokens max_tool_calls "
+        "media_io_kwargs min_p model presence_penalty previous_input_messages previous_response_id priority prompt "
+        "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
+        "text top_k top_logprobs top_p truncation"
+    ),
+    "/v1/messages": (
+        f"{_GENERATING} chat_template_kwargs container context_management max_tokens mcp_servers messages model "
+        "output_config output_format stop_sequences stream system temperature thinking top_k top_p"
+    ),
+    "/v1/rerank": f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
+    "/v1/score": (
+        f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
+        "text_1 text_2"
+    ),
+    "/tokenize": "chat_template continue_final_message media_io_kwargs mm_processor_kwargs tools",
+    "/detokenize": "",
+}
+_OURS: Mapping[str, Any] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+
+
+def _known(path: str) -> frozenset[str]:
+    names = {*_OTHERS[path].split(), *STRIPPED}
+    if path in _OURS:
+        names |= set(_OURS[path].__struct_fields__)
+    if path in _GENERATE:
+        names |= {*NO_EFFECT, *REFUSED}
+    return frozenset(names)
+
+
+KNOWN: dict[str, frozenset[str]] = {path: _known(path) for path in _OTHERS}
+
+
+def unknown_fields(path: str, body: Mapping[str, Any]) -> list[str]:
+    """Fields of `body` that no server has at `path`; those that are null ask for nothing."""
+    known = KNOWN.get(path)
+    if known is None or known.issuperset(body):
+        return []
+    return [name for name, value in body.items() if name not in known and value is not None]
