@@ -1,9 +1,13 @@
 """The engine on one GPU, measured as its callers see it: one command prints the table.
 
     python -m benchmarks.gpu --models qwen2.5-1.5b,llama-3.2-3b --users 1,10,40,100,256 --json out.json
+    python -m benchmarks.gpu --models qwen2.5-1.5b --users 100 --http --gateway    # and over loopback
+    python -m benchmarks.gpu --device cpu --models tiny --users 8 --http --gateway # the benchmark itself, anywhere
 
 The engine runs in a process of its own, as in `tonle serve`; the closed loop of users shares this process with the
-engine's front. No HTTP and no tokenizer. Weights are random and built on the device; sampling is greedy.
+engine's front. No HTTP and no tokenizer. Weights are random and built on the device; sampling is greedy. With --http the
+same users then call `tonle serve` as streams over loopback, and with --gateway `tonle gateway` with a key, limits and audit
+in front of it (`gpu_http.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.closed_loop import drive
+from benchmarks.gpu_http import http_rows, jobs_for
 from benchmarks.workload import SHAPES, Job, decode_one, offline, serving, weight_bytes, write_config
 from tonle.config.engine import EngineConfig
 from tonle.engine.front import Front
@@ -27,6 +32,7 @@ from tonle.engine.text import Text
 from tonle.models.source import ModelSource
 
 READ_BYTES_PER_S = 4.43e12  # measured on an H200
+FRONTENDS, CLIENTS = 6, 4  # for 16 cores; what a token costs each is in docs/gpu.md
 COLUMNS = ("users", "requests", "out_tok_s", "requests_per_s", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean",
            "tpot_p99", "itl_p50", "itl_p99", "e2e_mean", "e2e_p99")  # fmt: skip
 
@@ -75,7 +81,7 @@ def workloads(names: list[str], users: list[int]) -> list[tuple[str, list[Job], 
     if "decode1" in names:
         chosen.append(("decode1", decode_one(6), 1))
     if "serving" in names:
-        chosen += [("serving", serving(max(10, 8 * count), seed=count), count) for count in users]
+        chosen += [("serving", jobs_for(count), count) for count in users]
     if "offline" in names:
         chosen.append(("offline", offline(256), 256))
     return chosen
@@ -148,10 +154,25 @@ def offline_api(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"model": name, "workload": "offline_api", "out_tok_s": rates[1:]}
 
 
+def over_http(name: str, options: argparse.Namespace, engine_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The servers' rows, printed with their share of the engine's tokens per second."""
+    alone = {row["users"]: row["out_tok_s"] for row in engine_rows if row["workload"] == "serving"}
+    print(f"\n{name} over loopback: {options.frontends} front ends, {options.clients} client processes")
+    print(f"{'':10}" + "".join(f"{column:>14}" for column in COLUMNS) + f"{'share':>8}  CPU us per token")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = http_rows(name, Path(folder), options)
+    for row in rows:
+        row["engine_share"] = row["out_tok_s"] / alone[row["users"]] if row["users"] in alone else float("nan")
+        costs = ", ".join(f"{part} {cost:.1f}" for part, cost in row["cpu_us_per_token"].items())
+        cells = "".join(f"{row[column]:14.2f}" for column in COLUMNS)
+        print(f"{row['workload']:10}{cells}{row['engine_share']:8.1%}  {costs}", flush=True)
+    return rows
+
+
 def engine_config(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
-        max_sequence_length=4096, device="cuda", dtype="bfloat16", load_format="random",
+        max_sequence_length=4096, device=options.device, dtype=options.dtype, load_format="random",
         long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
         kv_cache_dtype=options.kv_cache_dtype,
     )  # fmt: skip
@@ -165,9 +186,15 @@ def main() -> None:
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=4096)
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, or fp8")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu")
+    parser.add_argument("--http", action="store_true", help="also `tonle serve` over loopback, and its share")
+    parser.add_argument("--gateway", action="store_true", help="with --http: also behind `tonle gateway`")
+    parser.add_argument("--frontends", type=int, default=FRONTENDS, help=f"of `tonle serve` (default {FRONTENDS})")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"processes of users (default {CLIENTS})")
     parser.add_argument("--profile", action="store_true", help="time the parts of a step on the host")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    options.dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
     try:
         import uvloop
 
@@ -176,7 +203,10 @@ def main() -> None:
         run = asyncio.run
     rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        rows += run(measure(name, options))
+        found = run(measure(name, options))
+        rows += found
+        if options.http:
+            rows += over_http(name, options, found)
         if "offline" in options.workloads:
             rows.append(offline_api(name, options))
     if options.json:

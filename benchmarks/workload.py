@@ -36,6 +36,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
         "attention_bias": False, "mlp_bias": False,
     },
+    "tiny": {  # to try the benchmark itself, on any machine
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32000,
+        "tie_word_embeddings": True, "rope_theta": 10000.0, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1000, "eos_token_id": 1001,
+        "attention_bias": False, "mlp_bias": False,
+    },
 }  # fmt: skip
 
 
