@@ -19,7 +19,7 @@ def pair() -> tuple[Upstream, Upstream]:
 
 
 def hedging(**settings: Any) -> dict[str, Any]:
-    return {"prefix_affinity": False, "cache": "off", "hedge_after_s": AFTER_S, **settings}
+    return {"prefix_affinity": False, "cache": None, "hedge_after_s": AFTER_S, **settings}
 
 
 async def first_asked(place: Town, one: Upstream, two: Upstream) -> tuple[asyncio.Task[Any], Upstream, Upstream]:
@@ -34,7 +34,7 @@ def test_it_is_off_by_default(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, cache="off") as place:
+        async with town(tmp_path, one, two, cache=None) as place:
             task, asked, other = await first_asked(place, one, two)
             await asyncio.sleep(AFTER_S * 4)
             assert not other.requests
