@@ -56,14 +56,15 @@ def matrices_ms(decoder: CpuDecoder, rows: int) -> dict[str, float]:
     team, found = decoder._team, {}
     for kind in ("qkv", "o", "gate_up", "down", "head"):
         matrix = getattr(decoder._packed, kind)
-        layers, blocks, size = matrix.weights.shape[:3]
+        layers, blocks = matrix.weights.shape[:2]
+        form = getattr(decoder._workspace.cut(rows, CONTEXT), f"to_{kind}")
+        size = form[0].shape[1]
         x = np.random.default_rng(0).standard_normal((rows, size)).astype(np.float32)
         out = np.empty((rows, blocks * ROWS), np.float32)
-        buffers = decoder._workspace.cut(rows, CONTEXT)
 
-        def member_work(member: int, matrix=matrix, layers=layers, x=x, out=out, buffers=buffers) -> None:  # type: ignore[no-untyped-def]
+        def member_work(member: int, matrix=matrix, layers=layers, x=x, out=out, form=form) -> None:  # type: ignore[no-untyped-def]
             for layer in range(layers):
-                product(matrix, layer, x, out, member, team.size, buffers)
+                product(matrix, layer, x, form, out, decoder._workspace.scratch, member, team.size)
 
         found[kind] = best_ms(lambda work=member_work: team.run(work))  # type: ignore[misc]
     return found

@@ -37,6 +37,9 @@ class EngineConfig:
     # Model
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    activation_bits: int = (
+        16  # 16 | 8: what 4- and 8-bit weights are multiplied with on a CPU that has dot products of bytes
+    )
     load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
 
     # Watching
@@ -72,6 +75,8 @@ class EngineConfig:
                               param="gpu_memory_utilization")  # fmt: skip
         if self.kv_cache_dtype not in ("auto", "fp8"):
             raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is none of auto, fp8", param="kv_cache_dtype")
+        if self.activation_bits not in (8, 16):
+            raise ConfigError(f"activation_bits is 16 or 8, not {self.activation_bits}", param="activation_bits")
         if self.load_format not in ("auto", "random"):
             raise ConfigError(f"load_format {self.load_format!r} is none of auto, random", param="load_format")
         if not 0 < self.gc_threshold <= 1:

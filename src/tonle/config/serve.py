@@ -128,6 +128,11 @@ class ServeConfig(AuditConfig):
         kinds.choice("auto", "float32", "bfloat16", "float16"),
         "Precision of weights and cache: auto, float32, bfloat16 or float16.",
     )
+    activation_bits: int = _engine(
+        "activation_bits",
+        kinds.whole(8, 16),
+        "16: exact to 1e-4; 8: faster, to a percent. For 4- and 8-bit weights on a CPU with 8-bit dot products.",
+    )
     load_format: str = _engine(
         "load_format",
         kinds.choice("auto", "random"),

@@ -90,7 +90,7 @@ def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDec
         return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
     device = choose_device(config.device)
     if device.type == "cpu" and dtype is None and config.load_format == "auto":
-        return open_cpu(model)
+        return open_cpu(model, activation_bits=config.activation_bits)
     if config.load_format == "auto":
         return load(model, device=device, dtype=dtype)
     spec = read_spec(model)

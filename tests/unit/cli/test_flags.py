@@ -17,6 +17,7 @@ ALL = {
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
     "gpu_memory_utilization": "80%", "kv_cache_dtype": "fp8", "kv_cache_max_size": "9", "gc_threshold": "0.5",
+    "activation_bits": "8",
     "load_format": "random",
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",

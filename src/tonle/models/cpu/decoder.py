@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tonle.models.cpu.products import Matrix
 from tonle.models.cpu.step import Inputs, Packed, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
@@ -44,7 +45,7 @@ class CpuDecoder:
 
     def __init__(
         self, spec: ModelSpec, packed: Packed, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
-        team: Team | None = None,
+        team: Team | None = None, activation_bits: int = 16,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.device, self.dtype = torch.device("cpu"), torch.float32
@@ -55,9 +56,12 @@ class CpuDecoder:
         self._slow: Decoder | None = None
         self._rotary = Rotary(spec.rope, spec.head_dim, self.device)
         self._team = team or Team()
-        self._workspace = Workspace(spec, qkv_rows=packed.qkv.weights.shape[1] * ROWS, num_threads=self._team.size)
+        self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
         self._eps = np.float32(spec.norm_eps)
-        types = types_of(packed)
+        self._activation_bits = activation_bits
+        # float32 does not catch up with products of integers at any size
+        self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
+        types = types_of(packed, activation_bits)
         if load_slow is None or is_warm(types):
             self.open_fast_lane()
         else:
@@ -65,25 +69,29 @@ class CpuDecoder:
             warm_later(types, self.open_fast_lane)
 
     def open_fast_lane(self) -> None:
-        """The kernels are compiled: measure from which step size on torch is faster, and keep what that calls for."""
-        best = _CANDIDATES[-1] if self._load_slow is None else self._measure()
-        if best >= _ENOUGH or self._load_slow is None:
+        """The kernels are compiled: find from which step size on torch is faster, and keep what that calls for."""
+        measured = _ENOUGH if self._load_slow is None or self._integers else self._measure()
+        how = f"packed weights ({', '.join(self.formats())}) on {self._team.size} threads"
+        if self._integers:
+            how += f", {self._activation_bits}-bit activations"
+        if measured >= _ENOUGH:
             self.crossover = sys.maxsize
             self._slow = None
-            log.info(
-                "every step runs from packed weights (%s) on %d threads", ", ".join(self.formats()), self._team.size
-            )
+            log.info("every step runs from %s", how)
             return
+        assert self._load_slow is not None
         self._slow = self._slow or self._load_slow()
-        self.crossover = best
-        log.info("steps of up to %d tokens run from packed weights (%s) on %d threads, larger ones from float32",
-                 best, ", ".join(self.formats()), self._team.size)  # fmt: skip
+        self.crossover = measured
+        log.info("steps of up to %d tokens run from %s, larger ones from float32", self.crossover, how)
 
     def formats(self) -> list[str]:
         """The kinds of weights it holds, for the log."""
         names = {"uint8": "4-bit", "int8": "8-bit", "uint16": "bfloat16", "float32": "float32"}
-        matrices = (self._packed.qkv, self._packed.o, self._packed.gate_up, self._packed.down, self._packed.head)
-        return sorted({names[matrix.weights.dtype.name] for matrix in matrices})
+        return sorted({names[matrix.weights.dtype.name] for matrix in self._matrices()})
+
+    def _matrices(self) -> tuple[Matrix, ...]:
+        packed = self._packed
+        return packed.qkv, packed.o, packed.gate_up, packed.down, packed.head
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names."""
@@ -128,10 +136,11 @@ class CpuDecoder:
         return best
 
     def _products(self, x: Array, num_layers: int) -> None:
-        team, gate_up, buffers = self._team, self._packed.gate_up, self._workspace.cut(len(x), ROWS)
+        team, gate_up, scratch = self._team, self._packed.gate_up, self._workspace.scratch
+        form = self._workspace.cut(len(x), ROWS).to_gate_up
         out = np.empty((len(x), gate_up.weights.shape[1] * ROWS), dtype=np.float32)
         for layer in range(num_layers):
-            team.run(lambda member, layer=layer: product(gate_up, layer, x, out, member, team.size, buffers))  # type: ignore[misc]
+            team.run(lambda member, layer=layer: product(gate_up, layer, x, form, out, scratch, member, team.size))  # type: ignore[misc]
 
 
 def _quickest(work: Callable[[], object]) -> float:

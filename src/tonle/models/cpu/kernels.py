@@ -1,13 +1,4 @@
-"""Compiled loops: products with packed weights, attention over the paged cache, and what lies between.
-
-Weights are stored in blocks of `ROWS` output rows, k-major inside a block, so that one vector instruction works on
-neighbouring rows and weights stream through memory once. A group of `GROUP` consecutive k shares a scale and a minimum:
-weight = number * scale + minimum.
-
-    q4    uint8   (blocks, K, ROWS / 2)   row j in the low half of byte j, row j + ROWS / 2 in the high half
-    q8    int8    (blocks, K, ROWS)
-    bf16  uint16  (blocks, K, ROWS)       the upper half of a float32; scales unused
-    f32   float32 (blocks, K, ROWS)       scales unused
+"""What lies between the products: norms, rotation, attention over the paged cache.
 
 Everything here runs without the GIL and allocates nothing.
 """
@@ -17,75 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from tonle.models.cpu.target import prepare_numba
-
-prepare_numba()
-
-from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128  # noqa: E402
-from tonle.models.cpu.vector import (  # noqa: E402
-    GROUP,
-    ROWS,
-    add_tile_1,
-    add_tile_2,
-    add_tile_4,
-    row_product,
-    unpack,
-)
-
-f32 = np.float32
-OPTIONS: Any = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "boundscheck": False, "nogil": True,
-                "error_model": "numpy"}  # fmt: skip
-compiled: Any = njit(**OPTIONS)
-
-
-# -- products
-
-
-@compiled
-def sum_groups(x: Any, sums: Any) -> None:
-    """sums[g] = the sum of x over group g."""
-    for g in range(x.shape[0] // GROUP):
-        total = f32(0)
-        for k in range(g * GROUP, (g + 1) * GROUP):
-            total += x[k]
-        sums[g] = total
-
-
-@compiled
-def block_product(matrix: Any, layer: Any, b: Any, x: Any, sums: Any, total: Any, tile: Any) -> None:
-    """total (M, ROWS) = x (M, K) times block b of the matrix; sums: of x's groups, used when M is 1."""
-    num_rows, size = x.shape
-    groups = size // GROUP
-    num_blocks = matrix.weights.shape[1]
-    width = matrix.weights.shape[3]
-    w = (layer * num_blocks + b) * size * width
-    s = (layer * num_blocks + b) * matrix.scale.shape[2] * ROWS
-    if num_rows == 1:
-        row_product(matrix.weights, w, matrix.scale, s, matrix.minimum, s, x, 0, sums, 0, total, 0, groups)
-        return
-    for m in range(num_rows):
-        for j in range(ROWS):
-            total[m, j] = 0
-    scaled = matrix.scale.shape[2] > 0
-    for g in range(groups):
-        k = g * GROUP
-        unpack(matrix.weights, w + k * width, matrix.scale, s, matrix.minimum, s, tile, 0)
-        if scaled:
-            s += ROWS
-        m = 0
-        while m + 4 <= num_rows:
-            add_tile_4(tile, 0, x, m * size + k, size, total, m * ROWS)
-            m += 4
-        if m + 2 <= num_rows:
-            add_tile_2(tile, 0, x, m * size + k, size, total, m * ROWS)
-            m += 2
-        if m < num_rows:
-            add_tile_1(tile, 0, x, m * size + k, size, total, m * ROWS)
-
-
-# -- what lies between
+from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128
+from tonle.models.cpu.products import compiled, f32
 
 
 @compiled
@@ -112,17 +37,15 @@ def exp_inplace(values: Any, scratch: Any, count: Any) -> None:
 
 
 @compiled
-def normalize(hidden: Any, weight: Any, eps: Any, out: Any) -> None:
-    """Root-mean-square norm of each row: (M, hidden) -> (M, hidden)."""
-    size = hidden.shape[1]
-    for m in range(hidden.shape[0]):
-        row, target = hidden[m], out[m]
-        square = f32(0)
-        for i in range(size):
-            square += row[i] * row[i]
-        inverse = f32(1.0) / np.sqrt(square / f32(size) + eps)
-        for i in range(size):
-            target[i] = row[i] * inverse * weight[i]
+def normalize(row: Any, weight: Any, eps: Any, out: Any) -> None:
+    """Root-mean-square norm of one row (hidden,), to out."""
+    size = row.shape[0]
+    square = f32(0)
+    for i in range(size):
+        square += row[i] * row[i]
+    inverse = f32(1.0) / np.sqrt(square / f32(size) + eps)
+    for i in range(size):
+        out[i] = row[i] * inverse * weight[i]
 
 
 @compiled

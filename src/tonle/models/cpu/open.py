@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 _FLOAT_SHARE = 0.25  # of the machine's memory: above this a second, float32 form of the weights is too much
 
 
-def open_cpu(source: ModelSource) -> Decoder | CpuDecoder:
+def open_cpu(source: ModelSource, *, activation_bits: int = 16) -> Decoder | CpuDecoder:
     """The fastest decoder this machine has for the model; says in the log which, and why not a faster one."""
     if importlib.util.find_spec("numba") is None:
         log.info("numba is not installed: every step runs through torch, in float32")
@@ -46,7 +46,9 @@ def open_cpu(source: ModelSource) -> Decoder | CpuDecoder:
         return load(source, device=torch.device("cpu"))
     fits = _float_bytes(spec) <= _FLOAT_SHARE * _memory_bytes()
     load_slow = partial(load, source, device=torch.device("cpu")) if fits else None
-    decoder = CpuDecoder(spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow)
+    decoder = CpuDecoder(
+        spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow, activation_bits=activation_bits
+    )
     _return_memory()
     return decoder
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tonle.models.cpu.step import Matrix, Packed
+from tonle.models.cpu.dots import HAS_DOTS, SIGN
+from tonle.models.cpu.products import Matrix
+from tonle.models.cpu.step import Packed
 from tonle.models.cpu.stored import Stored, join
 from tonle.models.cpu.vector import GROUP, HALF, ROWS
 from tonle.models.cpu.workspace import aligned
@@ -29,11 +31,11 @@ def why_not(spec: ModelSpec) -> str | None:
     return None
 
 
-def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> Packed:
-    """All weights of a decoder."""
+def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS) -> Packed:
+    """All weights of a decoder. dots: 4- and 8-bit ones are laid out for integer products."""
 
     def stack(make: Callable[[str], Stored], *, gated: bool = False) -> Matrix:
-        return _layout([make(f"model.layers.{i}.") for i in range(spec.num_layers)], gated=gated)
+        return layout([make(f"model.layers.{i}.") for i in range(spec.num_layers)], gated=gated, dots=dots)
 
     def joined(prefix: str, *names: str) -> Stored:
         return join([matrix(f"{prefix}{name}.weight") for name in names])
@@ -53,7 +55,7 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> Packed:
         o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
         gate_up=stack(lambda prefix: joined(prefix, "mlp.gate_proj", "mlp.up_proj"), gated=True),
         down=stack(lambda prefix: joined(prefix, "mlp.down_proj")),
-        head=_layout([head], gated=False),
+        head=layout([head], gated=False, dots=dots),
         input_norm=vectors("input_layernorm.weight"),
         mlp_norm=vectors("post_attention_layernorm.weight"),
         final_norm=np.ascontiguousarray(vector(FINAL_NORM), dtype=np.float32),
@@ -63,23 +65,27 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> Packed:
     )
 
 
-def _layout(layers: list[Stored], *, gated: bool) -> Matrix:
-    """(layers, blocks, K, .) and (layers, blocks, groups, ROWS), aligned to cache lines; missing rows are zero."""
+def layout(layers: list[Stored], *, gated: bool, dots: bool) -> Matrix:
+    """The layouts of `products.py`, aligned to cache lines; missing rows are zero."""
     widest = join(
         [Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers]
     )
     dtype = widest.numbers.dtype
+    dots = dots and widest.scale is not None
     rows, columns = layers[0].shape
     order = _row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
     num_blocks = len(order) // ROWS
     width = HALF if dtype == np.uint8 else ROWS
-    weights = aligned((len(layers), num_blocks, columns, width), dtype)
+    weights = aligned((len(layers), num_blocks, *((columns // 4, width, 4) if dots else (columns, width))), dtype)
     groups = columns // GROUP if widest.scale is not None else 0
     for i, stored in enumerate(layers):
-        stored = stored.widen(dtype)
-        blocks = _blocks(stored.numbers, order)  # (blocks, K, ROWS)
+        numbers = stored.widen(dtype).numbers
+        blocks = _fours(numbers, order) if dots else _blocks(numbers, order)  # (blocks, K, ROWS), or in fours
         if dtype == np.uint8:
-            np.bitwise_or(blocks[..., :HALF], blocks[..., HALF:] << 4, out=weights[i])
+            low, high = (blocks[:, :, :HALF], blocks[:, :, HALF:])
+            np.bitwise_or(low, high << 4, out=weights[i])
+        elif dots:
+            np.bitwise_xor(blocks.view(np.uint8), SIGN, out=weights[i].view(np.uint8))  # adds SIGN
         else:
             weights[i] = blocks
     scale = _factors([layer.scale for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
@@ -120,3 +126,9 @@ def _blocks(values: Array, order: Array) -> Array:
         values = np.concatenate((values, np.zeros_like(values[:1])))
     chosen = values[order].reshape(-1, ROWS, values.shape[1])
     return chosen.transpose(0, 2, 1)
+
+
+def _fours(values: Array, order: Array) -> Array:
+    """(N, K) -> (blocks, K / 4, ROWS, 4), likewise."""
+    by_row = _blocks(values, order).transpose(0, 2, 1)  # (blocks, ROWS, K)
+    return np.ascontiguousarray(by_row.reshape(len(by_row), ROWS, -1, 4).transpose(0, 2, 1, 3))

@@ -1,7 +1,7 @@
 """The whole step of a decoder, all layers, as one compiled function that every thread of a team runs.
 
-Work is divided by output rows (products) and by token and head (attention); the threads meet where one part needs all of
-another. Norms are cheap and every thread computes its own, which saves a meeting each.
+Work is divided by output rows (products), by token (norms) and by token and head (attention); the threads meet where one
+part needs all of another.
 """
 
 from __future__ import annotations
@@ -11,28 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from tonle.models.cpu.kernels import (
-    OPTIONS,
-    attend,
-    block_product,
-    compiled,
-    exp_inplace,
-    f32,
-    normalize,
-    normalize_head,
-    rotate_head,
-    sum_groups,
-)
+from tonle.models.cpu.kernels import attend, exp_inplace, normalize, normalize_head, rotate_head
+from tonle.models.cpu.products import OPTIONS, Matrix, Scratch, block_product, compiled, f32, rows_at_once, set_group
 from tonle.models.cpu.team import meet
-from tonle.models.cpu.vector import HALF, ROWS
-
-
-class Matrix(NamedTuple):
-    """One kind of matrix of all layers. weights (layers, blocks, K, .), scale and minimum (layers, blocks, groups, ROWS)."""
-
-    weights: Any
-    scale: Any
-    minimum: Any
+from tonle.models.cpu.vector import GROUP, HALF, ROWS
 
 
 class Packed(NamedTuple):
@@ -59,14 +41,15 @@ class Buffers(NamedTuple):
     qkv: Any  # (T, rows)
     q: Any  # (T, heads, dim) rotated
     mixed: Any  # (T, heads * dim) attention's output
-    act: Any  # (T, intermediate)
     logits: Any  # (S, vocabulary rounded up to blocks)
-    normed: Any  # (threads, T, hidden)
-    total: Any  # (threads, T, ROWS)
-    tile: Any  # (threads, GROUP, ROWS)
-    sums: Any  # (threads, most groups)
+    to_qkv: Any  # what each matrix is multiplied with, as `Floats` or `Digits`: hidden wide
+    to_o: Any  # heads * dim
+    to_gate_up: Any  # hidden
+    to_down: Any  # intermediate
+    to_head: Any  # (S, hidden)
+    scratch: Any  # `Scratch` of every thread: arrays with the thread first
     scores: Any  # (threads, longest context)
-    scratch: Any  # (threads, longest context) int32
+    powers: Any  # (threads, longest context) int32
 
 
 class Inputs(NamedTuple):
@@ -87,51 +70,83 @@ def _share(count: Any, member: Any, size: Any) -> Any:
 
 
 @compiled
-def _store(
-    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any
-) -> None:
-    """out (T, rows) = x times the matrix."""
-    first, last = _share(matrix.weights.shape[1], member, size)
-    sum_groups(x[0], sums)
-    for b in range(first, last):
-        block_product(matrix, layer, b, x, sums, total, tile)
-        for m in range(x.shape[0]):
-            for j in range(ROWS):
-                out[m, b * ROWS + j] = total[m, j]
+def _own(scratch: Any, member: Any) -> Any:
+    return Scratch(scratch.total[member], scratch.tile[member], scratch.small[member], scratch.factors[member],
+                   scratch.row[member])  # fmt: skip
 
 
 @compiled
-def _add(
-    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any
-) -> None:
+def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+    """out (T, rows) = x times the matrix."""
+    count = out.shape[0]
+    step = rows_at_once(count, matrix.weights.shape[1], size)
+    chunks = -(-count // step)
+    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    for item in range(begin, end):
+        b, first = item // chunks, item % chunks * step
+        last = min(first + step, count)
+        block_product(matrix, layer, b, x, first, last, own)
+        for m in range(last - first):
+            for j in range(ROWS):
+                out[first + m, b * ROWS + j] = own.total[m, j]
+
+
+@compiled
+def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (T, rows) += x times the matrix; rows need not fill the last block."""
-    first, last = _share(matrix.weights.shape[1], member, size)
-    sum_groups(x[0], sums)
-    for b in range(first, last):
-        block_product(matrix, layer, b, x, sums, total, tile)
+    count = out.shape[0]
+    step = rows_at_once(count, matrix.weights.shape[1], size)
+    chunks = -(-count // step)
+    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    for item in range(begin, end):
+        b, first = item // chunks, item % chunks * step
+        last = min(first + step, count)
+        block_product(matrix, layer, b, x, first, last, own)
         width = min(ROWS, out.shape[1] - b * ROWS)
-        for m in range(x.shape[0]):
+        for m in range(last - first):
             for j in range(width):
-                out[m, b * ROWS + j] += total[m, j]
+                out[first + m, b * ROWS + j] += own.total[m, j]
 
 
 @compiled
 def _gate(
-    matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, total: Any, tile: Any, sums: Any, scratch: Any
+    matrix: Matrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any, powers: Any
 ) -> None:
-    """out (T, intermediate) = silu(gate) * up."""
-    first, last = _share(matrix.weights.shape[1], member, size)
-    sum_groups(x[0], sums)
-    decay = tile[0]
-    for b in range(first, last):
-        block_product(matrix, layer, b, x, sums, total, tile)
-        width = min(HALF, out.shape[1] - b * HALF)
-        for m in range(x.shape[0]):
+    """out (`Floats` or `Digits`, count rows of intermediate size) = silu(gate) * up. A block makes one group."""
+    step = rows_at_once(count, matrix.weights.shape[1], size)
+    chunks = -(-count // step)
+    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    decay, total = own.row, own.total
+    for item in range(begin, end):
+        b, first = item // chunks, item % chunks * step
+        last = min(first + step, count)
+        block_product(matrix, layer, b, x, first, last, own)
+        for m in range(last - first):
             for j in range(HALF):
                 decay[j] = min(-total[m, j], f32(80.0))
-            exp_inplace(decay, scratch, HALF)
-            for j in range(width):
-                out[m, b * HALF + j] = total[m, j] / (f32(1.0) + decay[j]) * total[m, HALF + j]
+            exp_inplace(decay, powers, HALF)
+            for j in range(HALF):
+                total[m, j] = total[m, j] / (f32(1.0) + decay[j]) * total[m, HALF + j]
+            set_group(out, first + m, b, total, m * ROWS)
+
+
+@compiled
+def _norm(hidden: Any, weight: Any, eps: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+    """out (`Floats` or `Digits`) = the norm of each row."""
+    first, last = _share(hidden.shape[0], member, size)
+    for m in range(first, last):
+        normalize(hidden[m], weight, eps, own.row)
+        for g in range(hidden.shape[1] // GROUP):
+            set_group(out, m, g, own.row, g * GROUP)
+
+
+@compiled
+def _form(values: Any, out: Any, member: Any, size: Any) -> None:
+    """out (`Floats` or `Digits`) = values (T, K)."""
+    first, last = _share(values.shape[0], member, size)
+    for m in range(first, last):
+        for g in range(values.shape[1] // GROUP):
+            set_group(out, m, g, values, m * values.shape[1] + g * GROUP)
 
 
 @compiled
@@ -176,46 +191,50 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
         end = step.positions[t] + 1
         start = max(0, end - window) if window else 0
         attend(buffers.q[t, h], keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
-               buffers.scores[member], buffers.scratch[member], buffers.mixed[t, h * dim : (h + 1) * dim])  # fmt: skip
+               buffers.scores[member], buffers.powers[member], buffers.mixed[t, h * dim : (h + 1) * dim])  # fmt: skip
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
 def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
             size: Any) -> None:  # fmt: skip
     """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim)."""
-    normed, total = buffers.normed[member], buffers.total[member]
-    tile, sums, scratch = buffers.tile[member], buffers.sums[member], buffers.scratch[member]
+    own, powers, hidden = _own(buffers.scratch, member), buffers.powers[member], buffers.hidden
+    count = hidden.shape[0]
     met = 0
     for layer in range(packed.input_norm.shape[0]):
-        normalize(buffers.hidden, packed.input_norm[layer], eps, normed)
-        _store(packed.qkv, layer, normed, buffers.qkv, member, size, total, tile, sums)
-        met += size
-        meet(counter, met)
+        _norm(hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
+        met = meet(counter, met, size)
+        _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
+        met = meet(counter, met, size)
         _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
-        met += size
-        meet(counter, met)
+        met = meet(counter, met, size)
         _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
-        met += size
-        meet(counter, met)
-        _add(packed.o, layer, buffers.mixed, buffers.hidden, member, size, total, tile, sums)
-        met += size
-        meet(counter, met)
-        normalize(buffers.hidden, packed.mlp_norm[layer], eps, normed)
-        _gate(packed.gate_up, layer, normed, buffers.act, member, size, total, tile, sums, scratch)
-        met += size
-        meet(counter, met)
-        _add(packed.down, layer, buffers.act, buffers.hidden, member, size, total, tile, sums)
-        met += size
-        meet(counter, met)
-    num_wanted = step.wanted.shape[0]
-    if num_wanted:
-        for s in range(num_wanted):
-            normalize(buffers.hidden[step.wanted[s] : step.wanted[s] + 1], packed.final_norm, eps, normed[s : s + 1])
-        _store(packed.head, 0, normed[:num_wanted], buffers.logits, member, size, total, tile, sums)
+        met = meet(counter, met, size)
+        _form(buffers.mixed, buffers.to_o, member, size)
+        met = meet(counter, met, size)
+        _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
+        met = meet(counter, met, size)
+        _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
+        met = meet(counter, met, size)
+        _gate(packed.gate_up, layer, buffers.to_gate_up, count, buffers.to_down, member, size, own, powers)
+        met = meet(counter, met, size)
+        _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
+        met = meet(counter, met, size)
+    first, last = _share(step.wanted.shape[0], member, size)
+    for s in range(first, last):
+        normalize(hidden[step.wanted[s]], packed.final_norm, eps, own.row)
+        for g in range(hidden.shape[1] // GROUP):
+            set_group(buffers.to_head, s, g, own.row, g * GROUP)
+    met = meet(counter, met, size)
+    if step.wanted.shape[0]:
+        _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
-def product(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, buffers: Buffers) -> None:
-    """One matrix alone, for measuring and for tests: out (T, blocks * ROWS) = x (T, K) times it."""
-    _store(matrix, layer, x, out, member, size, buffers.total[member], buffers.tile[member],
-           buffers.sums[member])  # fmt: skip
+def product(matrix: Matrix, layer: Any, x: Any, form: Any, out: Any, scratch: Any, member: Any, size: Any) -> None:
+    """One matrix alone, for measuring and for tests: out (T, blocks * ROWS) = x (T, K) times it.
+
+    form: room for x as the matrix wants it, one for each thread (they do not meet here).
+    """
+    _form(x, form, 0, 1)
+    _store(matrix, layer, form, out, member, size, _own(scratch, member))

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tonle.models.cpu.kernels import compiled
+from tonle.models.cpu.products import compiled
 
 _SPINS = 4000  # looks at the counter before the processor is offered to others; some tens of microseconds
 
@@ -59,8 +59,9 @@ def _pause(typingctx: Any) -> Any:
 
 
 @compiled
-def meet(counter: Any, target: Any) -> None:
-    """Wait until the team has counted to `target`. Each member counts once per meeting."""
+def meet(counter: Any, met: Any, size: Any) -> Any:
+    """Wait for the other threads. `met`: what the last meeting returned, 0 before the first."""
+    target = met + size
     _count_up(counter)
     spins = 0
     while _look(counter) < target:
@@ -69,6 +70,7 @@ def meet(counter: Any, target: Any) -> None:
             _pause()
         else:
             _sched_yield()
+    return target
 
 
 class Team:

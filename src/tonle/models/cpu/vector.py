@@ -57,7 +57,7 @@ class Code:
 
     def store(self, value: Any, base: Any, index: Any) -> None:
         address = self.b.bitcast(self.b.gep(base, [index]), ir.PointerType(value.type))
-        self.b.store(value, address).align = 4
+        self.b.store(value, address).align = 1
 
     def broadcast(self, base: Any, index: Any) -> Any:
         """One float32 of memory in every lane."""
@@ -116,7 +116,7 @@ def _scaled(dtype: Any) -> bool:
     return dtype in (types.uint8, types.int8)
 
 
-def _factors(code: Code, dtype: Any, base: Any, place: Any) -> Any:
+def load_factors(code: Code, dtype: Any, base: Any, place: Any) -> Any:
     """Scales or minimums as stored: float32, or float16 (its bits as uint16)."""
     if dtype == types.uint16:
         return code.b.fpext(code.load(base, place, ir.VectorType(ir.HalfType(), LANES)), VF)
@@ -136,8 +136,8 @@ def unpack(typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: An
         for column in range(0, ROWS, LANES):
             place = ir.Constant(I64, column)
             if _scaled(dtype):
-                factor = _factors(code, scale.dtype, scales, place)
-                offset = None if offset_free else _factors(code, minimum.dtype, minimums, place)
+                factor = load_factors(code, scale.dtype, scales, place)
+                offset = None if offset_free else load_factors(code, minimum.dtype, minimums, place)
 
             def row(k: Any, column: int = column) -> None:
                 values = _numbers(code, dtype, source, k, column)
@@ -239,8 +239,8 @@ def row_product(
                         place = code.at(code.times(g, ROWS), column)
                         so_far = builder.load(whole, typ=VF)
                         if not offset_free:
-                            so_far = code.fma(_factors(code, minimum.dtype, minimums, place), sum_x, so_far)
-                        factor = _factors(code, scale.dtype, scales, place)
+                            so_far = code.fma(load_factors(code, minimum.dtype, minimums, place), sum_x, so_far)
+                        factor = load_factors(code, scale.dtype, scales, place)
                         builder.store(code.fma(builder.load(part, typ=VF), factor, so_far), whole)
 
             code.loop(code.number(12), group)

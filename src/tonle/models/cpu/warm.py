@@ -7,6 +7,7 @@ compiles.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import subprocess
@@ -15,23 +16,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numba
 import numpy as np
 
-from tonle.models.cpu.step import Buffers, Inputs, Matrix, Packed, forward, product
+from tonle.models.cpu.products import Matrix
+from tonle.models.cpu.step import Inputs, Packed, forward, product
+from tonle.models.cpu.target import kernels_dir
 from tonle.models.cpu.vector import GROUP, HALF, LANES, ROWS
-from tonle.models.source import cache_dir
+from tonle.models.cpu.workspace import Workspace
 
 log = logging.getLogger("tonle.models")
 
 _KINDS = ("qkv", "o", "gate_up", "down", "head")
 
 
-def types_of(packed: Packed) -> str:
-    """What the compiled code depends on: the dtypes of each kind of matrix."""
+def types_of(packed: Packed, activation_bits: int) -> str:
+    """What the compiled code depends on: the dtypes and the layout of each kind of matrix, and the form of their input."""
     matrices = [getattr(packed, kind) for kind in _KINDS]
-    return ",".join(f"{m.weights.dtype.name}:{m.scale.dtype.name}:{m.minimum.dtype.name}" for m in matrices)
+    spelled = (f"{m.weights.dtype.name}:{m.scale.dtype.name}:{m.minimum.dtype.name}:{m.weights.ndim}" for m in matrices)
+    return ",".join((*spelled, str(activation_bits)))
 
 
 def is_warm(types: str) -> bool:
@@ -39,63 +44,79 @@ def is_warm(types: str) -> bool:
 
 
 def warm_later(types: str, done: Callable[[], None]) -> None:
-    """Compile in a child process; call `done` from a thread of ours when it has succeeded."""
+    """Compile in a child process; call `done` from a thread of ours when it has succeeded. Ends with the program."""
+    command = [sys.executable, "-m", "tonle.models.cpu.warm", types]
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    leaving = threading.Event()
 
     def wait() -> None:
         began = time.monotonic()
         log.info("compiling the CPU kernels for this machine, once; until then steps run through torch")
-        command = [sys.executable, "-m", "tonle.models.cpu.warm", types]
-        result = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if result.returncode:
-            log.warning(
-                "the CPU kernels could not be compiled; steps stay with torch: %s", result.stderr.strip()[-500:]
-            )
+        complaint = child.communicate()[1]
+        if leaving.is_set():
+            return
+        if child.returncode:
+            log.warning("the CPU kernels could not be compiled; steps stay with torch: %s", complaint.strip()[-500:])
             return
         done()
         log.info("the CPU kernels are ready, after %.0f s", time.monotonic() - began)
 
-    threading.Thread(target=wait, name="tonle-warm", daemon=True).start()
+    thread = threading.Thread(target=wait, name="tonle-warm", daemon=True)
+    thread.start()
+
+    def leave() -> None:
+        """torch must not be at work in a thread while the interpreter is taken down: it aborts the program."""
+        leaving.set()
+        child.kill()
+        thread.join()
+
+    atexit.register(leave)
 
 
 def compile_for(types: str) -> None:
     """Compile by running a model of one token and one layer with weights of these types."""
-    dim, size = ROWS, ROWS  # one head, one block of everything
-    matrices = {}
-    for kind, spelled in zip(_KINDS, types.split(","), strict=True):
-        weights, scale, minimum = (np.dtype(name) for name in spelled.split(":"))
-        width = HALF if weights == np.uint8 else ROWS
-        blocks = {"qkv": 3, "gate_up": 2}.get(kind, 1)
-        groups = (1, blocks, size // GROUP, ROWS)
-        matrices[kind] = Matrix(
-            np.zeros((1, blocks, size, width), weights), np.zeros(groups, scale), np.zeros(groups, minimum)
-        )
-    floats = np.zeros((1, size), np.float32)
-    none = np.zeros((1, 0), np.float32)
-    packed = Packed(
-        **matrices, qkv_bias=np.zeros((1, 3 * dim), np.float32), input_norm=floats, mlp_norm=floats,
-        final_norm=floats[0], q_norm=none, k_norm=none, windows=np.zeros(1, np.int64),
-    )  # fmt: skip
-    one = np.zeros((1, 1, size), np.float32)
-    buffers = Buffers(
-        hidden=floats.copy(), qkv=np.zeros((1, 3 * dim), np.float32), q=np.zeros((1, 1, dim), np.float32),
-        mixed=floats.copy(), act=floats.copy(), logits=floats.copy(), normed=one.copy(), total=one.copy(),
-        tile=np.zeros((1, GROUP, ROWS), np.float32), sums=np.zeros((1, size), np.float32), scores=floats.copy(),
-        scratch=np.zeros((1, size), np.int32),
-    )  # fmt: skip
+    *kinds, activation_bits = types.split(",")
+    packed = _tiny_weights(kinds)
+    spec: Any = SimpleNamespace(
+        hidden_size=ROWS, intermediate_size=ROWS, q_size=ROWS, num_heads=1, head_dim=ROWS, vocab_size=ROWS
+    )
+    workspace = Workspace(spec, packed, num_threads=1, digits=int(activation_bits) // 8)
+    floats = np.zeros((1, ROWS), np.float32)
+    buffers = workspace.cut(1, ROWS)._replace(logits=floats.copy())
+    buffers.hidden[...] = 0
     zero = np.zeros(1, np.int64)
     step = Inputs(zero, zero, zero, np.zeros((1, 1), np.int32), zero, floats, floats)
-    cache = np.zeros((1, 1, 1, 1, dim), np.float32)
+    cache = np.zeros((1, 1, 1, 1, ROWS), np.float32)
     forward(packed, step, buffers, cache, cache.copy(), np.float32(1e-5), np.zeros(8, np.int64), 0, 1)
-    product(packed.gate_up, 0, floats, np.zeros((1, 2 * ROWS), np.float32), 0, 1, buffers)
+    out = np.zeros((1, 2 * ROWS), np.float32)
+    product(packed.gate_up, 0, floats, buffers.to_gate_up, out, workspace.scratch, 0, 1)
     _marker(types).touch()
 
 
+def _tiny_weights(kinds: list[str]) -> Packed:
+    """One layer, one head, one block of everything (two of gate_up, three of qkv)."""
+    matrices = {}
+    for kind, spelled in zip(_KINDS, kinds, strict=True):
+        *names, ndim = spelled.split(":")
+        weights, scale, minimum = (np.dtype(name) for name in names)
+        width = HALF if weights == np.uint8 else ROWS
+        blocks = {"qkv": 3, "gate_up": 2}.get(kind, 1)
+        shape = (1, blocks, ROWS, width) if ndim == "4" else (1, blocks, ROWS // 4, width, 4)
+        groups = (1, blocks, ROWS // GROUP, ROWS)
+        matrices[kind] = Matrix(np.zeros(shape, weights), np.zeros(groups, scale), np.zeros(groups, minimum))
+    floats, none = np.zeros((1, ROWS), np.float32), np.zeros((1, 0), np.float32)
+    return Packed(
+        **matrices, qkv_bias=np.zeros((1, 3 * ROWS), np.float32), input_norm=floats, mlp_norm=floats,
+        final_norm=floats[0], q_norm=none, k_norm=none, windows=np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
 def _marker(types: str) -> Path:
-    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    key = f"{types} {LANES} {numba.__version__}".encode() + sources
-    folder = cache_dir() / "kernels"
+    folder = kernels_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{hashlib.blake2b(key, digest_size=8).hexdigest()}.ready"
+    return folder / f"{hashlib.blake2b(f'{types} {LANES}'.encode(), digest_size=8).hexdigest()}.ready"
 
 
 if __name__ == "__main__":

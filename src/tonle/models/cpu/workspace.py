@@ -7,21 +7,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tonle.models.cpu.step import Buffers
+from tonle.models.cpu.products import CHUNK, Digits, Floats, Matrix, Scratch
+from tonle.models.cpu.step import Buffers, Packed
 from tonle.models.cpu.vector import GROUP, ROWS
 from tonle.models.spec import ModelSpec
 
 Array = npt.NDArray[Any]
 
+_FLOAT = np.dtype(np.float32)
+_SHORT = np.dtype(np.int8)
+
 
 class Workspace:
-    def __init__(self, spec: ModelSpec, *, qkv_rows: int, num_threads: int) -> None:
+    """`digits`: bytes for a number of x that is multiplied as an integer, 1 or 2."""
+
+    def __init__(self, spec: ModelSpec, packed: Packed, *, num_threads: int, digits: int = 2) -> None:
         self._spec = spec
-        self._qkv_rows = qkv_rows
+        self._packed = packed
         self._threads = num_threads
+        self._digits = digits
         self._memory: dict[str, Array] = {}
         self._cut: dict[int, Buffers] = {}  # by number of tokens
         self._longest = ROWS  # context the scores have room for
+        self.scratch = scratch_for(max(spec.hidden_size, ROWS), num_threads)
 
     def cut(self, num_tokens: int, longest: int) -> Buffers:
         """Buffers for a step of so many tokens whose contexts are at most `longest`; `logits` is the caller's."""
@@ -32,30 +40,49 @@ class Workspace:
             self._cut[num_tokens] = self._make(num_tokens)
         return self._cut[num_tokens]
 
-    def _make(self, num_tokens: int) -> Buffers:
-        spec, threads = self._spec, self._threads
-        widest = max(spec.hidden_size, spec.intermediate_size, spec.q_size)
-        shapes: dict[str, tuple[int, ...]] = {
-            "hidden": (num_tokens, spec.hidden_size),
-            "qkv": (num_tokens, self._qkv_rows),
-            "q": (num_tokens, spec.num_heads, spec.head_dim),
-            "mixed": (num_tokens, spec.q_size),
-            "act": (num_tokens, spec.intermediate_size),
-            "normed": (threads, num_tokens, spec.hidden_size),
-            "total": (threads, num_tokens, ROWS),
-            "tile": (threads, GROUP, ROWS),
-            "sums": (threads, widest // GROUP),
-            "scores": (threads, self._longest),
-        }
-        parts = {name: self._take(name, shape) for name, shape in shapes.items()}
-        scratch = self._take("scratch", (threads, self._longest)).view(np.int32)
-        return Buffers(**parts, logits=np.zeros((1, ROWS), np.float32), scratch=scratch)
+    def form(self, name: str, matrix: Matrix, num_tokens: int, columns: int) -> Floats | Digits:
+        """Room for rows of x as this matrix takes them."""
+        rows, groups = (num_tokens, columns), (num_tokens, columns // GROUP)
+        sums = self._take(f"{name} sums", groups)
+        if matrix.weights.ndim == 4:
+            return Floats(self._take(f"{name} values", rows), sums)
+        low = self._take(f"{name} low", rows, _SHORT) if self._digits == 2 else np.zeros((1, 1), np.bool_)
+        return Digits(self._take(f"{name} high", rows, _SHORT), low, self._take(f"{name} scale", groups), sums)
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Array:
+    def _make(self, num_tokens: int) -> Buffers:
+        spec, packed, threads = self._spec, self._packed, self._threads
+        return Buffers(
+            hidden=self._take("hidden", (num_tokens, spec.hidden_size)),
+            qkv=self._take("qkv", (num_tokens, packed.qkv.weights.shape[1] * ROWS)),
+            q=self._take("q", (num_tokens, spec.num_heads, spec.head_dim)),
+            mixed=self._take("mixed", (num_tokens, spec.q_size)),
+            logits=np.zeros((1, ROWS), np.float32),
+            to_qkv=self.form("qkv", packed.qkv, num_tokens, spec.hidden_size),
+            to_o=self.form("o", packed.o, num_tokens, spec.q_size),
+            to_gate_up=self.form("gate_up", packed.gate_up, num_tokens, spec.hidden_size),
+            to_down=self.form("down", packed.down, num_tokens, spec.intermediate_size),
+            to_head=self.form("head", packed.head, num_tokens, spec.hidden_size),
+            scratch=self.scratch,
+            scores=self._take("scores", (threads, self._longest)),
+            powers=self._take("powers", (threads, self._longest), np.dtype(np.int32)),
+        )
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT) -> Array:
         size = int(np.prod(shape))
         if name not in self._memory or len(self._memory[name]) < size:
-            self._memory[name] = aligned((size,), np.dtype(np.float32))
+            self._memory[name] = aligned((size,), dtype)
         return self._memory[name][:size].reshape(shape)
+
+
+def scratch_for(widest: int, num_threads: int) -> Scratch:
+    """Every thread's, the thread first. widest: the longest row that is normalized."""
+    return Scratch(
+        total=aligned((num_threads, CHUNK, ROWS), _FLOAT),
+        tile=aligned((num_threads, GROUP, ROWS), _FLOAT),
+        small=aligned((num_threads, GROUP * ROWS), np.dtype(np.uint8)),
+        factors=aligned((num_threads, 2, ROWS), _FLOAT),
+        row=aligned((num_threads, -(-widest // ROWS) * ROWS), _FLOAT),
+    )
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
