@@ -140,6 +140,8 @@ class Gate:
 
     def _level(self, key_id: str) -> None:
         """A key that has just come starts with the least served of those present."""
+        if key_id in self._inside:
+            return
         present = {key for _, key in self._lines} | set(self._inside)
         if key_id not in present:
             least = min((self._served.get(key, 0.0) for key in present), default=0.0)

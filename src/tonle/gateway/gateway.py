@@ -36,6 +36,7 @@ from tonle.gateway.limits.ledger import Ledger
 from tonle.gateway.limits.metrics import SharedMetrics
 from tonle.gateway.limits.saver import UsageSaver
 from tonle.gateway.limits.shared import SharedLedger
+from tonle.gateway.listening import rest_collector
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
@@ -155,6 +156,7 @@ class Gateway:
         """Until SIGTERM or SIGINT, or until `stop` is set. A second signal ends what still runs."""
         stop = stop or asyncio.Event()
         await self.start(listener)
+        rest_collector()
         if on_ready is not None:
             on_ready()
         with _signals(stop, self.server):

@@ -16,18 +16,20 @@ BATCH_BYTES = 64 * 1024  # unread pieces that are kept
 class Tap:
     """Takes the place of a `Collector` in front of a stream or a whole answer."""
 
-    __slots__ = ("_collector", "_last_s", "_size", "_swallow", "_unread")
+    __slots__ = ("_collector", "_last_s", "_passing", "_size", "_swallow", "_unread")
 
     def __init__(self, content_type: str | None, *, swallow_usage: bool = False) -> None:
         self._collector = Collector(content_type, swallow_usage=swallow_usage)
         self._swallow = swallow_usage
+        self._passing = False  # the first text has been seen and nothing is held back
         self._unread: list[bytes] = []
         self._size = 0
         self._last_s: float | None = None  # when the last unread piece passed
 
     def feed(self, piece: bytes) -> bytes:
         """What to pass on."""
-        if self._may_wait(piece):
+        # With nothing to take out, or whole events without usage, a piece need not be looked at now.
+        if self._passing and (not self._swallow or (piece.endswith(b"\n\n") and b'"usage"' not in piece)):
             self._unread.append(piece)
             self._size += len(piece)
             self._last_s = time.monotonic()
@@ -35,15 +37,9 @@ class Tap:
                 self._read()
             return piece
         self._read()
-        return self._collector.feed(piece)
-
-    def _may_wait(self, piece: bytes) -> bool:
-        """Once the first text has been seen, a piece of whole events without usage need not be looked at now."""
-        if self._collector.answer.first_s is None:
-            return False
-        if not self._swallow:
-            return True
-        return piece.endswith(b"\n\n") and b'"usage"' not in piece and not self._collector.rest()
+        passed = self._collector.feed(piece)
+        self._passing = self._collector.answer.first_s is not None and not self._collector.rest()
+        return passed
 
     def _read(self) -> None:
         if self._unread:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -20,6 +20,7 @@ from tonle.audit.record import STATUSES
 from tonle.cache import Answers
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
+from tonle.gateway.tally import Spread, Tally
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 WINDOW = 1000  # calls
@@ -84,31 +85,30 @@ class Watchers:
         self.registry.register(_State(backends, cache, sla))
         if process:
             ProcessCollector(registry=self.registry)
-        self._calls = Counter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"),
-                              registry=self.registry)  # fmt: skip
+        self._calls = Tally("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
         for status in STATUSES:
-            self._calls.labels(status, "200")  # a rate needs the zero before the first event
-        self._latency = Histogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.",
-                                  registry=self.registry, buckets=_WAIT_S)  # fmt: skip
-        self._queue = Histogram("tonle:gateway_queue_seconds", "Waiting for a backend.",
-                                registry=self.registry, buckets=_WAIT_S)  # fmt: skip
-        self._first = Histogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.",
-                                registry=self.registry, buckets=_WAIT_S)  # fmt: skip
-        self._tokens = Counter("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",),
-                               registry=self.registry)  # fmt: skip
-        self._hedged = Counter("tonle:gateway_hedged_requests", "Streams that a second backend was asked for too.",
-                               ("won_by",), registry=self.registry)  # fmt: skip
-        self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
+            self._calls.add(status, "200", count=0)  # a rate needs the zero before the first event
+        self._tokens = Tally("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",))
+        for kind in ("prompt", "completion"):
+            self._tokens.add(kind, count=0)
+        self._hedged = Tally(
+            "tonle:gateway_hedged_requests", "Streams a second backend was asked for too.", ("won_by",)
+        )
+        self._latency = Spread("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
+        self._queue = Spread("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
+        self._first = Spread("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
+        for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
+            self.registry.register(collector)
 
     def observe(self, call: Call, status: str, answer: Answer) -> None:
         exchange = call.exchange
         total_s = exchange.elapsed_s
-        self._calls.labels(status, str(exchange.status)).inc()
+        self._calls.add(status, str(exchange.status))
         if call.hedge is not None:
-            self._hedged.labels("second" if call.backend == call.hedge["second"] else "first").inc()
+            self._hedged.add("second" if call.backend == call.hedge["second"] else "first")
         if answer.usage is not None and status != "cached":
-            self._prompt.inc(_count(answer.usage.get("prompt_tokens")))
-            self._completion.inc(_count(answer.usage.get("completion_tokens")))
+            self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
+            self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
         if status not in ("ok", "cached", "failed"):
             return  # a refusal is quick and a hang-up is the caller's; neither says how fast we are
         self._latency.observe(total_s)

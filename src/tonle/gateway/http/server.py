@@ -118,10 +118,14 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count_head(len(url))
+        self._num_bytes += len(url)
+        if self._num_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
+        self._num_bytes += len(name) + len(value)
+        if self._num_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
         if self._incoming is not None:
             headers, key, text = self._incoming.headers, name.decode("latin-1").lower(), value.decode("latin-1")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
@@ -237,10 +241,8 @@ class Connection(asyncio.Protocol):
 
     # -- limits
 
-    def _count_head(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if self._num_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, "the request's headers are too large")
+    def _refuse_head(self) -> None:
+        self._refuse(431, "the request's headers are too large")
 
     def _refuse(self, status: int, why: str) -> None:
         """Not a request at all: answered here, without a handler."""

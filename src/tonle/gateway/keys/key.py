@@ -5,6 +5,7 @@ A plain hash is enough because secrets are drawn by us with 256 bits of chance; 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 import time
@@ -27,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_concurrent: int | None = None
     tokens_per_day: int | None = None
 
+    @functools.lru_cache(maxsize=1024)  # asked for every request; there are few different ones  # noqa: B019
     def over(self, default: Limits) -> Limits:
         """These, and `default` where these say nothing."""
         names = self.__struct_fields__

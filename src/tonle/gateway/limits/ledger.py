@@ -8,6 +8,7 @@ answer has overdrawn must refill first.
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,6 +18,12 @@ from tonle.gateway.limits.charging import refusal
 MINUTE_S = 60.0
 DAY_S = 86400
 SLOT_WAIT_S = 1.0  # nobody knows when one of the key's running requests will end
+
+
+@functools.lru_cache(maxsize=2)
+def _date(day: int) -> str:
+    """Of a day since the epoch (UTC)."""
+    return datetime.datetime.fromtimestamp(day * DAY_S, datetime.UTC).date().isoformat()
 
 
 class Bucket:
@@ -72,7 +79,7 @@ class Ledger:
                  today: Callable[[], str] | None = None) -> None:  # fmt: skip
         self._default = default
         self._clock = clock
-        self.today = today or (lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
+        self.today = today or (lambda: _date(int(time.time() // DAY_S)))
         self._accounts: dict[str, Account] = {}
         self.unsaved: dict[tuple[str, str], int] = {}  # (day, key id) -> tokens
 

@@ -5,6 +5,7 @@ Does: name a backend and say why. Does not: send, wait or count failures.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -159,6 +160,7 @@ def _least(backends: list[Backend]) -> Backend:
     return min(backends, key=lambda backend: (backend.load, backend.num_sent))
 
 
+@functools.lru_cache(maxsize=4096)
 def salt_of(owner: str, secret: str) -> str:
     """What separates one owner's cached prefixes from another's inside an engine; not to be guessed from outside."""
     return hashlib.blake2b(owner.encode(), key=secret.encode()[:64], digest_size=16).hexdigest()
