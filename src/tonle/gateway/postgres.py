@@ -50,7 +50,7 @@ class Postgres:
         try:
             self._pool = await asyncpg.create_pool(
                 self._url,
-                min_size=1,
+                min_size=0,  # a floor would be restored, and complained about, while the server is away
                 max_size=MAX_CONNECTIONS,
                 timeout=self._timeout_s,  # to connect
                 server_settings={"application_name": "tonle", "synchronous_commit": "off"},

@@ -25,6 +25,7 @@ log = logging.getLogger("tonle.gateway")
 UNLIMITED = Limits()
 USAGE_S = 2.0  # how often the server hears of requests that hold no lease
 RETRY_S = 1.0  # how often a server that is gone is tried again
+GRACE_S = 0.1  # who had an answer from another gateway may be here before word that its slot is free
 RENEWALS = 3  # of a lease, before it would run out
 
 
@@ -98,7 +99,7 @@ class SharedLedger:
 
     async def _charge(self, held: Held, limits: Limits) -> SharedLease:
         """A caller who hangs up does not stop the trip, so that its end is known, and settled."""
-        trip = asyncio.create_task(self._book.charge(held, limits, lease_s=self._lease_s))
+        trip = asyncio.create_task(self._ask(held, limits))
         try:
             over = await asyncio.shield(trip)
         except asyncio.CancelledError:
@@ -111,6 +112,13 @@ class SharedLedger:
             raise refusal(over.name, limits, over.wait_s)
         self._running[held.lease_id] = held
         return SharedLease(self, held)
+
+    async def _ask(self, held: Held, limits: Limits) -> OverLimit | None:
+        over = await self._book.charge(held, limits, lease_s=self._lease_s)
+        if over is None or over.name != "max_concurrent":
+            return over
+        await asyncio.sleep(GRACE_S)
+        return await self._book.charge(held, limits, lease_s=self._lease_s)
 
     def _void(self, trip: asyncio.Task[OverLimit | None], held: Held) -> None:
         if trip.cancelled() or trip.exception() is not None or trip.result() is None:

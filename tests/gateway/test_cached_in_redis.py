@@ -1,0 +1,191 @@
+"""Cached answers that several gateways share, in a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.fakes.stores import Store
+from tests.gateway.town import ADMIN, KEY, Town, Upstream, rows, run, town, until
+from tonle.cache.redis_cache import PREFIX
+
+
+@contextlib.asynccontextmanager
+async def two(folder: Path, redis: Store, upstream: Upstream, **settings: Any) -> AsyncIterator[tuple[Town, Town]]:
+    """Each with keys of its own in a file: only the cache is shared."""
+    settings = {"cache": redis.url, "store_timeout_s": 120.0, **settings}
+    for name in ("one", "two"):
+        (folder / name).mkdir(exist_ok=True)
+    async with town(folder / "one", upstream, **settings) as one, \
+            town(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
+        yield one, other
+
+
+async def kept(place: Town) -> None:
+    """Answers are kept behind the caller's back; wait for that."""
+    await asyncio.gather(*place.door._cache._keeping)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_is_found_by_the_other_gateway(tmp_path: Path, redis: Store, *, stream: bool) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with two(tmp_path, redis, upstream) as (one, other):
+            first = await one.ask(temperature=0, stream=stream)
+            await kept(one)
+            again = await other.ask(temperature=0, stream=stream)
+            assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "hit")
+            assert again.text == first.text and again.headers["content-type"] == first.headers["content-type"]
+            assert len(upstream.requests) == 1
+            # Another tenant's identical question finds nothing.
+            assert (await other.ask(temperature=0, stream=stream, key=ADMIN)).headers["x-cache"] == "miss"
+            assert len(upstream.requests) == 2
+
+    run(main())
+
+
+def test_identical_requests_at_once_are_computed_once(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with two(tmp_path, redis, upstream) as (one, _):
+            asking = [asyncio.create_task(one.ask(temperature=0)) for _ in range(8)]
+            await until(lambda: one.door.server.num_active == 8 and upstream.requests, "not all came")
+            upstream.hang.set()
+            replies = await asyncio.gather(*asking)
+            assert sorted(reply.headers["x-cache"] for reply in replies) == ["hit"] * 7 + ["miss"]
+            assert len(upstream.requests) == 1
+
+    run(main())
+
+
+def test_a_leader_who_fails_takes_nobody_along(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with two(tmp_path, redis, upstream) as (one, _):
+            leader = asyncio.create_task(one.ask(temperature=0))
+            await until(lambda: upstream.requests, "it never came")
+            followers = [asyncio.create_task(one.ask(temperature=0)) for _ in range(3)]
+            await until(lambda: one.door.server.num_active == 4, "not all came")
+            leader.cancel()
+            await until(lambda: len(upstream.requests) == 2, "no follower took over")
+            upstream.hang.set()
+            assert [reply.status_code for reply in await asyncio.gather(*followers)] == [200] * 3
+            assert len(upstream.requests) == 2
+
+    run(main())
+
+
+def test_clearing_touches_only_what_is_ours(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        async with two(tmp_path, redis, Upstream("m")) as (one, other), Redis.from_url(redis.url) as client:
+            await client.set("somebody:else", "kept")
+            for text in ("a", "b", "c"):
+                await one.ask(text, temperature=0)
+            await kept(one)
+            assert (await other.post("/cache/clear")).json() == {"status": "cleared", "entries": 3}
+            assert await client.keys("*") == [b"somebody:else"]
+            assert (await one.ask("a", temperature=0)).headers["x-cache"] == "miss"
+
+    run(main())
+
+
+def test_size_and_time_are_bounded(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        settings = {"cache_max_size": 2, "cache_ttl_s": 900.0}
+        async with two(tmp_path, redis, Upstream("m"), **settings) as (one, other), Redis.from_url(redis.url) as client:
+
+            async def ask(place: Town, text: str) -> str:
+                state: str = (await place.ask(text, temperature=0)).headers["x-cache"]
+                await kept(place)
+                return state
+
+            assert [await ask(one, text) for text in ("a", "b")] == ["miss", "miss"]
+            assert await ask(other, "a") == "hit"  # b is now the one used least recently
+            assert await ask(other, "c") == "miss"
+            assert [await ask(one, text) for text in ("a", "c", "b")] == ["hit", "hit", "miss"]
+            answers = await client.keys(f"{PREFIX}a:*")
+            assert len(answers) == 2
+            assert all(0 < left_ms <= 900_000 for left_ms in [await client.pttl(key) for key in answers])
+            sizes = [await client.strlen(key) for key in answers]
+            assert int(await client.get(f"{PREFIX}bytes")) == sum(sizes)
+            metrics = (await one.get("/metrics")).text
+            assert "tonle:cache_entries 2.0" in metrics and f"tonle:cache_bytes {sum(sizes)}.0" in metrics
+
+    run(main())
+
+
+def test_bytes_are_bounded(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.words = ["x" * 3000]
+        async with (
+            two(tmp_path, redis, upstream, cache_max_bytes=40_000) as (one, _),
+            Redis.from_url(redis.url) as client,
+        ):
+            for index in range(30):
+                await one.ask(str(index), temperature=0)
+            await kept(one)
+            kept_bytes = [await client.strlen(key) for key in await client.keys(f"{PREFIX}a:*")]
+            assert 5 < len(kept_bytes) < 14 and sum(kept_bytes) <= 40_000
+            upstream.words = ["x" * 5000]  # more than a tenth of all
+            await one.ask("large", temperature=0)
+            assert (await one.ask("large", temperature=0)).headers["x-cache"] == "miss"
+
+    run(main())
+
+
+def test_an_answer_that_redis_dropped_is_computed_again(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        async with two(tmp_path, redis, Upstream("m"), cache_ttl_s=0.05) as (one, _):
+            for _ in range(3):
+                assert (await one.ask(temperature=0)).headers["x-cache"] == "miss"
+                await kept(one)
+                await asyncio.sleep(0.1)
+            assert one.door._cache.num_entries == 1  # type: ignore[union-attr]  # the books are swept
+
+    run(main())
+
+
+def test_a_redis_that_is_gone_is_a_miss(tmp_path: Path, redis: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.cache.redis_cache.PAUSE_S", 0.05)
+
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with two(tmp_path, redis, upstream) as (one, other):
+            await one.ask(temperature=0)
+            await kept(one)
+            redis.kill()
+            for place in (one, other, one):
+                reply = await place.ask(temperature=0)
+                assert (reply.status_code, reply.headers["x-cache"]) == (200, "miss")
+            metrics = (await one.get("/metrics")).text
+            assert "tonle:cache_errors_total 0.0" not in metrics and "tonle:cache_errors_total" in metrics
+            assert (await one.post("/cache/clear")).status_code == 200
+            await redis.start()
+            for _ in range(600):
+                if (await one.ask(temperature=0)).headers["x-cache"] == "hit":
+                    return
+                await asyncio.sleep(0.1)
+            raise AssertionError("the cache never came back")
+
+    run(main())
+
+
+def test_a_redis_that_says_nothing_holds_nobody_up(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        async with two(tmp_path, redis, Upstream("m"), store_timeout_s=0.2) as (one, _):
+            redis.freeze()
+            for _ in range(3):
+                reply = await one.ask(temperature=0, key=KEY)
+                assert (reply.status_code, reply.headers["x-cache"]) == (200, "miss")
+            redis.thaw()
+
+    run(main())
