@@ -18,7 +18,7 @@ from tonle.audit import ledger
 from tonle.audit.disk import Disk, locked
 from tonle.audit.keys import SigningKey
 from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Line
-from tonle.audit.seal import seal
+from tonle.audit.seal import Plain, seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Draft:
 
     day: str
     file: str
-    fields: dict[str, bytes]  # JSON of each
+    fields: Plain
     is_here: bool = False  # a file of that name holds it already, and stays if anything goes wrong
 
 

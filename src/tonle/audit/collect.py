@@ -56,14 +56,14 @@ class Answer:
         return self.choices[min(self.choices)].finish_reason if self.choices else None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -71,7 +71,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, gc=False):
     """The union of whole replies and chunks, chat and plain; other fields are passed over."""
 
     id: str | None = None
@@ -82,6 +82,9 @@ class _Reply(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Reply).decode
+_decode_all = msgspec.json.Decoder(list[_Reply]).decode
+
+_DATA, _END, _DONE = b"data: ", b"\n\n", b"data: [DONE]\n\n"
 
 
 class Collector:
@@ -110,7 +113,40 @@ class Collector:
             if self._size <= MAX_BODY_BYTES:
                 self._body.append(piece)
             return piece
-        events = _split(self._tail + piece if self._tail else piece)
+        if not self._tail and (passed := self._take_plain(piece)) is not None:
+            return passed
+        return self._take_events(self._tail + piece if self._tail else piece, piece)
+
+    def _take_plain(self, piece: bytes) -> bytes | None:
+        """The usual case, many times as fast: whole events of one line each, read in one go. None if it is not that."""
+        if not (piece.startswith(_DATA) and piece.endswith(_END)):
+            return None
+        plain = piece
+        rest = b""  # from the first event that may have to be taken out
+        if self._swallow and b'"usage"' in piece:
+            for null in _NULL_USAGE:
+                plain = plain.replace(null, b"")
+            if (usage := plain.find(b'"usage"')) >= 0:
+                before = plain.rfind(_END, 0, usage)
+                if before < 0:
+                    return None
+                plain, rest = plain[: before + len(_END)], plain[before + len(_END) :]
+        is_done = plain.endswith(_DONE)
+        payloads = plain[len(_DATA) : -len(_DONE) if is_done else -len(_END)].removesuffix(_END)
+        try:
+            replies = _decode_all(b"[%b]" % payloads.replace(_END + _DATA, b","))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if any(reply.choices is None for reply in replies):
+            return None
+        for reply in replies:
+            self._take(reply)
+        self._answer.complete |= is_done
+        return plain + self._take_events(rest, rest) if rest else plain
+
+    def _take_events(self, stream: bytes, piece: bytes) -> bytes:
+        """One by one. `stream` is `piece` after what was left of the one before."""
+        events = _split(stream)
         self._tail = events.pop()
         if not self._swallow:
             for event in events:
@@ -128,6 +164,8 @@ class Collector:
             if self._tail:
                 self._take_event(self._tail)
                 self._tail = b""
+            for choice in self._answer.choices.values():
+                choice.pieces = [choice.text]  # one text is quicker to hand on than many
         elif self._size > MAX_BODY_BYTES:
             self._answer.raw = f"a reply of {self._size} bytes, too large to record"
         elif self._body:

@@ -14,16 +14,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from tonle.audit.chain import Chain
+from tonle.audit.facts import facts_of, values_of
 from tonle.audit.options import AuditOptions
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
-from tonle.audit.scribe import Facts, Orders, Receipt, receive, send
+from tonle.audit.scribe import Orders, Receipt, receive, send
 from tonle.audit.seal import speakable
 from tonle.audit.writer import UnsignedError
 from tonle.errors import InternalError
@@ -32,7 +32,6 @@ log = logging.getLogger("tonle.audit")
 
 EXIT_S = 10.0  # for a process that has nothing left to do
 
-_facts = attrgetter(*Facts.__struct_fields__)
 _encode = msgspec.msgpack.Encoder(enc_hook=str).encode
 _decode = msgspec.msgpack.Decoder(Receipt).decode
 
@@ -69,13 +68,21 @@ class ScribeProcess:
         self._line = ours
         send(ours, _encode(self._orders))
 
+    def pack(self, record: Record) -> None:
+        """Its facts become bytes at once: they are small, the objects they come from are not, and may go."""
+        try:
+            record.packed = _encode(values_of(record))
+        except Exception:  # it holds what no message can: see about it later
+            return
+        record.body = record.answer = record.output = None
+
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
         if self._line is None:
             recover(self._chain)  # what the last one left half done
             self.start()
         assert self._line is not None
         message = _encode_batch(self._owner(), records, lost, again=again)
-        try:  # a Batch, by its places
+        try:
             send(self._line, message)
             reply = receive(self._line)
         except ConnectionError:
@@ -106,26 +113,16 @@ class ScribeProcess:
 
 
 def _encode_batch(owner: str, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool) -> bytes:
+    """A `Batch`."""
+    packed = [msgspec.Raw(record.packed or _pack_oddly(record)) for record in records]
+    return bytes(_encode((owner, again, speakable(lost), packed)))
+
+
+def _pack_oddly(record: Record) -> bytes:
+    """The facts of a record that holds something odd, as well as they can be said."""
+    facts = facts_of(record)
     try:
-        return bytes(_encode((owner, again, lost, [_facts(record) for record in records])))
-    except Exception:  # one of them holds what no message can: find it
-        facts = [_sendable(record) for record in records]
-        return bytes(_encode((owner, again, speakable(lost), facts)))
-
-
-def _sendable(record: Record) -> tuple[Any, ...]:
-    """Its facts, as well as they can be said."""
-    for attempt in (_facts, _speakable_facts):
-        try:
-            facts: tuple[Any, ...] = attempt(record)
-            _encode(facts)
-            return facts
-        except Exception:
-            continue
-    log.warning("the audit record of %s is kept without its content", record.request_id)
-    record.drop_content()
-    return _speakable_facts(record)
-
-
-def _speakable_facts(record: Record) -> tuple[Any, ...]:
-    return tuple(speakable(value) for value in _facts(record))
+        return bytes(_encode([speakable(value) for value in values_of(facts)]))
+    except Exception:
+        log.warning("the audit record of %s is kept without its content", record.request_id)
+        return bytes(_encode([speakable(value) for value in values_of(facts.without_content())]))

@@ -1,4 +1,4 @@
-"""A closed `Record` as the document that is written: parsed, named, masked. Runs on the trail's thread.
+"""The facts of a closed record as the document that is written: parsed, named, masked. Runs where records are written.
 
 Does: find the system prompt and the user's input in a request, texts and usage in an answer. Does not: number, hash or
 write it.
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from tonle.audit.collect import Answer
+from tonle.audit.facts import Facts
 from tonle.audit.ledger import text_of
-from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import CONTENT, REMOVED, SEALED
 
@@ -34,7 +34,7 @@ _NO_MARKS = str.maketrans("", "", "-:.")
 _PARTS = ("queue", "prefill", "decode", "ttft", "total")
 
 
-def document(record: Record, redactor: Redactor, omit: tuple[str, ...] = ()) -> dict[str, Any]:
+def document(record: Facts, redactor: Redactor, omit: tuple[str, ...] = ()) -> dict[str, Any]:
     """Every field of the schema, in the order people read them."""
     request = _request(record.body)
     answer = record.answer or Answer()
@@ -73,7 +73,7 @@ def document(record: Record, redactor: Redactor, omit: tuple[str, ...] = ()) -> 
     return _masked(fields, redactor, omit)
 
 
-def file_name(record: Record) -> str:
+def file_name(record: Facts) -> str:
     """`chat_completions_<shortid>_<timestamp>.json`; the time is that of the end, as is the folder's day."""
     path = record.endpoint.strip("/").removeprefix("v1/")
     stamp = text_of(record.closed_ns).translate(_NO_MARKS)
@@ -143,7 +143,7 @@ def _user_input(request: Mapping[str, Any]) -> Any:
     return prompt if isinstance(prompt, str) or (isinstance(prompt, list) and prompt) else None
 
 
-def _output(record: Record, answer: Answer) -> dict[str, Any]:
+def _output(record: Facts, answer: Answer) -> dict[str, Any]:
     """`output` is the text; `choices` everything there is, when one text does not say it all."""
     output, choices = record.output, None
     if output is None:
@@ -175,7 +175,7 @@ def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
 
 
-def _latency(record: Record, answer: Answer, *, stream: bool) -> dict[str, float | None]:
+def _latency(record: Facts, answer: Answer, *, stream: bool) -> dict[str, float | None]:
     known: dict[str, float | None] = dict.fromkeys(_PARTS)
     known["total"] = _ms(record.closed_s - record.opened_s)
     if stream and answer.first_s is not None and answer.last_s is not None:

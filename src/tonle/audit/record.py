@@ -35,7 +35,7 @@ class Record:
     __slots__ = (
         "_written", "adapter", "answer", "body", "cache", "client", "closed_ns", "closed_s", "endpoint", "error",
         "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config", "opened_ns",
-        "opened_s", "output", "request_id", "response_id", "route", "status", "timings_ms", "usage", "warnings",
+        "opened_s", "output", "packed", "request_id", "response_id", "route", "status", "timings_ms", "usage", "warnings",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Record:
         self.client = client  # address of the caller
         self.body = body  # the request, raw or parsed; whoever sets it does not change it later
         self.intent: Any = None  # what keeps the record from being forgotten in a crash; the trail's
+        self.packed: bytes | None = None  # its facts, ready to be sent to the process that writes; the writer's
         self.key_id: str | None = None
         self.model: str | None = None  # None: what the request or the answer says
         self.model_config: Mapping[str, Any] | None = None
@@ -77,15 +78,6 @@ class Record:
         self.response_id: str | None = None
         self.finish_reason: str | None = None
 
-    @classmethod
-    def closed(cls, facts: Mapping[str, Any]) -> Record:
-        """One that was closed elsewhere. `facts` are its attributes, all but those of the trail."""
-        record = cls.__new__(cls)
-        record._written = record.intent = None
-        for name, value in facts.items():
-            setattr(record, name, value)
-        return record
-
     @property
     def is_open(self) -> bool:
         return self._written is not None
@@ -94,11 +86,6 @@ class Record:
         """Set several attributes at once."""
         for name, value in facts.items():
             setattr(self, name, value)
-
-    def drop_content(self) -> None:
-        """What remains can always be written."""
-        self.note(body=None, answer=None, output=None, usage=None, model_config=None, timings_ms={})
-        self.note(cache=None, route=None, experiment=None, warnings=["the content could not be recorded"])
 
     def close(
         self,

@@ -31,6 +31,7 @@ from tonle.audit import intents, ledger
 from tonle.audit.chain import Chain, Draft, Event
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.document import document, file_name
+from tonle.audit.facts import facts_of
 from tonle.audit.ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, Line
 from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
@@ -197,7 +198,8 @@ def _draft_of(intent: intents.Intent) -> Draft:
     record.body = intent.body.encode() if intent.body is not None else None
     record.close("interrupted", error={"message": "the server died before this request ended"})
     record.closed_s = record.opened_s  # nobody knows how long it took
-    return Draft(ledger.today(), file_name(record), encode_fields(document(record, Redactor(()))))
+    facts = facts_of(record)
+    return Draft(ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def _remove_temps(folder: Path) -> None:

@@ -25,9 +25,8 @@ from typing import Any
 import msgspec
 
 from tonle.audit.chain import Chain
-from tonle.audit.collect import Answer
+from tonle.audit.facts import Facts
 from tonle.audit.keys import load_key
-from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.writer import ChainWriter, UnsignedError
 
@@ -46,37 +45,6 @@ class Orders(msgspec.Struct):
     omit: tuple[str, ...]
 
 
-class Facts(msgspec.Struct, array_like=True):
-    """A closed record on its way; the names are those of `Record`."""
-
-    id: str
-    opened_ns: int
-    opened_s: float
-    closed_ns: int
-    closed_s: float
-    endpoint: str
-    request_id: Any
-    client: Any
-    body: Any
-    key_id: Any
-    model: Any
-    model_config: Any
-    adapter: Any
-    cache: Any
-    route: Any
-    experiment: Any
-    warnings: Any
-    timings_ms: Any
-    status: Any
-    http_status: Any
-    answer: Answer | None
-    output: Any
-    usage: Any
-    error: Any
-    response_id: Any
-    finish_reason: Any
-
-
 class Batch(msgspec.Struct, array_like=True):
     owner: str  # a file that the server holds locked as long as it lives
     again: bool
@@ -93,15 +61,14 @@ class Receipt(msgspec.Struct, array_like=True):
     broken: bool = False
 
 
-def record_of(encoded: bytes) -> Record:
-    """The record again; without its answer, if that is of a kind nobody thought of."""
+def unpack(packed: bytes) -> Facts:
+    """The facts again; without the answer, if that is of a kind nobody thought of."""
     try:
-        facts = _decode_facts(encoded)
+        return _decode_facts(packed)
     except msgspec.ValidationError:
-        values = dict(zip(Facts.__struct_fields__, msgspec.msgpack.decode(encoded), strict=True))
+        values = dict(zip(Facts.__struct_fields__, msgspec.msgpack.decode(packed), strict=True))
         log.warning("the audit record of %s is kept without its answer", values["request_id"])
-        facts = Facts(**{**values, "answer": None, "warnings": ["the answer could not be recorded"]})
-    return Record.closed(msgspec.structs.asdict(facts))
+        return Facts(**{**values, "answer": None, "warnings": ["the answer could not be recorded"]})
 
 
 _decode_facts = msgspec.msgpack.Decoder(Facts).decode
@@ -158,8 +125,8 @@ def serve(line: socket.socket) -> None:
 
 def _write(writer: ChainWriter, batch: Batch) -> Receipt:
     try:
-        records = [record_of(encoded) for encoded in batch.records]
-        writer.write(records, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
+        facts = [unpack(packed) for packed in batch.records]
+        writer.write_facts(facts, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
     except OSError as error:
         return Receipt(error.strerror or str(error), error.errno or 0, unsigned=isinstance(error, UnsignedError))
     except Exception as error:

@@ -15,12 +15,11 @@ Does: pure functions from documents to documents. Does not: touch files.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,16 +37,30 @@ SEALED = (
 CONTENT = ("system_prompt", "user_input", "messages", "prompt", "parameters", "output", "choices", "error")
 REMOVED = "[redacted]"
 
+_SEALED_SET = frozenset(SEALED)
+_STARTS = range(0, _SALT_BYTES * len(SEALED), _SALT_BYTES)  # of a field's salt among all
+
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _sha256 = hashlib.sha256
 
 
-def seal(fields: Mapping[str, bytes], key: SigningKey, *, seq: int, prev: str, file: str) -> tuple[bytes, str]:
-    """A record with its place in the chain, as the bytes of a file, and its hash. `fields` are JSON (`encode_fields`)."""
+class Plain(NamedTuple):
+    """A document as JSON, before it has a place in the chain."""
+
+    text: bytes  # all of it
+    facts: bytes  # without the fields of SEALED
+    sealed: list[bytes]  # the values of those, in their order
+
+
+def seal(plain: Plain, key: SigningKey, *, seq: int, prev: str, file: str) -> tuple[bytes, str]:
+    """A record with its place in the chain, as the bytes of a file, and its hash."""
     salt = secrets.token_bytes(_SALT_BYTES)
-    salts = _spread(salt)
-    digests = [_sha256(salt + fields[name]).digest() for name, salt in salts.items()]
-    number = _record_hash(seq, prev, file, _facts_digest(fields), digests)
+    stream = _stream(salt)
+    digests = [
+        _sha256(stream[start : start + _SALT_BYTES] + value).digest()
+        for start, value in zip(_STARTS, plain.sealed, strict=True)
+    ]
+    number = _record_hash(seq, prev, file, _sha256(plain.facts).digest(), digests)
     chain = {
         "version": VERSION,
         "seq": seq,
@@ -55,16 +68,18 @@ def seal(fields: Mapping[str, bytes], key: SigningKey, *, seq: int, prev: str, f
         "file": file,
         "salt": salt.hex(),
         "mac": key.mac(number.encode()),
+        "hash": number,
     }
-    return _format({**fields, "chain": _encode({**chain, "hash": number})}), number
+    return _format(b'%b,"chain":%b}' % (plain.text[:-1], _encode(chain))), number
 
 
-def encode_fields(document: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each field as JSON. What JSON cannot say (an object, half of a surrogate pair) is written as well as it can be."""
+def encode_fields(document: Mapping[str, Any]) -> Plain:
+    """What JSON cannot say (an object, half of a surrogate pair) is written as well as it can be."""
+    facts = {name: value for name, value in document.items() if name not in _SEALED_SET}
     try:
-        return {name: _encode(value) for name, value in document.items()}
+        return Plain(_encode(document), _encode(facts), [_encode(document[name]) for name in SEALED])
     except UnicodeEncodeError:
-        return {name: _encode(speakable(value)) for name, value in document.items()}
+        return encode_fields(speakable(document))
 
 
 def is_ours(content: bytes, key: SigningKey) -> bool:
@@ -77,15 +92,18 @@ def is_ours(content: bytes, key: SigningKey) -> bool:
         return False
 
 
-def fields_of(content: bytes) -> dict[str, bytes]:
-    """The fields of a record without its chain, ready to be sealed again."""
-    return _open(content)[0]
+def fields_of(content: bytes) -> Plain:
+    """The fields of a record without its chain, ready to be sealed again. Raises `ValueError` if one is missing."""
+    raw, _ = _open(content)
+    if missing := _SEALED_SET - raw.keys():
+        raise ValueError(f"the field {min(missing)} is missing")
+    return Plain(_join(raw.items()), _join_facts(raw), [raw[name] for name in SEALED])
 
 
 def check(content: bytes) -> str:
     """The hash that the record in `content` should have, from what is in it. Raises `ValueError` if it is no record."""
     raw, chain = _open(content)
-    facts = _facts_digest(raw)
+    facts = _sha256(_join_facts(raw)).digest()
     digests = []
     salts = _salts(chain)
     redacted = chain.get("redacted", {})
@@ -115,7 +133,7 @@ def redact(content: bytes, replacements: Mapping[str, Any], *, reason: str, time
     chain["salts"] = {name: salt.hex() for name, salt in salts.items()}
     chain["redacted"] = redacted
     chain["hash"] = chain.pop("hash")  # last again
-    return _format({**raw, "chain": _encode(chain)})
+    return _format(_join([*raw.items(), ("chain", _encode(chain))]))
 
 
 def chain_of(content: bytes) -> dict[str, Any]:
@@ -141,42 +159,35 @@ def _open(content: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
     return raw, chain
 
 
-def _spread(seed: bytes) -> dict[str, bytes]:
-    stream = hashlib.shake_256(seed).digest(_SALT_BYTES * len(SEALED))
-    return {name: stream[i * _SALT_BYTES : (i + 1) * _SALT_BYTES] for i, name in enumerate(SEALED)}
+def _stream(seed: bytes) -> bytes:
+    """The salts of all fields, one after the other."""
+    return hashlib.shake_256(seed).digest(_SALT_BYTES * len(SEALED))
 
 
 def _salts(chain: dict[str, Any]) -> dict[str, bytes]:
     """Of the fields that still have one."""
     if "salt" in chain:
-        return _spread(bytes.fromhex(chain["salt"]))
+        stream = _stream(bytes.fromhex(chain["salt"]))
+        return {name: stream[start : start + _SALT_BYTES] for name, start in zip(SEALED, _STARTS, strict=True)}
     return {name: bytes.fromhex(salt) for name, salt in chain.get("salts", {}).items()}
 
 
-def _facts_digest(fields: Mapping[str, bytes]) -> bytes:
-    return _sha256(_join([pair for pair in fields.items() if pair[0] not in _SEALED_SET])).digest()
+def _join_facts(fields: Mapping[str, bytes]) -> bytes:
+    return _join([pair for pair in fields.items() if pair[0] not in _SEALED_SET])
 
 
-def _format(fields: Mapping[str, bytes]) -> bytes:
-    return msgspec.json.format(_join(fields.items()), indent=2) + b"\n"
+def _format(text: bytes) -> bytes:
+    return msgspec.json.format(text, indent=2) + b"\n"
 
 
 def _join(fields: Iterable[tuple[str, bytes]]) -> bytes:
     """JSON of an object whose values are JSON already. Names are ours and need no escapes."""
-    return b"{%b}" % b",".join([_label(name) + value for name, value in fields])
-
-
-@functools.cache  # the fields of the schema
-def _label(name: str) -> bytes:
-    return b'"%b":' % name.encode()
+    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), value) for name, value in fields])
 
 
 def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[bytes]) -> str:
     head = f"tonle audit record {VERSION}\n{seq}\n{prev}\n{file}\n".encode()
     return _sha256(b"".join((head, facts, *digests))).hexdigest()
-
-
-_SEALED_SET = frozenset(SEALED)
 
 
 def speakable(value: Any) -> Any:

@@ -194,6 +194,8 @@ class AuditTrail:
         if self.options.on_full == "serve" and self._queue.qsize() >= self.options.max_queue:
             self._lose([record], f"{self.options.max_queue} records are waiting to be written")
             return
+        if self._writer is not None:
+            self._writer.pack(record)
         self._queue.put(record)
 
     # -- on the trail's thread

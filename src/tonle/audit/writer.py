@@ -14,6 +14,7 @@ from tonle.audit import ledger
 from tonle.audit.chain import Chain, Draft, Event
 from tonle.audit.disk import locked
 from tonle.audit.document import document, file_name
+from tonle.audit.facts import Facts, facts_of
 from tonle.audit.record import Record
 from tonle.audit.recover import written_files
 from tonle.audit.redaction import Redactor
@@ -27,6 +28,10 @@ class UnsignedError(OSError):
 
 
 class Writer(Protocol):
+    def pack(self, record: Record) -> None:
+        """On the server's thread, when a record is closed: make it quick to write later."""
+        ...
+
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
         """Write records and, if there is one, the note of a gap. `again`: some may be in the chain from a try before.
 
@@ -45,9 +50,15 @@ class ChainWriter:
         self._redactor = redactor
         self._omit = omit
 
-    def write(
+    def pack(self, record: Record) -> None:
+        """There is nothing to prepare."""
+
+    def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
+        self.write_facts([facts_of(record) for record in records], lost, again=again)
+
+    def write_facts(
         self,
-        records: Sequence[Record],
+        batch: Sequence[Facts],
         lost: dict[str, Any] | None,
         *,
         again: bool = False,
@@ -55,13 +66,13 @@ class ChainWriter:
     ) -> None:
         """`may_write` is asked under the lock of the directory; nothing is written if it says no."""
         chain = self._chain
-        drafts = [self._draft(record) for record in records]
+        drafts = [self._draft(facts) for facts in batch]
         with locked(chain.directory):
             if not may_write():
                 return
             chain.refresh()
-            if again and records:
-                known = written_files(chain, min(record.opened_ns for record in records))
+            if again and batch:
+                known = written_files(chain, min(facts.opened_ns for facts in batch))
                 drafts = [draft for draft in drafts if draft.file not in known]
             gap = [] if lost is None else [Event("gap", {"facts": lost})]
             chain.append_all([*drafts, *gap])
@@ -73,11 +84,10 @@ class ChainWriter:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _draft(self, record: Record) -> Draft:
+    def _draft(self, facts: Facts) -> Draft:
         try:
-            fields = encode_fields(document(record, self._redactor, self._omit))
+            fields = encode_fields(document(facts, self._redactor, self._omit))
         except Exception:  # facts of a kind nobody thought of: the record is kept without them
-            log.exception("the audit record of %s is kept without its content", record.request_id)
-            record.drop_content()
-            fields = encode_fields(document(record, self._redactor, self._omit))
-        return Draft(ledger.text_of(record.closed_ns)[:10], file_name(record), fields)
+            log.exception("the audit record of %s is kept without its content", facts.request_id)
+            fields = encode_fields(document(facts.without_content(), self._redactor, self._omit))
+        return Draft(ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)

@@ -12,6 +12,7 @@ from typing import Any
 from tonle.audit import AuditOptions, AuditTrail
 from tonle.audit.chain import Chain, Draft
 from tonle.audit.document import document, file_name
+from tonle.audit.facts import facts_of
 from tonle.audit.keys import load_or_create_key
 from tonle.audit.options import KEY_NAME
 from tonle.audit.record import Record
@@ -64,7 +65,8 @@ def make_chain(directory: Path) -> Chain:
 def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> Draft:
     record = Record(lambda closed: None, CHAT, body=body)
     record.close("ok", http_status=200, output=output, usage=USAGE)
-    return Draft(day, file_name(record), encode_fields(document(record, Redactor(()))))
+    facts = facts_of(record)
+    return Draft(day, file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def write_days(directory: Path, days: dict[str, int]) -> Chain:
