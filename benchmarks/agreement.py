@@ -6,7 +6,9 @@
 Does: let `tonle.bench` and a few lines of httpx take turns on one server, and compare TTFT, TPOT and output tok/s.
 Does not: share timing, parsing or prompts between the two: only the lengths are the same.
 
-Turns are short and many, and who goes first changes, so that a machine that others use too slows down both alike.
+Turns are short and many, and who goes first changes, so that a machine that others use too slows down both alike. The
+server we start and the clients run on different cores: httpx takes several times the CPU per chunk, and on shared cores the
+server would be slower for it, which is no disagreement about time.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -107,8 +110,9 @@ class HttpxClient:
 
     async def _turn(self, users: int, rng: random.Random) -> Turn:
         prompts = [rng.choices(PLAIN_IDS, k=INPUT_TOKENS) for _ in range(users * REQUESTS_PER_USER)]
+        requests = [self._request(prompt) for prompt in prompts]  # ready-made, so that users start together
         begin_s = perf_counter()
-        of_users = await asyncio.gather(*(self._ask_all(prompts[user::users]) for user in range(users)))
+        of_users = await asyncio.gather(*(self._ask_all(requests[user::users]) for user in range(users)))
         wall_s = perf_counter() - begin_s
         timings = [timing for user in of_users for timing in user]
         return Turn(
@@ -117,10 +121,7 @@ class HttpxClient:
             output_tokens_per_s=sum(t.output_tokens for t in timings) / wall_s,
         )
 
-    async def _ask_all(self, prompts: list[list[int]]) -> list[Timing]:
-        return [await self._ask(prompt) for prompt in prompts]
-
-    async def _ask(self, prompt: list[int]) -> Timing:
+    def _request(self, prompt: list[int]) -> httpx.Request:
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -130,11 +131,17 @@ class HttpxClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return self._client.build_request("POST", "/v1/completions", json=body)
+
+    async def _ask_all(self, requests: list[httpx.Request]) -> list[Timing]:
+        return [await self._ask(request) for request in requests]
+
+    async def _ask(self, request: httpx.Request) -> Timing:
         first_s: float | None = None
         last_s = 0.0
         usage: dict[str, Any] = {}
         sent_s = perf_counter()
-        async with self._client.stream("POST", "/v1/completions", json=body) as reply:
+        async with aclosing(await self._client.send(request, stream=True)) as reply:
             reply.raise_for_status()
             async for line in reply.aiter_lines():
                 now_s = perf_counter()
@@ -177,13 +184,17 @@ def describe(turn: Turn) -> str:
 
 
 def compare(turns: dict[str, list[Turn]]) -> list[tuple[str, float, float, float]]:
-    """Per quantity: its name, the median of each client, and the second's as a ratio to the first's."""
+    """Per quantity: its name, the median of each client, and of the second's ratios to the first's in the same round.
+
+    Turns of one round are seconds apart: what the machine does from minute to minute is in both.
+    """
     if not all(turns.values()):
         return []
     rows = []
     for quantity in fields(Turn):
-        first, second = (median(getattr(turn, quantity.name) for turn in series) for series in turns.values())
-        rows.append((quantity.name, first, second, second / first))
+        first, second = ([getattr(turn, quantity.name) for turn in series] for series in turns.values())
+        ratio = median(theirs / ours for ours, theirs in zip(first, second, strict=True))
+        rows.append((quantity.name, median(first), median(second), ratio))
     return rows
 
 
@@ -194,9 +205,12 @@ def server_url(url: str | None) -> Iterator[str]:
         yield url
         return
     server, port = tonle(), free_port()
+    *servers, last = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, servers or [last])  # what is started now inherits it
     with tempfile.TemporaryDirectory(prefix="tonle-agreement-") as folder:
         log = Path(folder) / "server.log"
         with RunningServer(server.command(port), env=server.env, port=port, health=server.health, log=log) as running:
+            os.sched_setaffinity(0, [last])
             running.wait_ready()
             running.ask()
             yield running.url

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from benchmarks.eager import TIES, gaps, reference_logits
 from benchmarks.workload import SHAPES, write_config
 
 from tests.fakes.driver import Driver
@@ -27,7 +28,6 @@ from tonle.engine.request import GenerationConfig
 from tonle.engine.sample.draw import draw
 from tonle.engine.sample.noise import uniform
 from tonle.models.decoder import Decoder
-from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
@@ -70,7 +70,7 @@ class Case:
 def make_case(name: str, dtype: str, folder: Path) -> Case:
     source = ModelSource("folder", write_config(name, folder), name)
     decoder = Decoder.random(read_spec(source), torch.device("cuda"), getattr(torch, dtype))
-    return Case(source, decoder, dtype, 1e-4 if dtype == "float32" else 4 * 2.0**-8)  # bfloat16: four steps
+    return Case(source, decoder, dtype, TIES[decoder.dtype])
 
 
 @pytest.fixture(scope="module", params=[
@@ -98,30 +98,11 @@ def prompts(count: int, seed: int, low: int = 1, high: int = 220) -> list[list[i
     return [[rng.randrange(6, 4000) for _ in range(rng.randint(low, high))] for _ in range(count)]
 
 
-@torch.inference_mode()
-def reference_logits(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
-    """(tokens, vocab) float32, in one eager step of plain torch operations."""
-    spec, device, n = decoder.spec, decoder.device, len(tokens)
-    blocks = -(-n // 16)
-    kv = KVCache(num_layers=spec.num_layers, num_blocks=blocks, block_size=16, num_kv_heads=spec.num_kv_heads,
-                 head_dim=spec.head_dim, dtype=decoder.dtype, device=device)  # fmt: skip
-    places = torch.arange(n, device=device)
-    inputs = StepInputs(
-        tokens=torch.tensor(tokens, device=device), positions=places, slots=places, row_starts=[0, n],
-        context_lens=[n], block_tables=torch.arange(blocks, dtype=torch.int32, device=device)[None],
-        num_decode=int(n == 1), logit_indices=places,
-    )  # fmt: skip
-    return decoder.forward(inputs, kv)
-
-
 def judge(case: Case, asked: list[list[int]], outputs: list[list[int]]) -> None:
     same = total = 0
     for prompt, output in zip(asked, outputs, strict=True):
         assert len(output) == NEW
-        logits = reference_logits(case.reference, prompt + output[:-1])[len(prompt) - 1 :]  # (NEW, vocab)
-        ours = logits.gather(1, torch.tensor(output, device="cuda")[:, None]).squeeze(1)
-        best = logits.amax(1)
-        gap = (best - ours) / best.abs()
+        gap = gaps(case.reference, prompt, output)  # (NEW,)
         same += int((gap == 0).sum())
         total += NEW
         assert gap.max() <= case.tie, f"token {int(gap.argmax())}: {float(gap.max()):.2%} below the reference's best"
