@@ -1,4 +1,4 @@
-"""Attention's inner loops as explicit vector code, for the head sizes in common use; see `vector.py` for the manner."""
+"""Attention's inner loops as explicit vector code; see `vector.py` for the manner. Head sizes: multiples of `LANES`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from tonle.models.cpu.vector import I32, I64, LANES, VF, Code
+from tonle.models.cpu.exponential import exponential
+from tonle.models.cpu.vector import F32, I32, I64, LANES, VF, Code, larger, reduce_lanes
 
 DIMS = (64, 128)  # head sizes with loops of their own; others take the plain ones
 
 
-def _add_lanes(code: Code, vector: Any) -> Any:
-    """The sum of a vector's lanes, by halving."""
-    width = LANES
-    while width > 1:
-        half = width // 2
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        low, high = (ir.Constant(ir.VectorType(I32, half), list(range(at, at + half))) for at in (0, half))
-        vector = code.b.fadd(
-            code.b.shuffle_vector(vector, undefined, low), code.b.shuffle_vector(vector, undefined, high)
-        )
-        width = half
-    return code.b.extract_element(vector, ir.Constant(I32, 0))
+def _zero() -> Any:
+    return ir.Constant(VF, [0.0] * LANES)
+
+
+def _sum_each(code: Code, vectors: list[Any]) -> Any:
+    """Lane j = the sum of the lanes of vector j, for LANES vectors: neighbours are added, level by level."""
+    evens, odds = (ir.Constant(ir.VectorType(I32, LANES), list(range(at, 2 * LANES, 2))) for at in (0, 1))
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [
+            code.b.fadd(code.b.shuffle_vector(a, b, evens), code.b.shuffle_vector(a, b, odds), flags=("contract",))
+            for a, b in pairs
+        ]
+    return vectors[0]
 
 
 def _dots(dim: int) -> Any:
@@ -38,16 +41,30 @@ def _dots(dim: int) -> Any:
             code = Code(context, builder, signature, args)
             query, rows, target = code.pointer(0), code.pointer(2), code.pointer(7)
             parts = [code.load(query, ir.Constant(I64, first), VF) for first in range(0, dim, LANES)]
+            scales = code.spread(code.number(6))
 
-            def one(position: Any) -> None:
+            def products(position: Any) -> Any:
                 row = builder.mul(position, code.number(4))
-                sums = [ir.Constant(VF, [0.0] * LANES)] * 2  # two chains: a product need not wait for the one before
+                sums = [_zero(), _zero()]  # two chains: a product need not wait for the one before
                 for i, part in enumerate(parts):
                     sums[i % 2] = code.fma(part, code.load(rows, code.at(row, i * LANES), VF), sums[i % 2])
-                total = builder.fmul(_add_lanes(code, builder.fadd(sums[0], sums[1])), code.number(6))
-                builder.store(total, builder.gep(target, [position]))
+                return builder.fadd(sums[0], sums[1])
 
-            code.loop(code.number(5), one)
+            def many(tile: Any) -> None:
+                first = code.times(tile, LANES)
+                total = _sum_each(code, [products(code.at(first, i)) for i in range(LANES)])
+                code.store(builder.fmul(total, scales), target, first)
+
+            tiles = builder.sdiv(code.number(5), ir.Constant(I64, LANES))
+            done = code.times(tiles, LANES)
+
+            def one(i: Any) -> None:
+                position = builder.add(done, i)
+                total = reduce_lanes(code, products(position), builder.fadd)
+                builder.store(builder.fmul(total, code.number(6)), builder.gep(target, [position]))
+
+            code.loop(tiles, many)
+            code.loop(builder.sub(code.number(5), done), one)
             return context.get_dummy_value()
 
         return types.void(q, at, keys, k, step, count, scale, scores, s), generate
@@ -64,20 +81,29 @@ def _mix(dim: int) -> Any:
             code = Code(context, builder, signature, args)
             rows, shares, target = code.pointer(0), code.pointer(4), code.pointer(6)
             firsts = range(0, dim, LANES)
-            sums = code.sums(len(firsts))
-            for place, first in zip(sums, firsts, strict=True):
+            sums = [code.sums(len(firsts)), code.sums(len(firsts))]  # two chains, as above
+            code.clear(sums[1])
+            for place, first in zip(sums[0], firsts, strict=True):
                 builder.store(code.load(target, ir.Constant(I64, first), VF), place)
 
-            def one(position: Any) -> None:
+            def add(position: Any, chain: list[Any]) -> None:
                 row = builder.mul(position, code.number(2))
                 share = code.broadcast(shares, position)
-                for place, first in zip(sums, firsts, strict=True):
+                for place, first in zip(chain, firsts, strict=True):
                     value = code.load(rows, code.at(row, first), VF)
                     builder.store(code.fma(value, share, builder.load(place, typ=VF)), place)
 
-            code.loop(code.number(3), one)
-            for place, first in zip(sums, firsts, strict=True):
-                code.store(builder.load(place, typ=VF), target, ir.Constant(I64, first))
+            def two(pair: Any) -> None:
+                add(code.times(pair, 2), sums[0])
+                add(code.at(code.times(pair, 2), 1), sums[1])
+
+            pairs = builder.sdiv(code.number(3), ir.Constant(I64, 2))
+            done = code.times(pairs, 2)
+            code.loop(pairs, two)
+            code.loop(builder.sub(code.number(3), done), lambda i: add(builder.add(done, i), sums[0]))
+            for place, other, first in zip(*sums, firsts, strict=True):
+                total = builder.fadd(builder.load(place, typ=VF), builder.load(other, typ=VF))
+                code.store(total, target, ir.Constant(I64, first))
             return context.get_dummy_value()
 
         return types.void(values, v, step, count, scores, s, out, to), generate
@@ -85,7 +111,42 @@ def _mix(dim: int) -> Any:
     return mix
 
 
+@intrinsic
+def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
+    """scores[s : s + count] = exp(score - the best of them); returns their sum.
+
+    Writes up to the next multiple of LANES: there must be room.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        places = code.pointer(0)
+        lowest = ir.Constant(F32, -1e30)
+        rounded = builder.sdiv(code.at(code.number(2), LANES - 1), ir.Constant(I64, LANES))
+        rest = builder.sub(code.times(rounded, LANES), code.number(2))
+        code.loop(rest, lambda i: builder.store(lowest, builder.gep(places, [builder.add(code.number(2), i)])) and None)
+        best, total = code.sums(2)
+        builder.store(code.spread(lowest), best)
+        builder.store(_zero(), total)
+
+        def find(i: Any) -> None:
+            builder.store(larger(code, builder.load(best, typ=VF), code.load(places, code.times(i, LANES), VF)), best)
+
+        def power(i: Any) -> None:
+            at = code.times(i, LANES)
+            value = exponential(code, builder.fsub(code.load(places, at, VF), highest))
+            builder.store(builder.fadd(builder.load(total, typ=VF), value), total)
+            code.store(value, places, at)
+
+        code.loop(rounded, find)
+        highest = code.spread(reduce_lanes(code, builder.load(best, typ=VF), lambda a, b: larger(code, a, b)))
+        code.loop(rounded, power)
+        return reduce_lanes(code, builder.load(total, typ=VF), builder.fadd)
+
+    return types.float32(scores, s, count), generate
+
+
 dots_64, dots_128 = _dots(64), _dots(128)
 mix_64, mix_128 = _mix(64), _mix(128)
 
-__all__ = ["DIMS", "dots_64", "dots_128", "mix_64", "mix_128"]
+__all__ = ["DIMS", "dots_64", "dots_128", "mix_64", "mix_128", "soften"]

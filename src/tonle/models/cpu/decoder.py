@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from tonle.models.cpu.products import Matrix
-from tonle.models.cpu.step import Inputs, Packed, forward, product
+from tonle.models.cpu.step import SPAN, Inputs, Packed, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
 from tonle.models.cpu.warm import is_warm, types_of, warm_later
@@ -103,9 +104,11 @@ class CpuDecoder:
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         num_tokens, num_wanted = len(inputs.tokens), len(inputs.logit_indices)
         cos, sin = self._rotary.angles(inputs.positions, torch.float32)  # (T, 1, dim)
-        sizes = np.diff(inputs.row_starts)
+        longest = max(inputs.context_lens)
         step = Inputs(
-            row_of=np.repeat(np.arange(len(sizes)), sizes),
+            row_of=np.repeat(np.arange(len(inputs.context_lens)), np.diff(inputs.row_starts)),
+            spans=_spans(inputs.row_starts),
+            longest=longest,
             positions=inputs.positions.numpy(),
             slots=inputs.slots.numpy(),
             tables=np.ascontiguousarray(inputs.block_tables.numpy()),
@@ -114,7 +117,7 @@ class CpuDecoder:
             sin=sin.squeeze(1).numpy(),
         )
         logits = np.empty((num_wanted, self._packed.head.weights.shape[1] * ROWS), dtype=np.float32)
-        buffers = self._workspace.cut(num_tokens, max(inputs.context_lens))._replace(logits=logits)
+        buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
         packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
@@ -141,6 +144,14 @@ class CpuDecoder:
         out = np.empty((len(x), gate_up.weights.shape[1] * ROWS), dtype=np.float32)
         for layer in range(num_layers):
             team.run(lambda member, layer=layer: product(gate_up, layer, x, form, out, scratch, member, team.size))  # type: ignore[misc]
+
+
+def _spans(row_starts: Sequence[int]) -> Array:
+    """(spans, 2): each row's tokens, SPAN at a time."""
+    spans = [
+        (first, min(first + SPAN, end)) for start, end in pairwise(row_starts) for first in range(start, end, SPAN)
+    ]
+    return np.array(spans, dtype=np.int64)
 
 
 def _quickest(work: Callable[[], object]) -> float:

@@ -19,7 +19,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tonle.models.cpu.vector import F32, GROUP, HALF, I8, I32, I64, LANES, ROWS, VF, VI, Code, load_factors
+from tonle.models.cpu.vector import (
+    F32,
+    GROUP,
+    HALF,
+    I8,
+    I32,
+    I64,
+    LANES,
+    ROWS,
+    VF,
+    VI,
+    Code,
+    each,
+    larger,
+    load_factors,
+    reduce_lanes,
+)
 
 QUADS = GROUP // 4  # dot products along k in one group
 SIGN = 128  # 8-bit weights are stored with this added, to be unsigned
@@ -187,23 +203,6 @@ add_dots_1, add_dots_2 = _dot_product(1, at_once=True), _dot_product(2, at_once=
 add_dots_4 = _dot_product(4, at_once=False)
 
 
-def _each(code: Code, name: str, vector: Any) -> Any:
-    """An LLVM function of one float32, of every lane."""
-    kind = ir.FunctionType(VF, [VF])
-    return code.b.call(code.b.module.declare_intrinsic(f"llvm.{name}.v{LANES}f32", (), kind), [vector])
-
-
-def _reduce(code: Code, vector: Any, join: Any) -> Any:
-    """One number from a vector's lanes, by halving."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        low, high = (ir.Constant(ir.VectorType(I32, width), list(range(at, at + width))) for at in (0, width))
-        vector = join(code.b.shuffle_vector(vector, undefined, low), code.b.shuffle_vector(vector, undefined, high))
-    return code.b.extract_element(vector, ir.Constant(I32, 0))
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def split_group(
     typingctx: Any, values: Any, v: Any, high: Any, h: Any, low: Any, l: Any, scale: Any, s: Any, sums: Any,  # noqa: E741
@@ -219,21 +218,17 @@ def split_group(
         firsts = range(0, GROUP, LANES)
         floats = [code.load(source, _int(first), VF) for first in firsts]
 
-        def larger(one: Any, other: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", one, other), one, other)
-
         most = None
         for value in floats:
-            size = _each(code, "fabs", value)
-            most = size if most is None else larger(most, size)
-        largest = _reduce(code, most, larger)
+            size = each(code, "fabs", value)
+            most = size if most is None else larger(code, most, size)
+        largest = reduce_lanes(code, most, lambda one, other: larger(code, one, other))
         zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
         inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, top), largest))
-        spread = b.insert_element(ir.Constant(VF, ir.Undefined), inverse, ir.Constant(I32, 0))
-        spread = b.shuffle_vector(spread, ir.Constant(VF, ir.Undefined), _every(0))
+        spread = code.spread(inverse)
         total = None
         for first, value in zip(firsts, floats, strict=True):
-            number = b.fptosi(_each(code, "rint", b.fmul(value, spread)), VI)
+            number = b.fptosi(each(code, "rint", b.fmul(value, spread)), VI)
             total = number if total is None else b.add(total, number)
             small = ir.VectorType(I8, LANES)
             if one_digit:
@@ -245,7 +240,7 @@ def split_group(
             code.store(b.trunc(rest, small), highs, _int(first))
         unit = b.fmul(largest, ir.Constant(F32, 1.0 / top))
         b.store(unit, scales)
-        b.store(b.fmul(b.sitofp(_reduce(code, total, b.add), F32), unit), x_sums)
+        b.store(b.fmul(b.sitofp(reduce_lanes(code, total, b.add), F32), unit), x_sums)
         return context.get_dummy_value()
 
     return types.void(values, v, high, h, low, l, scale, s, sums, u), generate

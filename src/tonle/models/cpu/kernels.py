@@ -9,31 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128
+from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128, soften
 from tonle.models.cpu.products import compiled, f32
-
-
-@compiled
-def exp_inplace(values: Any, scratch: Any, count: Any) -> None:
-    """values[:count] = exp of them, to float32 precision, in vector instructions. Inputs at most about 88.
-
-    exp(x) = 2**n * exp(r) with n = round(x / ln 2); 2**n is built in the exponent bits of `scratch` (int32).
-    """
-    powers = scratch.view(np.float32)
-    for i in range(count):
-        x = max(values[i], f32(-87.0))
-        n = np.floor(x * f32(1.44269504) + f32(0.5))
-        r = x - n * f32(0.693359375) - n * f32(-2.12194440e-4)
-        p = f32(1.9875691500e-4)
-        p = p * r + f32(1.3981999507e-3)
-        p = p * r + f32(8.3334519073e-3)
-        p = p * r + f32(4.1665795894e-2)
-        p = p * r + f32(1.6666665459e-1)
-        p = p * r + f32(5.0000001201e-1)
-        values[i] = p * r * r + r + f32(1.0)
-        scratch[i] = (np.int32(n) + np.int32(127)) << np.int32(23)
-    for i in range(count):
-        values[i] *= powers[i]
+from tonle.models.cpu.vector import LANES
 
 
 @compiled
@@ -71,58 +49,69 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 @compiled
-def attend(q: Any, keys: Any, values: Any, table: Any, start: Any, end: Any, head: Any, scale: Any, scores: Any,
-           scratch: Any, out: Any) -> None:  # fmt: skip
-    """One query head q (dim,) over positions start..end of its sequence, to out (dim,).
+def attend(
+    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, room: Any, scores: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """Query heads first..last of consecutive tokens of one sequence, q (tokens, heads, dim), to out, of the same shape.
 
-    keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks.
+    keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks; positions: of the tokens.
+    All tokens and heads take a block before the next one is touched: memory is read once and in order. scores: flat, a row
+    of `room` for each token and head.
     """
-    block_size, dim = keys.shape[1], keys.shape[3]
-    step = keys.shape[2] * dim
-    position = start
-    while position < end:
-        offset = position % block_size
-        count = min(block_size - offset, end - position)
-        first = (table[position // block_size] * block_size + offset) * step + head * dim
-        if dim == 64:
-            dots_64(q, 0, keys, first, step, count, scale, scores, position - start)
-        elif dim == 128:
-            dots_128(q, 0, keys, first, step, count, scale, scores, position - start)
-        else:
-            plain_dots(q, keys.reshape(-1)[first:], step, count, scale, scores[position - start :])
-        position += count
-    inverse = f32(1.0) / soften(scores, scratch, end - start)
-    for i in range(dim):
-        out[i] = 0
-    position = start
-    while position < end:
-        offset = position % block_size
-        count = min(block_size - offset, end - position)
-        first = (table[position // block_size] * block_size + offset) * step + head * dim
-        if dim == 64:
-            mix_64(values, first, step, count, scores, position - start, out, 0)
-        elif dim == 128:
-            mix_128(values, first, step, count, scores, position - start, out, 0)
-        else:
-            plain_mix(values.reshape(-1)[first:], step, count, scores[position - start :], out)
-        position += count
-    for i in range(dim):
-        out[i] *= inverse
+    count, heads, dim = q.shape
+    rows = last - first
+    block_size, num_kv = keys.shape[1], keys.shape[2]
+    group, step, scale = heads // num_kv, num_kv * dim, f32(1.0) / np.sqrt(f32(dim))
+    begin, end = window_start(positions[0], window), positions[count - 1] + 1
+    for block in range(begin // block_size, -(-end // block_size)):
+        for t in range(count):
+            start, stop = window_start(positions[t], window), positions[t] + 1
+            low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+            place = (table[block] * block_size + low % block_size) * step
+            for h in range(first, last):
+                at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
+                if high <= low:
+                    continue
+                if dim == 64:
+                    dots_64(q, (t * heads + h) * dim, keys, at, step, high - low, scale, scores, to)
+                elif dim == 128:
+                    dots_128(q, (t * heads + h) * dim, keys, at, step, high - low, scale, scores, to)
+                else:
+                    plain_dots(q[t, h], keys.reshape(-1)[at:], step, high - low, scale, scores[to:])
+    for t in range(count):
+        size = positions[t] + 1 - window_start(positions[t], window)
+        for h in range(first, last):
+            soften(scores, (t * rows + h - first) * room, size)
+            for i in range(dim):
+                out[t, h, i] = 0
+    for block in range(begin // block_size, -(-end // block_size)):
+        for t in range(count):
+            start, stop = window_start(positions[t], window), positions[t] + 1
+            low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+            place = (table[block] * block_size + low % block_size) * step
+            for h in range(first, last):
+                at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
+                if high <= low:
+                    continue
+                if dim == 64:
+                    mix_64(values, at, step, high - low, scores, to, out, (t * heads + h) * dim)
+                elif dim == 128:
+                    mix_128(values, at, step, high - low, scores, to, out, (t * heads + h) * dim)
+                else:
+                    plain_mix(values.reshape(-1)[at:], step, high - low, scores[to:], out[t, h])
 
 
 @compiled
-def soften(scores: Any, scratch: Any, count: Any) -> Any:
-    """scores[:count] = exp(scores - the best of them); returns their sum."""
-    best = scores[0]
-    for i in range(count):
-        best = max(best, scores[i])
-    for i in range(count):
-        scores[i] -= best
-    exp_inplace(scores, scratch, count)
-    total = f32(0)
-    for i in range(count):
-        total += scores[i]
-    return total
+def window_start(position: Any, window: Any) -> Any:
+    """The first position that a token at `position` sees; window 0: all."""
+    return max(0, position + 1 - window) if window else 0
+
+
+@compiled
+def row_room(count: Any) -> Any:
+    """What a row of `count` scores takes: whole vectors."""
+    return (count + LANES - 1) // LANES * LANES
 
 
 @compiled

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import njit
 
-from tonle.models.cpu.kernels import attend, exp_inplace, normalize, normalize_head, rotate_head
-from tonle.models.cpu.products import OPTIONS, Matrix, Scratch, block_product, compiled, f32, rows_at_once, set_group
+from tonle.models.cpu.exponential import gate_group
+from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
+from tonle.models.cpu.products import OPTIONS, Matrix, Scratch, block_product, compiled, rows_at_once, set_group
 from tonle.models.cpu.team import meet
-from tonle.models.cpu.vector import GROUP, HALF, ROWS
+from tonle.models.cpu.vector import GROUP, ROWS
+
+SPAN = 8  # tokens of one row whose attention is computed together: keys and values are read once for them
 
 
 class Packed(NamedTuple):
@@ -40,7 +42,7 @@ class Buffers(NamedTuple):
     hidden: Any  # (T, hidden): the residual stream; holds the embeddings on entry
     qkv: Any  # (T, rows)
     q: Any  # (T, heads, dim) rotated
-    mixed: Any  # (T, heads * dim) attention's output
+    mixed: Any  # (T, heads, dim) attention's output
     logits: Any  # (S, vocabulary rounded up to blocks)
     to_qkv: Any  # what each matrix is multiplied with, as `Floats` or `Digits`: hidden wide
     to_o: Any  # heads * dim
@@ -48,14 +50,15 @@ class Buffers(NamedTuple):
     to_down: Any  # intermediate
     to_head: Any  # (S, hidden)
     scratch: Any  # `Scratch` of every thread: arrays with the thread first
-    scores: Any  # (threads, longest context)
-    powers: Any  # (threads, longest context) int32
+    scores: Any  # (threads, at least SPAN times the longest context in whole vectors)
 
 
 class Inputs(NamedTuple):
     """One step: T tokens, S of them with logits wanted."""
 
     row_of: Any  # (T,) which block table
+    spans: Any  # (spans, 2): from which token to which; up to SPAN consecutive ones of a row
+    longest: Any  # tokens: the largest context
     positions: Any  # (T,)
     slots: Any  # (T,)
     tables: Any  # (R, blocks) int32
@@ -109,25 +112,18 @@ def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, o
 
 
 @compiled
-def _gate(
-    matrix: Matrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any, powers: Any
-) -> None:
+def _gate(matrix: Matrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (`Floats` or `Digits`, count rows of intermediate size) = silu(gate) * up. A block makes one group."""
     step = rows_at_once(count, matrix.weights.shape[1], size)
     chunks = -(-count // step)
     begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
-    decay, total = own.row, own.total
     for item in range(begin, end):
         b, first = item // chunks, item % chunks * step
         last = min(first + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         for m in range(last - first):
-            for j in range(HALF):
-                decay[j] = min(-total[m, j], f32(80.0))
-            exp_inplace(decay, powers, HALF)
-            for j in range(HALF):
-                total[m, j] = total[m, j] / (f32(1.0) + decay[j]) * total[m, HALF + j]
-            set_group(out, first + m, b, total, m * ROWS)
+            gate_group(own.total, m * ROWS)
+            set_group(out, first + m, b, own.total, m * ROWS)
 
 
 @compiled
@@ -181,25 +177,26 @@ def _spread(packed: Packed, layer: Any, step: Inputs, buffers: Buffers, keys: An
 
 @compiled
 def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, member: Any, size: Any) -> None:
-    """Attention of every token's heads."""
-    num_heads, dim = buffers.q.shape[1], buffers.q.shape[2]
-    group = num_heads // keys.shape[2]
-    scale = f32(1.0) / np.sqrt(f32(dim))
-    first, last = _share(step.positions.shape[0] * num_heads, member, size)
-    for item in range(first, last):
-        t, h = item // num_heads, item % num_heads
-        end = step.positions[t] + 1
-        start = max(0, end - window) if window else 0
-        attend(buffers.q[t, h], keys, values, step.tables[step.row_of[t]], start, end, h // group, scale,
-               buffers.scores[member], buffers.powers[member], buffers.mixed[t, h * dim : (h + 1) * dim])  # fmt: skip
+    """Attention, a span of tokens at a time: with all heads, or with one where spans are few or contexts long."""
+    num_spans, num_heads, scores = step.spans.shape[0], buffers.q.shape[1], buffers.scores[member]
+    room = row_room(step.longest)
+    at_once = num_heads if num_spans >= 2 * size and SPAN * num_heads * room <= scores.shape[0] else 1
+    parts = num_heads // at_once
+    # In turns: later tokens of a prompt see more than earlier ones.
+    for item in range(member, num_spans * parts, size):
+        begin, end = step.spans[item // parts, 0], step.spans[item // parts, 1]
+        first = item % parts
+        attend(buffers.q[begin:end], first, first + at_once, keys, values, step.tables[step.row_of[begin]],
+               step.positions[begin:end], window, room, scores, buffers.mixed[begin:end])  # fmt: skip
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
 def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
             size: Any) -> None:  # fmt: skip
     """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim)."""
-    own, powers, hidden = _own(buffers.scratch, member), buffers.powers[member], buffers.hidden
+    own, hidden = _own(buffers.scratch, member), buffers.hidden
     count = hidden.shape[0]
+    mixed = buffers.mixed.reshape(count, -1)  # (T, heads * dim)
     met = 0
     for layer in range(packed.input_norm.shape[0]):
         _norm(hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
@@ -210,13 +207,13 @@ def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: A
         met = meet(counter, met, size)
         _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
         met = meet(counter, met, size)
-        _form(buffers.mixed, buffers.to_o, member, size)
+        _form(mixed, buffers.to_o, member, size)
         met = meet(counter, met, size)
         _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
         met = meet(counter, met, size)
         _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
         met = meet(counter, met, size)
-        _gate(packed.gate_up, layer, buffers.to_gate_up, count, buffers.to_down, member, size, own, powers)
+        _gate(packed.gate_up, layer, buffers.to_gate_up, count, buffers.to_down, member, size, own)
         met = meet(counter, met, size)
         _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
         met = meet(counter, met, size)

@@ -61,9 +61,12 @@ class Code:
 
     def broadcast(self, base: Any, index: Any) -> Any:
         """One float32 of memory in every lane."""
-        one = self.b.load(self.b.gep(base, [index]), typ=F32)
-        zero = self.b.insert_element(ir.Constant(VF, ir.Undefined), one, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(zero, ir.Constant(VF, ir.Undefined), ir.Constant(VI, [0] * LANES))
+        return self.spread(self.b.load(self.b.gep(base, [index]), typ=F32))
+
+    def spread(self, one: Any) -> Any:
+        """One float32 in every lane."""
+        first = self.b.insert_element(ir.Constant(VF, ir.Undefined), one, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, ir.Constant(VF, ir.Undefined), ir.Constant(VI, [0] * LANES))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.b.fadd(self.b.fmul(a, b, flags=("contract",)), c, flags=("contract",))
@@ -88,6 +91,27 @@ class Code:
             first = self.times(turn.index, unroll)
             for i in range(unroll):
                 body(self.at(first, i))
+
+
+def each(code: Code, name: str, vector: Any) -> Any:
+    """An LLVM function of one float32, of every lane."""
+    kind = ir.FunctionType(VF, [VF])
+    return code.b.call(code.b.module.declare_intrinsic(f"llvm.{name}.v{LANES}f32", (), kind), [vector])
+
+
+def larger(code: Code, one: Any, other: Any) -> Any:
+    return code.b.select(code.b.fcmp_ordered(">", one, other), one, other)
+
+
+def reduce_lanes(code: Code, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """One number from a vector's lanes, by halving."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        low, high = (ir.Constant(ir.VectorType(I32, width), list(range(at, at + width))) for at in (0, width))
+        vector = join(code.b.shuffle_vector(vector, undefined, low), code.b.shuffle_vector(vector, undefined, high))
+    return code.b.extract_element(vector, ir.Constant(I32, 0))
 
 
 def _numbers(code: Code, dtype: Any, base: Any, k: Any, column: int) -> Any:

@@ -87,7 +87,10 @@ def compile_for(types: str) -> None:
     buffers = workspace.cut(1, ROWS)._replace(logits=floats.copy())
     buffers.hidden[...] = 0
     zero = np.zeros(1, np.int64)
-    step = Inputs(zero, zero, zero, np.zeros((1, 1), np.int32), zero, floats, floats)
+    step = Inputs(
+        row_of=zero, spans=np.array([[0, 1]]), longest=1, positions=zero, slots=zero, tables=np.zeros((1, 1), np.int32),
+        wanted=zero, cos=floats, sin=floats,
+    )  # fmt: skip
     cache = np.zeros((1, 1, 1, 1, ROWS), np.float32)
     forward(packed, step, buffers, cache, cache.copy(), np.float32(1e-5), np.zeros(8, np.int64), 0, 1)
     out = np.zeros((1, 2 * ROWS), np.float32)

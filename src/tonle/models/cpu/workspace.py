@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tonle.models.cpu.products import CHUNK, Digits, Floats, Matrix, Scratch
-from tonle.models.cpu.step import Buffers, Packed
+from tonle.models.cpu.step import SPAN, Buffers, Packed
 from tonle.models.cpu.vector import GROUP, ROWS
 from tonle.models.spec import ModelSpec
 
@@ -16,6 +16,7 @@ Array = npt.NDArray[Any]
 
 _FLOAT = np.dtype(np.float32)
 _SHORT = np.dtype(np.int8)
+_SCORES = 65536  # per thread: what fits the second-level cache
 
 
 class Workspace:
@@ -55,7 +56,7 @@ class Workspace:
             hidden=self._take("hidden", (num_tokens, spec.hidden_size)),
             qkv=self._take("qkv", (num_tokens, packed.qkv.weights.shape[1] * ROWS)),
             q=self._take("q", (num_tokens, spec.num_heads, spec.head_dim)),
-            mixed=self._take("mixed", (num_tokens, spec.q_size)),
+            mixed=self._take("mixed", (num_tokens, spec.num_heads, spec.head_dim)),
             logits=np.zeros((1, ROWS), np.float32),
             to_qkv=self.form("qkv", packed.qkv, num_tokens, spec.hidden_size),
             to_o=self.form("o", packed.o, num_tokens, spec.q_size),
@@ -63,8 +64,7 @@ class Workspace:
             to_down=self.form("down", packed.down, num_tokens, spec.intermediate_size),
             to_head=self.form("head", packed.head, num_tokens, spec.hidden_size),
             scratch=self.scratch,
-            scores=self._take("scores", (threads, self._longest)),
-            powers=self._take("powers", (threads, self._longest), np.dtype(np.int32)),
+            scores=self._take("scores", (threads, max(SPAN * self._longest, _SCORES))),
         )
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT) -> Array:

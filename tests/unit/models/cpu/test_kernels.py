@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from tests.fakes.checkpoints import save_folder, save_gguf
 from tonle.engine.text import load_text
 from tonle.models.cpu import open as opening
+from tonle.models.cpu.attention import soften
 from tonle.models.cpu.decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS, has_dots
-from tonle.models.cpu.kernels import exp_inplace
+from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.pack import layout, why_not
 from tonle.models.cpu.step import product
 from tonle.models.cpu.stored import Stored, from_floats
 from tonle.models.cpu.team import Team
-from tonle.models.cpu.vector import GROUP, ROWS, lanes_for
+from tonle.models.cpu.vector import GROUP, I64, LANES, ROWS, VF, Code, lanes_for
 from tonle.models.cpu.workspace import Workspace, aligned
 from tonle.models.decoder import Decoder
 from tonle.models.gguf_file import GGMLType
@@ -96,12 +101,43 @@ def test_integer_products_are_used_where_the_processor_has_them() -> None:
     assert layout([stored("bf16", 64, 64)], gated=False, dots=True).weights.ndim == 4
 
 
+@intrinsic
+def _exp_vector(typingctx: Any, values: Any, v: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        numbers, first = code.pointer(0), ir.Constant(I64, 0)
+        code.store(exponential(code, code.load(numbers, first, VF)), numbers, first)
+        return context.get_dummy_value()
+
+    return types.void(values, v), generate
+
+
+@njit
+def _exp(values: np.ndarray) -> None:
+    for first in range(0, values.shape[0], LANES):
+        _exp_vector(values, first)
+
+
+@njit
+def _soften(scores: np.ndarray, count: int) -> float:
+    return soften(scores, 0, count)
+
+
 def test_exp_to_float32_precision() -> None:
-    values = np.concatenate((np.linspace(-86, 80, 5000), [0.0, -200.0])).astype(np.float32)
+    values = np.concatenate((np.linspace(-86, 80, 5118), [0.0, -200.0])).astype(np.float32)
     ours = values.copy()
-    exp_inplace(ours, np.empty(len(values), np.int32), len(values))
+    _exp(ours)
     np.testing.assert_allclose(ours[:-1], np.exp(values[:-1].astype(np.float64)), rtol=3e-7)
     assert 0 <= ours[-1] < 1e-37
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100])
+def test_softmax_of_any_length(count: int) -> None:
+    scores = RNG.standard_normal(112).astype(np.float32) * 30
+    expected = np.exp(scores[:count].astype(np.float64) - scores[:count].max())
+    total = _soften(scores, count)
+    np.testing.assert_allclose(scores[:count], expected, rtol=1e-5, atol=1e-30)
+    assert total == pytest.approx(expected.sum(), rel=1e-5)
 
 
 def test_a_team_reports_what_went_wrong_in_a_helper() -> None:

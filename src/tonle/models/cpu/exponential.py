@@ -1,0 +1,54 @@
+"""exp in vector code, and what is made of it; see `vector.py` for the manner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from tonle.models.cpu.vector import HALF, I64, LANES, VF, VI, Code, each, larger
+
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def _every(value: float) -> Any:
+    return ir.Constant(VF, [value] * LANES)
+
+
+def exponential(code: Code, x: Any) -> Any:
+    """exp of every lane, to float32 precision; x at most about 88, and below -87 as at -87.
+
+    exp(x) = 2**n * exp(r) with n = round(x / ln 2); 2**n is built in the exponent's bits.
+    """
+    b = code.b
+    x = larger(code, x, _every(-87.0))
+    n = each(code, "rint", b.fmul(x, _every(1.44269504)))
+    r = code.fma(n, _every(-0.693359375), x)
+    r = code.fma(n, _every(2.12194440e-4), r)
+    p = _every(_POLYNOMIAL[0])
+    for factor in _POLYNOMIAL[1:]:
+        p = code.fma(p, r, _every(factor))
+    p = b.fadd(code.fma(p, b.fmul(r, r), r), _every(1.0))
+    bits = b.shl(b.add(b.fptosi(n, VI), ir.Constant(VI, [127] * LANES)), ir.Constant(VI, [23] * LANES))
+    return b.fmul(p, b.bitcast(bits, VF))
+
+
+@intrinsic
+def gate_group(typingctx: Any, total: Any, t: Any) -> Any:
+    """Of a block's row (gate's HALF numbers, then up's): the first half becomes silu(gate) * up."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        numbers = code.pointer(0)
+        for first in range(0, HALF, LANES):
+            gate = code.load(numbers, ir.Constant(I64, first), VF)
+            up = code.load(numbers, ir.Constant(I64, HALF + first), VF)
+            falling = builder.fneg(larger(code, gate, _every(-80.0)))
+            decay = exponential(code, falling)
+            product = builder.fmul(builder.fdiv(gate, builder.fadd(decay, _every(1.0))), up)
+            code.store(product, numbers, ir.Constant(I64, first))
+        return context.get_dummy_value()
+
+    return types.void(total, t), generate
