@@ -10,7 +10,7 @@ import torch
 
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.rows import Rows
-from tonle.engine.sample.logprobs import token_logprobs
+from tonle.engine.sample.logprobs import RawLogprobs, raw_logprobs, token_logprobs
 from tonle.engine.sample.sampler import Sampler
 from tonle.models.inputs import KVCache, StepInputs
 
@@ -32,8 +32,8 @@ class Flight:
         default_factory=dict
     )  # place in `order` -> alternatives wanted beside its log-probability
     raw: torch.Tensor | None = None  # (wanted, V) their logits
-    described: list[tuple[int, torch.Tensor, list[int], int]] = field(default_factory=list)
-    # prompt log-probabilities: plan index, (chunk, V) logits, the tokens that followed, alternatives wanted
+    described: list[tuple[int, list[RawLogprobs]]] = field(default_factory=list)
+    # prompt log-probabilities: plan index, those of the tokens that followed the chunk's, piece by piece
 
 
 class Runner:
@@ -78,8 +78,8 @@ class Runner:
             for (place, num_top), record in zip(flight.wanted.items(), records, strict=True):
                 record.top = record.top[:num_top]
                 result.logprobs[flight.order[place]] = record
-        for i, logits, targets, num_top in flight.described:
-            result.prompt_logprobs[i] = token_logprobs(logits[: len(targets)], targets, num_top)
+        for i, pieces in flight.described:
+            result.prompt_logprobs[i] = [record for piece in pieces for record in piece.records()]
         return result
 
     def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, slice]]:
@@ -108,7 +108,8 @@ class Runner:
         for i, place in described.items():
             prompt, num_top = self._prompts[plan.rows[i]]
             start, size = plan.starts[i] + 1, place.stop - place.start
-            flight.described.append((i, logits[place], prompt[start : start + size], num_top))
+            targets = prompt[start : start + size]
+            flight.described.append((i, [raw_logprobs(logits[place][: len(targets)], targets, num_top)]))
         if sampling:
             positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in sampling]
             own = logits[: len(sampling)]

@@ -217,15 +217,14 @@ class Scheduler:
         if not self.limits.prefix_caching or sequence.request.config.prompt_logprobs is not None:
             return
         bs = self.limits.block_size
-        while (len(sequence.digests) + 1) * bs < len(sequence.tokens):
-            digest = sequence.next_digest(sequence.digests, bs)
-            block = self.pool.lookup(digest)
+        while (sequence.num_named + 1) * bs < len(sequence.tokens):
+            block = self.pool.lookup(sequence.digest(sequence.num_named, bs))
             if block is None:
                 break
             self.pool.hold(block)
             sequence.blocks.append(block)
-            sequence.digests.append(digest)
-        sequence.num_computed = len(sequence.digests) * bs
+            sequence.num_named += 1
+        sequence.num_computed = sequence.num_named * bs
 
     def _publish(self, sequence: Sequence) -> None:
         """Blocks that are full, with all tokens known, can be found from now on.
@@ -235,10 +234,9 @@ class Scheduler:
         if not self.limits.prefix_caching:
             return
         bs = self.limits.block_size
-        for i in range(len(sequence.digests), min(sequence.num_computed, len(sequence.tokens)) // bs):
-            digest = sequence.next_digest(sequence.digests, bs)
-            sequence.digests.append(digest)
-            self.pool.publish(sequence.blocks[i], digest)
+        for i in range(sequence.num_named, min(sequence.num_computed, len(sequence.tokens)) // bs):
+            self.pool.publish(sequence.blocks[i], sequence.digest(i, bs))
+            sequence.num_named = i + 1
 
     # -- committing
 

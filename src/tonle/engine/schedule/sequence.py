@@ -9,8 +9,8 @@ from tonle.engine.request import Request
 class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
-    __slots__ = ("blocks", "digests", "done", "key", "num_cached", "num_computed", "num_pending", "request", "row",
-                 "started", "stops", "tokens")  # fmt: skip
+    __slots__ = ("_digests", "blocks", "done", "key", "num_cached", "num_computed", "num_named", "num_pending", "request",
+                 "row", "started", "stops", "tokens")  # fmt: skip
 
     def __init__(self, request: Request, *, key: float, stops: frozenset[int]) -> None:
         self.request = request
@@ -21,7 +21,8 @@ class Sequence:
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
         self.blocks: list[int] = []
-        self.digests: list[bytes] = []  # of its full blocks, as far as published
+        self.num_named = 0  # its first so many blocks are found or published under their digests
+        self._digests: list[bytes] = []  # of its full blocks, as far as anybody asked
         self.row: int | None = None  # its place in the batch, while running
         self.started = False
         self.done = False
@@ -48,16 +49,18 @@ class Sequence:
     def output(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
 
-    def next_digest(self, digests: list[bytes], block_size: int) -> bytes:
-        """The digest of the block after those in `digests`; its tokens must be known."""
-        parent = digests[-1] if digests else root_digest(self.request.salt)
-        start = len(digests) * block_size
-        return block_digest(parent, self.tokens[start : start + block_size])
+    def digest(self, place: int, block_size: int) -> bytes:
+        """Of block `place`; its tokens must be known. Kept: a long prompt that waits is looked up in every step."""
+        while len(self._digests) <= place:
+            parent = self._digests[-1] if self._digests else root_digest(self.request.salt)
+            start = len(self._digests) * block_size
+            self._digests.append(block_digest(parent, self.tokens[start : start + block_size]))
+        return self._digests[place]
 
     def rewind(self) -> list[int]:
         """Forget everything computed (preemption by recompute). Returns the blocks to release."""
         blocks, self.blocks = self.blocks, []
-        self.digests = []
+        self.num_named = 0
         self.num_computed = 0
         self.row = None
         return blocks

@@ -1,9 +1,11 @@
 """Priorities, ageing, chunking and static batches, seen through plans."""
 
+import pytest
+
 from tonle.engine.kv.pool import BlockPool
 from tonle.engine.plan import StepResult
 from tonle.engine.request import GenerationConfig, Request, RequestPriority
-from tonle.engine.schedule import Limits, Scheduler
+from tonle.engine.schedule import Limits, Scheduler, sequence
 
 
 def make(**changes: object) -> Scheduler:
@@ -108,3 +110,32 @@ def test_prompt_tokens_are_counted_once_and_decoding_is_not() -> None:
         plan = scheduler.plan(0.0)
         scheduler.commit(plan, StepResult([9] * sum(plan.samples)))
     assert scheduler.prompt_tokens == 40
+
+
+def test_a_prompt_that_waits_for_blocks_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried in every step, with all of its prefix that is cached; at 128k tokens hashing that takes 20 ms."""
+    num_hashed = 0
+    real = sequence.block_digest
+
+    def count(parent: bytes, tokens: list[int]) -> bytes:
+        nonlocal num_hashed
+        num_hashed += 1
+        return real(parent, tokens)
+
+    monkeypatch.setattr(sequence, "block_digest", count)
+    limits = Limits(
+        max_num_seqs=4, max_num_batched_tokens=400, context_length=256, block_size=4, long_prefill_tokens=400
+    )
+    scheduler = Scheduler(limits, BlockPool(60), [0])
+    scheduler.add(ask(1, size=80, new=1))
+    scheduler.commit(scheduler.plan(0.0), StepResult(tokens=[7]))  # its 20 full blocks stay, idle
+    scheduler.add(ask(2, size=120, new=40))
+    assert order(scheduler) == [2]  # holds 30 of the 60 blocks
+    num_hashed = 0
+    waiting = ask(3, size=160)
+    waiting.prompt = [2] * 80 + [9] * 80  # begins as 1 did: 20 blocks are cached, and there are no 20 more
+    scheduler.add(waiting)
+    for _ in range(5):
+        assert 3 not in order(scheduler)
+        scheduler.verify()
+    assert num_hashed <= 21 + 1, "its cached blocks, the first that is not, and the other's next one"

@@ -11,7 +11,7 @@ from tonle.config.engine import EngineConfig
 from tonle.engine import build as build_module
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.request import GenerationConfig
-from tonle.models.cuda import decode, sample
+from tonle.models.cuda import cuts, decode, sample
 
 NEW = 4
 
@@ -21,7 +21,8 @@ def test_mixed_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
-    monkeypatch.setattr(decode, "cut_for", lambda rows: decode.Cut(32, 4, 3, programs=8, eager=rows < 3))
+    for module in (cuts, decode):
+        monkeypatch.setattr(module, "cut_for", lambda rows: cuts.Cut(32, 4, 3, programs=8, eager=rows < 3))
     monkeypatch.setattr(sample, "_STRETCHES", 2)
     monkeypatch.setattr(sample, "_BLOCK", 256)
     model = tiny_model(family)
