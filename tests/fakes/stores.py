@@ -179,12 +179,12 @@ def postgres_server() -> Iterator[tuple[str, Server]]:
 
 @contextlib.contextmanager
 def postgres_store(address: str, server: Server) -> Iterator[Store]:
-    """A database of its own."""
+    """A schema of its own: quicker made, and removed, than a database."""
     name = f"test_{uuid.uuid4().hex[:8]}"
     if server._process is None:
         asyncio.run(Store(f"{address}/postgres", server, ping_postgres).start())
-    asyncio.run(run_sql(f"{address}/postgres", f"CREATE DATABASE {name}"))
-    yield Store(f"{address}/{name}", server, ping_postgres)
+    asyncio.run(run_sql(f"{address}/postgres", f"CREATE SCHEMA {name}"))
+    yield Store(f"{address}/postgres?search_path={name}", server, ping_postgres)
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

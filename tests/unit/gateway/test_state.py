@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def test_the_same_for_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = {"backends": ["http://127.0.0.1:1"], "state_db": str(tmp_path / "db"), "cache": "redis://h"}
     with pytest.raises(ConfigError, match=r"cache=redis://h needs .* pip install 'tonle\[redis\]'"):
         Gateway(load_gateway(settings, environ={}))
+
+
+def test_nothing_is_loaded_that_is_not_chosen() -> None:
+    code = "import sys, tonle.gateway.gateway; sys.exit(bool({'torch', 'redis', 'asyncpg'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ The arithmetic is that of `ledger.py`; that file explains it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -19,12 +18,13 @@ from tonle.gateway.limits.charging import LimitName
 
 ACCOUNT, LEASES = "tonle:account:", "tonle:leases:"
 
-# What every script begins with. KEYS: account, leases.
+# What every script begins with. KEYS: account and leases, of each key in turn; `turn_to` one of them.
 _OPEN = """
 local t = redis.call('TIME')
 local now = t[1] + t[2] / 1e6
 local today = math.floor(now / 86400)
-local account, leases = KEYS[1], KEYS[2]
+local account, leases
+local function turn_to(i) account, leases = KEYS[2 * i - 1], KEYS[2 * i] end
 local function number(field) return tonumber(redis.call('HGET', account, field)) end
 local function exact(value) return string.format('%.17g', value) end
 local function tokens_of(member) return tonumber(string.match(member, ':(%d+)$')) end
@@ -40,6 +40,7 @@ end
 _CHARGE = (
     _OPEN
     + """
+turn_to(1)
 local member, tokens, lease_s = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if redis.call('ZSCORE', leases, member) then return {} end
 for _, lost in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', exact(now))) do
@@ -82,34 +83,45 @@ return {}
 """
 )
 
-# ARGV: member ('' = none), tokens used.
+# ARGV, for each: member ('' = none), tokens used.
 _SETTLE = (
     _OPEN
     + """
-local member, used = ARGV[1], tonumber(ARGV[2])
-local difference = used
-if member ~= '' and redis.call('ZREM', leases, member) == 1 then difference = used - tokens_of(member) end
-local level = number('tokens')
-if level then redis.call('HSET', account, 'tokens', exact(level - difference)) end
-use(used)
+for i = 1, #KEYS / 2 do
+  turn_to(i)
+  local member, used = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
+  local difference = used
+  if member ~= '' and redis.call('ZREM', leases, member) == 1 then difference = used - tokens_of(member) end
+  local level = number('tokens')
+  if level then redis.call('HSET', account, 'tokens', exact(level - difference)) end
+  use(used)
+end
 """
 )
 
-# ARGV: lease in s, members.
+# ARGV: lease in s, then a member for each.
 _RENEW = (
     _OPEN
     + """
 local lease_s = tonumber(ARGV[1])
-for i = 2, #ARGV do redis.call('ZADD', leases, exact(now + lease_s), ARGV[i]) end
-redis.call('EXPIRE', leases, math.ceil(lease_s) + 172800)
+for i = 1, #KEYS / 2 do
+  turn_to(i)
+  redis.call('ZADD', leases, exact(now + lease_s), ARGV[i + 1])
+  redis.call('EXPIRE', leases, math.ceil(lease_s) + 172800)
+end
 """
 )
 
-# Returns what was used today.
+# Returns what each used today.
 _USED = (
     _OPEN
     + """
-return number('day') == today and number('used') or 0
+local used = {}
+for i = 1, #KEYS / 2 do
+  turn_to(i)
+  used[i] = number('day') == today and number('used') or 0
+end
+return used
 """
 )
 
@@ -129,40 +141,34 @@ class RedisBook:
         bounds = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent, limits.tokens_per_day)
         args = [_member(held), held.tokens, lease_s, *("" if bound is None else bound for bound in bounds)]
         async with self._client.trip():
-            answer = await self._charge(keys=_names(held.key_id), args=args)
+            answer = await self._charge(keys=_names([held.key_id]), args=args)
         return OverLimit(cast(LimitName, answer[0].decode()), float(answer[1])) if answer else None
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        async with self._client.trip() as redis, redis.pipeline(transaction=False) as pipe:
-            for each in settlements:
-                member = "" if each.held is None else _member(each.held)
-                await self._settle(keys=_names(each.key_id), args=[member, each.used], client=pipe)
-            await pipe.execute()
+        args = [word for each in settlements for word in (_member(each.held), each.used)]
+        async with self._client.trip():
+            await self._settle(keys=_names(each.key_id for each in settlements), args=args)
 
     async def renew(self, held: Sequence[Held], *, lease_s: float) -> None:
-        members: defaultdict[str, list[str]] = defaultdict(list)
-        for each in held:
-            members[each.key_id].append(_member(each))
-        async with self._client.trip() as redis, redis.pipeline(transaction=False) as pipe:
-            for key_id, own in members.items():
-                await self._renew(keys=_names(key_id), args=[lease_s, *own], client=pipe)
-            await pipe.execute()
+        args = [lease_s, *(_member(each) for each in held)]
+        async with self._client.trip():
+            await self._renew(keys=_names(each.key_id for each in held), args=args)
 
     async def used_today(self, key_ids: Iterable[str]) -> dict[str, int]:
         asked = list(key_ids)
-        async with self._client.trip() as redis, redis.pipeline(transaction=False) as pipe:
-            for key_id in asked:
-                await self._used(keys=_names(key_id), client=pipe)
-            return dict(zip(asked, await pipe.execute(), strict=True))
+        async with self._client.trip():
+            used = await self._used(keys=_names(asked))
+        return dict(zip(asked, used, strict=True))
 
     async def ping(self) -> None:
         async with self._client.trip() as redis:
             await redis.ping()
 
 
-def _names(key_id: str) -> list[str]:
-    return [ACCOUNT + key_id, LEASES + key_id]
+def _names(key_ids: Iterable[str]) -> list[str]:
+    """The two of each."""
+    return [name + key_id for key_id in key_ids for name in (ACCOUNT, LEASES)]
 
 
-def _member(held: Held) -> str:
-    return f"{held.lease_id}:{held.tokens}"
+def _member(held: Held | None) -> str:
+    return "" if held is None else f"{held.lease_id}:{held.tokens}"
