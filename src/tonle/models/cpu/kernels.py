@@ -82,7 +82,10 @@ def attend(
     for t in range(count):
         size = positions[t] + 1 - window_start(positions[t], window)
         for h in range(first, last):
-            soften(scores, (t * rows + h - first) * room, size)
+            to = (t * rows + h - first) * room
+            inverse = f32(1.0) / soften(scores, to, size)
+            for i in range(to, to + size):
+                scores[i] *= inverse
             for i in range(dim):
                 out[t, h, i] = 0
     for block in range(begin // block_size, -(-end // block_size)):
