@@ -20,6 +20,7 @@ from typing import Any, Literal
 from tonle.audit import ledger
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
+from tonle.audit.flusher import Flusher
 from tonle.audit.intents import Intents
 from tonle.audit.keys import load_or_create_key
 from tonle.audit.options import AuditOptions
@@ -34,6 +35,7 @@ from tonle.errors import CapacityError, ConfigError, InternalError
 log = logging.getLogger("tonle.audit")
 
 MAX_BATCH = 512  # records
+LINGER_BELOW = 64  # with as many waiting, a batch is worth its lock and signature already
 RETRY_S = 1.0  # between two tries of a disk that refuses
 CHECK_S = 1.0  # between two looks at the free space
 MAX_GAP_IDS = 1000  # requests that a gap names
@@ -97,6 +99,7 @@ class AuditTrail:
         self._intents: Intents | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._flusher: Flusher | None = None
         self._synced_s = self._checked_s = 0.0
         self._day = ""
 
@@ -166,6 +169,11 @@ class AuditTrail:
         return len(self._open)
 
     @property
+    def crowded(self) -> bool:
+        """Records come faster than they are written. A server that can wait a moment before it serves should."""
+        return self.stats.failing is None and self._queue.qsize() >= self.options.max_queue // 2
+
+    @property
     def num_queued(self) -> int:
         return self._queue.qsize()
 
@@ -191,8 +199,10 @@ class AuditTrail:
 
     def _close(self, record: Record) -> None:
         self._open.pop(record.id, None)
-        if self.options.on_full == "serve" and self._queue.qsize() >= self.options.max_queue:
-            self._lose([record], f"{self.options.max_queue} records are waiting to be written")
+        num_queued, limit = self._queue.qsize(), self.options.max_queue
+        # Who is refused costs nothing but a record, and may come again at once: without end, they would fill the memory.
+        if num_queued >= limit and (self.options.on_full == "serve" or _is_surplus(record, num_queued, limit)):
+            self._lose([record], f"{num_queued} records are waiting to be written")
             return
         if self._writer is not None:
             self._writer.pack(record)
@@ -218,6 +228,8 @@ class AuditTrail:
             self._intents.close()
         if self._writer is not None:
             self._writer.close()
+        if self._flusher is not None:
+            self._flusher.close()
 
     def _take(self) -> tuple[list[Record], bool]:
         """The next batch, and whether it is the last. Empty once in a while, for the clock's sake."""
@@ -225,7 +237,7 @@ class AuditTrail:
             first = self._queue.get(timeout=CHECK_S)
         except queue.Empty:
             return [], False
-        if first is not None and not self._stopping.is_set():
+        if first is not None and not self._stopping.is_set() and self._queue.qsize() < LINGER_BELOW:
             self._stopping.wait(self.options.linger_s)
         batch = [] if first is None else [first]
         is_last = first is None
@@ -248,7 +260,7 @@ class AuditTrail:
                 self._append(batch, again=again)
                 break
             except OSError as error:
-                self._fail(f"{self.options.directory}: {error.strerror or error}")
+                self._fail_for(error)
                 if isinstance(error, UnsignedError):
                     break
             again = True
@@ -286,14 +298,16 @@ class AuditTrail:
         try:
             if self.options.fsync == "interval" and wrote and now - self._synced_s >= self.options.fsync_interval_s:
                 self._synced_s = now
-                self._disk.sync_all(self.options.directory)
+                if self._flusher is None:
+                    self._flusher = Flusher(self._disk, self.options.directory, self._fail_for)
+                self._flusher.ask()
             if self.options.retention_days is not None and self._day != ledger.today():
                 self._day = ledger.today()
                 prune_days(self._chain, self.options.retention_days)
             if self._intents is not None:
                 self._intents.sweep()
         except OSError as error:
-            self._fail(f"{self.options.directory}: {error.strerror or error}")
+            self._fail_for(error)
 
     def _look_at_disk(self) -> None:
         now = time.monotonic()
@@ -306,10 +320,13 @@ class AuditTrail:
             elif self.stats.failing is not None and self._queue.empty():
                 self._append([])  # the disk may take it again, and nobody would find out
         except OSError as error:
-            self._fail(f"{self.options.directory}: {error.strerror or error}")
+            self._fail_for(error)
 
     def _is_full(self) -> bool:
         return self._disk.free_bytes(self.options.directory) < self.options.min_free_bytes
+
+    def _fail_for(self, error: OSError) -> None:
+        self._fail(f"{self.options.directory}: {error.strerror or error}")
 
     def _fail(self, reason: str) -> None:
         is_new, self.stats.failing = self.stats.failing is None, reason
@@ -341,3 +358,7 @@ class AuditTrail:
                 self._on_alarm(alarm)
             except Exception:
                 log.exception("the audit alarm's handler failed")
+
+
+def _is_surplus(record: Record, num_queued: int, limit: int) -> bool:
+    return record.status == "refused" and num_queued >= 2 * limit

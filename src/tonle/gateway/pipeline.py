@@ -67,6 +67,7 @@ class Pipeline:
         status: Status = "failed"
         failure: BaseException | None = refusal
         try:
+            await self._stages.recorder.room()
             if refusal is not None:
                 raise refusal
             self._stages.recorder.admit()

@@ -5,6 +5,7 @@ Does: translate. Does not: write, or decide how a call ended.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from tonle.gateway.backends.gather import Gather
 from tonle.gateway.call import Call
 
 MS = 1000.0
+ROOM_S = 10.0  # the longest wait for the writer of records; then `admit` decides
+LOOK_S = 0.005  # how often it is looked for
 
 
 class Recorder:
@@ -23,6 +26,16 @@ class Recorder:
 
     def __init__(self, trail: AuditTrail | None) -> None:
         self._trail = trail
+        self._crowd: asyncio.Task[None] | None = None  # ends when there is room again
+
+    async def room(self) -> None:
+        """Returns at once, unless records come faster than they can be written: then callers wait for the writer."""
+        trail = self._trail
+        if trail is None or not trail.crowded:
+            return
+        if self._crowd is None or self._crowd.done():
+            self._crowd = asyncio.create_task(_until_room(trail))
+        await asyncio.wait({self._crowd}, timeout=ROOM_S)
 
     def admit(self) -> None:
         """Raises `CapacityError` if records cannot be kept and requests must then be refused."""
@@ -70,6 +83,11 @@ class Recorder:
             record.close(status, http_status=answer.status or None, answer=collector.finish(), error=error)
 
         return close
+
+
+async def _until_room(trail: AuditTrail) -> None:
+    while trail.crowded:  # noqa: ASYNC110 - it is another thread that makes room
+        await asyncio.sleep(LOOK_S)
 
 
 def _forget(record: Record) -> None:

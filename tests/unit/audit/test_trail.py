@@ -279,6 +279,15 @@ def test_a_queue_that_is_full_refuses(tmp_path: Path) -> None:
         trail.admit()
 
 
+def test_refusals_without_end_do_not_fill_the_memory(tmp_path: Path) -> None:
+    trail = AuditTrail(AuditOptions(directory=tmp_path, max_queue=2))  # not started: nothing empties it
+    for _ in range(10):
+        ask(trail, status="refused", http_status=503)
+    assert (trail.num_queued, trail.stats.lost) == (4, 6)
+    ask(trail)
+    assert trail.num_queued == 5, "who was served is on record"
+
+
 def test_facts_of_an_odd_kind_do_not_stop_the_writer(tmp_path: Path) -> None:
     with running(tmp_path) as trail:
         trail.open(CHAT).close("ok", answer=Answer(usage={"prompt_tokens_details": 3}), http_status=200)

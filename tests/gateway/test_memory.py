@@ -1,0 +1,76 @@
+"""What the gateway holds does not grow with the number of requests, nor when records cannot be written fast enough."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.town import CHAT, KEY, Town, Upstream, run, town, until
+from tonle.audit.disk import locked
+from tonle.gateway import watchers
+
+
+def objects() -> Counter[str]:
+    """Those the collector knows, by kind, when nothing is under way."""
+    gc.collect()
+    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+
+
+async def many(place: Town, upstream: Upstream, count: int) -> None:
+    """Answered whole and streamed, refused by key, by body and by model."""
+    trail = place.door.trail
+    assert trail is not None
+    for number in range(count // 5):
+        wrong = place.client.post(CHAT, content=b"{", headers={"authorization": f"Bearer {KEY}"})
+        await asyncio.gather(place.ask(temperature=0.5), place.ask(stream=True, temperature=0.5),
+                             place.ask(key=f"wrong-{number}"), place.ask(model="nobody"), wrong)  # fmt: skip
+    await until(lambda: not trail.num_open, "requests are still open")
+    assert await asyncio.to_thread(trail.flush, 60)
+    upstream.requests.clear()
+    upstream.headers.clear()
+
+
+def test_objects_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "WINDOW", 50)  # the latest calls, which are kept on purpose
+
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream) as place:
+            await many(place, upstream, 150)
+            before = objects()
+            await many(place, upstream, 300)
+            grown = objects() - before
+            # One object left behind by each request would be 300.
+            assert not {kind: count for kind, count in grown.items() if count > 50}, grown.most_common(5)
+            trail = place.door.trail
+            assert trail is not None and not trail._open and not trail.num_queued
+            assert all(not backend.gate._inside and not backend.gate._lines for backend in place.door.pool.backends)
+
+    run(main())
+
+
+def test_callers_wait_for_a_slow_writer_and_all_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.gateway.recording.ROOM_S", 120.0)
+
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), audit_max_queue=8, audit_linger_s=0.0) as place:
+            trail = place.door.trail
+            assert trail is not None
+            served = []
+            with locked(tmp_path / "audit"):  # nobody can write
+                while not trail.crowded:
+                    served.append(await place.ask(temperature=0.5))
+                    assert len(served) < 50, "records were written nevertheless"
+                waiting = [asyncio.create_task(place.ask(temperature=0.5)) for _ in range(20)]
+                waiting.append(asyncio.create_task(place.ask(key="wrong")))  # a refusal is a record too
+                await asyncio.sleep(0.3)
+                assert not any(task.done() for task in waiting)
+            replies = served + list(await asyncio.gather(*waiting))
+        assert [reply.status_code for reply in replies] == [200] * (len(served) + 20) + [401]
+        assert len(place.records()) == len(replies)
+
+    run(main())
