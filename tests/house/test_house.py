@@ -58,7 +58,7 @@ def test_the_version_is_written_once_more_only_in_the_package() -> None:
 
 
 @pytest.mark.parametrize("room", ["tonle", "tonle.bench", "tonle.replica.serve", "tonle.engine.front", "tonle.engine.process",
-                                  "tonle.cli"])  # fmt: skip
+                                  "tonle.replica.frontend", "tonle.cli.serve_many", "tonle.cli"])  # fmt: skip
 def test_what_serves_http_never_loads_torch(room: str) -> None:
     code = f"import sys, {room}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
