@@ -172,13 +172,8 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     assert "must look like http://" in said("backends: [{url: somewhere}]")
     assert "open to everybody" in said("backends: [{url: http://127.0.0.1:1}]", "--host", "0.0.0.0")
     backend = "backends: [{url: http://127.0.0.1:1}]\n"
-    no_env = {"TONLE_STATE_DB": ""}
-    said_of_place = said(f"{backend}state_db: mysql://u:secret@x/y", **no_env)
-    assert "redis://host:6379/0 or postgresql://host/database" in said_of_place and "secret" not in said_of_place
-    assert "memory, off or redis://" in said(f"{backend}cache: postgresql://x")
-    for place in ("redis://u:secret@127.0.0.1:1/0", "postgresql://u:secret@127.0.0.1:1/x"):
-        out_of_reach = said(f"{backend}state_db: {place}", **no_env)
-        assert "cannot use state_db" in out_of_reach and "127.0.0.1:1" in out_of_reach and "secret" not in out_of_reach
+    out_of_reach = said(backend, "--cache", "off", TONLE_STATE_DB="postgresql://u:secret@127.0.0.1:1/x")
+    assert "cannot use state_db" in out_of_reach and "127.0.0.1:1" in out_of_reach and "secret" not in out_of_reach
 
 
 def test_keys_made_by_hand(tmp_path: Path, slow: str) -> None:
