@@ -26,7 +26,8 @@ class Level:
     first_p50_ms: float
     first_p99_ms: float
     num_failed: int
-    cpu_us: float = 0.0  # of the server's processes, per request
+    cpu_us: float = 0.0  # of all the server's processes, per request
+    main_us: float = 0.0  # of the one that serves
 
     def __str__(self) -> str:
         failed = f" ({self.num_failed} failed)" if self.num_failed else ""
@@ -96,4 +97,5 @@ def middle(levels: list[Level]) -> Level:
         statistics.median(level.first_p99_ms for level in levels),
         sum(level.num_failed for level in levels),
         statistics.median(level.cpu_us for level in levels),
+        statistics.median(level.main_us for level in levels),
     )

@@ -65,8 +65,10 @@ class Running:
         return [own, *own.children(recursive=True)]
 
     @property
-    def cpu_s(self) -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in self.processes())
+    def cpu_s(self) -> tuple[float, float]:
+        """Of all its processes, and of the first alone."""
+        each = [sum(process.cpu_times()[:2]) for process in self.processes()]
+        return sum(each), each[0]
 
     @property
     def memory_mb(self) -> list[float]:

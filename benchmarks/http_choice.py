@@ -179,7 +179,7 @@ def compare(other: str | None) -> None:
                 run(drive(server.url, USERS, USERS, stream=stream))
                 before_s = server.cpu_s
                 level = run(drive(server.url, USERS, size, stream=stream))
-                figures.append((server.cpu_s - before_s) * 1e6 / size)
+                figures.append((server.cpu_s[0] - before_s[0]) * 1e6 / size)
                 assert not level.num_failed
             server.stop()
             print(f"  server {name:8} {figures[0]:7.0f} {figures[1] / NUM_TOKENS:7.1f}", flush=True)

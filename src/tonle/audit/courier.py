@@ -25,7 +25,7 @@ from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.scribe import Orders, Receipt, receive, send
 from tonle.audit.seal import speakable
-from tonle.audit.writer import UnsignedError
+from tonle.audit.writer import UnsafeError
 from tonle.errors import InternalError
 
 log = logging.getLogger("tonle.audit")
@@ -47,6 +47,7 @@ class ScribeProcess:
             directory=str(options.directory.resolve()),
             key_file=str(options.signing_key.resolve()),
             durable=options.fsync == "always",
+            flush_every_s=options.flush_every_s,
             redact=options.redact,
             omit=options.omit,
         )
@@ -94,7 +95,7 @@ class ScribeProcess:
         if receipt.broken:
             raise InternalError(f"the process that writes records failed: {receipt.error}")
         if receipt.error is not None:
-            raise (UnsignedError if receipt.unsigned else OSError)(receipt.errno, receipt.error)
+            raise (UnsafeError if receipt.unsafe else OSError)(receipt.errno, receipt.error)
 
     def close(self) -> None:
         """The process ends on its own when it has nothing left to do."""

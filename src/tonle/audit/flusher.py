@@ -1,30 +1,37 @@
 """`Flusher`: asks the kernel to bring files to the disk, on a thread of its own, so that writing goes on meanwhile.
 
-Does: one flush at a time, when asked. Does not: decide when.
+Does: one flush at a time, no more often than it was told. Does not: know what was written.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 from tonle.audit.disk import Disk
 
 
 class Flusher:
-    def __init__(self, disk: Disk, directory: Path, on_failure: Callable[[OSError], None]) -> None:
-        """`on_failure` is called on the flusher's thread."""
+    def __init__(self, disk: Disk, directory: Path, every_s: float) -> None:
         self._disk = disk
         self._directory = directory
-        self._on_failure = on_failure
+        self._every_s = every_s
+        self._asked_s = 0.0
+        self._failure: OSError | None = None
         self._is_due = threading.Event()
         self._closed = False
         threading.Thread(target=self._run, name="tonle-audit-flush", daemon=True).start()
 
     def ask(self) -> None:
-        """Returns at once; what was asked while a flush runs is one more after it."""
-        self._is_due.set()
+        """Something was written. Returns at once; raises `OSError` if the flush before this one failed."""
+        failure, self._failure = self._failure, None
+        now_s = time.monotonic()
+        if now_s - self._asked_s >= self._every_s:
+            self._asked_s = now_s
+            self._is_due.set()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Does not wait: a disk may take its time, and what was written is the kernel's."""
@@ -40,4 +47,4 @@ class Flusher:
             try:
                 self._disk.sync_all(self._directory)
             except OSError as error:
-                self._on_failure(error)
+                self._failure = error

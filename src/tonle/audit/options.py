@@ -54,6 +54,11 @@ class AuditOptions:
             raise ConfigError(f"retention_days must be at least 1, not {self.retention_days}", param="retention_days")
 
     @property
+    def flush_every_s(self) -> float | None:
+        """None: not by the clock."""
+        return self.fsync_interval_s if self.fsync == "interval" else None
+
+    @property
     def signing_key(self) -> Path:
         return self.key_file or self.directory / KEY_NAME
 

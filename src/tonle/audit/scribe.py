@@ -7,7 +7,7 @@ end of the socket closes, whatever closed it. A server that was killed cannot sa
 its requests as interrupted; the scribe therefore asks, under the same lock as recovery, whether its server still holds
 the lock on its intents (`intents.py`), and writes nothing for a dead one: never two records for one request.
 
-Does: the far end. Does not: repair, retry, prune or flush; the server's trail does, or tells it to.
+Does: the far end, flushing included. Does not: repair, retry or prune; the server's trail does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tonle.audit.chain import Chain
 from tonle.audit.facts import Facts
 from tonle.audit.keys import load_key
 from tonle.audit.redaction import Redactor
-from tonle.audit.writer import ChainWriter, UnsignedError
+from tonle.audit.writer import ChainWriter, UnsafeError
 
 log = logging.getLogger("tonle.audit")
 
@@ -41,6 +41,7 @@ class Orders(msgspec.Struct):
     directory: str
     key_file: str
     durable: bool
+    flush_every_s: float | None
     redact: tuple[str, ...]
     omit: tuple[str, ...]
 
@@ -53,11 +54,11 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 class Receipt(msgspec.Struct, array_like=True):
-    """How it went. `unsigned`: all is written and only the head is behind; `broken`: an error of ours, not the disk's."""
+    """How it went. `unsafe`: all is written, as `UnsafeError` says; `broken`: an error of ours, not the disk's."""
 
     error: str | None = None
     errno: int = 0
-    unsigned: bool = False
+    unsafe: bool = False
     broken: bool = False
 
 
@@ -117,7 +118,7 @@ def serve(line: socket.socket) -> None:
         return
     orders = msgspec.msgpack.decode(first, type=Orders)
     chain = Chain(Path(orders.directory), load_key(Path(orders.key_file)), durable=orders.durable)
-    writer = ChainWriter(chain, Redactor(orders.redact), orders.omit)
+    writer = ChainWriter(chain, Redactor(orders.redact), orders.omit, flush_every_s=orders.flush_every_s)
     decode, encode = msgspec.msgpack.Decoder(Batch).decode, msgspec.msgpack.Encoder().encode
     while (message := receive(line)) is not None:
         send(line, encode(_write(writer, decode(message))))
@@ -128,7 +129,7 @@ def _write(writer: ChainWriter, batch: Batch) -> Receipt:
         facts = [unpack(packed) for packed in batch.records]
         writer.write_facts(facts, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
     except OSError as error:
-        return Receipt(error.strerror or str(error), error.errno or 0, unsigned=isinstance(error, UnsignedError))
+        return Receipt(error.strerror or str(error), error.errno or 0, unsafe=isinstance(error, UnsafeError))
     except Exception as error:
         log.exception("the audit writer failed")
         return Receipt(f"{type(error).__name__}: {error}", broken=True)

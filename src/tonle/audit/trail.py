@@ -20,7 +20,6 @@ from typing import Any, Literal
 from tonle.audit import ledger
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
-from tonle.audit.flusher import Flusher
 from tonle.audit.intents import Intents
 from tonle.audit.keys import load_or_create_key
 from tonle.audit.options import AuditOptions
@@ -29,7 +28,7 @@ from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.retention import prune_days
 from tonle.audit.seal import SEALED
-from tonle.audit.writer import ChainWriter, UnsignedError, Writer
+from tonle.audit.writer import ChainWriter, UnsafeError, Writer
 from tonle.errors import CapacityError, ConfigError, InternalError
 
 log = logging.getLogger("tonle.audit")
@@ -99,8 +98,7 @@ class AuditTrail:
         self._intents: Intents | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._flusher: Flusher | None = None
-        self._synced_s = self._checked_s = 0.0
+        self._checked_s = 0.0
         self._day = ""
 
     # -- for the server
@@ -126,7 +124,7 @@ class AuditTrail:
 
     def _make_writer(self, chain: Chain, intents: Intents) -> Writer:
         if not self._own_process:
-            return ChainWriter(chain, self._redactor, self.options.omit)
+            return ChainWriter(chain, self._redactor, self.options.omit, flush_every_s=self.options.flush_every_s)
         from tonle.audit.courier import ScribeProcess  # only where it is wanted: the scribe must not find itself loaded
 
         process = ScribeProcess(chain, self.options, lambda: intents.owner)
@@ -217,7 +215,7 @@ class AuditTrail:
                 self._look_at_disk()
                 if batch or self._told != self.stats.gap():
                     self._write(batch)
-                self._housekeep(wrote=bool(batch))
+                self._housekeep()
             except Exception:  # a bug of ours must not end all recording
                 log.exception("the audit writer failed")
                 self._lose(batch, "the writer failed; the log has the details")
@@ -228,8 +226,6 @@ class AuditTrail:
             self._intents.close()
         if self._writer is not None:
             self._writer.close()
-        if self._flusher is not None:
-            self._flusher.close()
 
     def _take(self) -> tuple[list[Record], bool]:
         """The next batch, and whether it is the last. Empty once in a while, for the clock's sake."""
@@ -261,7 +257,7 @@ class AuditTrail:
                 break
             except OSError as error:
                 self._fail_for(error)
-                if isinstance(error, UnsignedError):
+                if isinstance(error, UnsafeError):
                     break
             again = True
             self._tell_losses()
@@ -282,7 +278,7 @@ class AuditTrail:
             lost = {**more, "request_ids": list(self._gap_ids)}
         try:
             self._writer.write(batch, lost, again=again)
-        except UnsignedError:
+        except UnsafeError:
             self._told = gap
             self._gap_ids.clear()
             raise
@@ -292,15 +288,9 @@ class AuditTrail:
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))
 
-    def _housekeep(self, *, wrote: bool) -> None:
+    def _housekeep(self) -> None:
         assert self._chain is not None
-        now = time.monotonic()
         try:
-            if self.options.fsync == "interval" and wrote and now - self._synced_s >= self.options.fsync_interval_s:
-                self._synced_s = now
-                if self._flusher is None:
-                    self._flusher = Flusher(self._disk, self.options.directory, self._fail_for)
-                self._flusher.ask()
             if self.options.retention_days is not None and self._day != ledger.today():
                 self._day = ledger.today()
                 prune_days(self._chain, self.options.retention_days)

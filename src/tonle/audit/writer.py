@@ -15,6 +15,7 @@ from tonle.audit.chain import Chain, Draft, Event
 from tonle.audit.disk import locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import Facts, facts_of
+from tonle.audit.flusher import Flusher
 from tonle.audit.record import Record
 from tonle.audit.recover import written_files
 from tonle.audit.redaction import Redactor
@@ -23,8 +24,8 @@ from tonle.audit.seal import encode_fields
 log = logging.getLogger("tonle.audit")
 
 
-class UnsignedError(OSError):
-    """The records are in the chain; its head could not be brought up to them and will be with the next batch."""
+class UnsafeError(OSError):
+    """The records are in the chain, but its head could not be brought up to them, or the disk does not take them."""
 
 
 class Writer(Protocol):
@@ -35,7 +36,7 @@ class Writer(Protocol):
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
         """Write records and, if there is one, the note of a gap. `again`: some may be in the chain from a try before.
 
-        Raises `OSError`: nothing was written (`UnsignedError`: everything was).
+        Raises `OSError`: nothing was written (`UnsafeError`: everything was).
         """
         ...
 
@@ -45,10 +46,14 @@ class Writer(Protocol):
 class ChainWriter:
     """Writes on the thread that calls."""
 
-    def __init__(self, chain: Chain, redactor: Redactor, omit: tuple[str, ...]) -> None:
+    def __init__(
+        self, chain: Chain, redactor: Redactor, omit: tuple[str, ...], *, flush_every_s: float | None = None
+    ) -> None:
+        """`flush_every_s`: how often what was written is brought to the disk; None = the kernel decides."""
         self._chain = chain
         self._redactor = redactor
         self._omit = omit
+        self._flusher = None if flush_every_s is None else Flusher(chain.disk, chain.directory, flush_every_s)
 
     def pack(self, record: Record) -> None:
         """There is nothing to prepare."""
@@ -79,10 +84,19 @@ class ChainWriter:
             try:
                 chain.sign_locked()
             except OSError as error:
-                raise UnsignedError(*error.args) from error
+                raise UnsafeError(*error.args) from error
+        self._flush_sometimes()
+
+    def _flush_sometimes(self) -> None:
+        try:
+            if self._flusher is not None:
+                self._flusher.ask()
+        except OSError as error:
+            raise UnsafeError(*error.args) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self._flusher is not None:
+            self._flusher.close()
 
     def _draft(self, facts: Facts) -> Draft:
         try:

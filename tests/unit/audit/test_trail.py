@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,30 @@ def test_facts_of_an_odd_kind_do_not_stop_the_writer(tmp_path: Path) -> None:
         ask(trail)
     assert len(records(tmp_path)) == 3
     assert verify(tmp_path).ok
+
+
+def test_a_flush_that_fails_is_told(tmp_path: Path) -> None:
+    class Unflushable(Disk):
+        fails = True
+
+        def sync_all(self, path: Path) -> None:
+            if self.fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk, alarms = Unflushable(), list[Alarm]()
+    with running(tmp_path, disk=disk, on_alarm=alarms.append, fsync="interval", fsync_interval_s=0.001) as trail:
+        ask(trail)
+        for _ in range(2000):
+            if trail.stats.failing:
+                break
+            ask(trail)
+            assert trail.flush(60)
+            time.sleep(0.005)
+        assert "Input/output error" in str(trail.stats.failing)
+        disk.fails = False
+        wait_for(lambda: trail.stats.failing is None)
+    assert verify(tmp_path).num_records == trail.stats.written
+    assert alarms[0].kind == "failing"
 
 
 def test_every_policy_of_flushing_writes(tmp_path: Path) -> None:
