@@ -33,6 +33,7 @@ _CANDIDATES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tokens per step at w
 _CLEARLY = (
     1.2  # torch must be faster by this much: float32 weights cost memory, and other programs disturb the measurement
 )
+_USUAL_ROWS = 64  # logits of more tokens than this (log-probabilities of prompts) are not kept for the next step
 _ENOUGH = 48  # if packed products keep up with torch's to here, whole steps do to several times as many tokens, and a
 # float32 form of the weights is not worth its memory
 
@@ -58,6 +59,7 @@ class CpuDecoder:
         self._rotary = Rotary(spec.rope, spec.head_dim, self.device)
         self._team = team or Team()
         self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
+        self._logits: Array = np.empty((0, 0), dtype=np.float32)
         self._eps = np.float32(spec.norm_eps)
         self._activation_bits = activation_bits
         # float32 does not catch up with products of integers at any size
@@ -95,7 +97,7 @@ class CpuDecoder:
         return packed.qkv, packed.o, packed.gate_up, packed.down, packed.head
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
-        """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names."""
+        """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names; valid until the next step."""
         slow = self._slow
         if slow is not None and len(inputs.tokens) > self.crossover:
             return slow.forward(inputs, kv)
@@ -116,13 +118,23 @@ class CpuDecoder:
             cos=cos.squeeze(1).numpy(),
             sin=sin.squeeze(1).numpy(),
         )
-        logits = np.empty((num_wanted, self._packed.head.weights.shape[1] * ROWS), dtype=np.float32)
+        logits = self._room_for(num_wanted)
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
         packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
         self._team.run(lambda member: forward(packed, step, buffers, keys, values, eps, counter, member, size))
         return torch.from_numpy(logits)[:, : self.spec.vocab_size]
+
+    def _room_for(self, num_wanted: int) -> Array:
+        """Logits (S, vocabulary in whole blocks). The same memory for every usual step: fresh pages cost time."""
+        if num_wanted > len(self._logits):
+            width = self._packed.head.weights.shape[1] * ROWS
+            made = np.empty((num_wanted, width), dtype=np.float32)
+            if num_wanted > _USUAL_ROWS:
+                return made
+            self._logits = made
+        return self._logits[:num_wanted]
 
     def _measure(self) -> int:
         """The most tokens at which the compiled product still beats torch's, on the widest matrix of a layer."""
