@@ -150,7 +150,7 @@ def _dot_product(count: int, *, at_once: bool) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args)
-            source, target, digits = code.pointer(0), code.pointer(14), [code.pointer(2), code.pointer(4)]
+            source, digits = code.pointer(0), [code.pointer(2), code.pointer(4)]
             starts = [builder.mul(code.number(6), _int(r)) for r in range(count)]
             # QUADS; but were that known, LLVM would unroll the loop, and decoding so much code takes longer than running it
             quads = builder.sdiv(code.number(6), builder.mul(code.number(11), _int(4)))
@@ -175,28 +175,29 @@ def _dot_product(count: int, *, at_once: bool) -> Any:
                                     builder.store(_dot(code, builder.load(part), weight, x), part)
 
                     code.loop(quads, quad)
-                finish(code, target, vectors, parts)
+                _finish(code, count, vectors, parts)
             return context.get_dummy_value()
-
-        def finish(code: Code, target: Any, vectors: range, parts: Any) -> None:
-            """total += sums * scale of rows * scale of x + offset * sum of x."""
-            b, factor, scales, x_sums = code.b, code.pointer(12), code.pointer(7), code.pointer(9)
-            places = [b.mul(code.number(11), _int(r)) for r in range(count)]
-            for v in vectors:
-                scale_of_rows = code.load(factor, _int(v * LANES), VF)
-                offset = code.load(factor, _int(ROWS + v * LANES), VF)
-                for r in range(count):
-                    number = b.load(parts[0, r, v])
-                    if (1, r, v) in parts:
-                        number = b.add(b.shl(number, _every(8)), b.load(parts[1, r, v]))
-                    at = _int(r * ROWS + v * LANES)
-                    so_far = code.fma(offset, code.broadcast(x_sums, places[r]), code.load(target, at, VF))
-                    both = b.fmul(scale_of_rows, code.broadcast(scales, places[r]))
-                    code.store(code.fma(b.sitofp(number, VF), both, so_far), target, at)
 
         return types.void(weights, w, high, h, low, l, step, scale, s, sums, u, groups, factors, f, total, to), generate
 
     return add
+
+
+def _finish(code: Code, count: int, vectors: range, parts: Any) -> None:
+    """total += sums * scale of rows * scale of x + offset * sum of x."""
+    b, scales, x_sums, factor, target = code.b, *(code.pointer(place) for place in (7, 9, 12, 14))
+    places = [b.mul(code.number(11), _int(r)) for r in range(count)]
+    for v in vectors:
+        scale_of_rows = code.load(factor, _int(v * LANES), VF)
+        offset = code.load(factor, _int(ROWS + v * LANES), VF)
+        for r in range(count):
+            number = b.load(parts[0, r, v])
+            if (1, r, v) in parts:
+                number = b.add(b.shl(number, _every(8)), b.load(parts[1, r, v]))
+            at = _int(r * ROWS + v * LANES)
+            so_far = code.fma(offset, code.broadcast(x_sums, places[r]), code.load(target, at, VF))
+            both = b.fmul(scale_of_rows, code.broadcast(scales, places[r]))
+            code.store(code.fma(b.sitofp(number, VF), both, so_far), target, at)
 
 
 add_dots_1, add_dots_2 = _dot_product(1, at_once=True), _dot_product(2, at_once=True)
