@@ -86,7 +86,6 @@ class Scheduler:
                 return False
             self._vacate(sequence)
         sequence.done = True
-        self.started.pop(handle, None)
         return True
 
     @property

@@ -27,7 +27,7 @@ LOAD_SLACK = 4.0  # requests
 @dataclass(frozen=True, slots=True)
 class Route:
     backend: Backend
-    why: str  # length, prefix, load, experiment
+    why: str  # only, experiment, length, prefix, load
     prefill: Backend | None = None  # computes the prompt first, where roles are apart
 
 
@@ -96,12 +96,12 @@ class Router:
         if not answering:
             raise self._nobody(call, having, failed)
         prefill = self._prefill(call, able)
-        why = "experiment" if arm is not None and arm.backend is not None else "load"
+        why = "experiment" if arm is not None and arm.backend is not None else "load" if len(having) > 1 else "only"
         fitting = self._fitting(call, answering)
         if len(fitting) < len(answering):
             why = "length"
         if len(fitting) == 1:
-            return Route(fitting[0], why if len(having) > 1 else "only", prefill)
+            return Route(fitting[0], why, prefill)
         if self._config.prefix_affinity and (home := self._home(call, fitting)) is not None:
             return Route(home, "prefix", prefill)
         return Route(_least(fitting), why, prefill)
