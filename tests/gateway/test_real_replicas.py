@@ -21,7 +21,7 @@ from tests.gateway.town import ADMIN, KEY, Town, run, town, until
 from tonle.config.rows import ArmRow, BackendRow, ExperimentRow
 
 COMPLETIONS = "/v1/completions"
-LONG = {"max_tokens": 150, "ignore_eos": True, "temperature": 0}
+LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
     await door.start(listener)
     url = url_of(listener)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=240) as client:
             yield Town(door, client, folder / "audit", url)
     finally:
         await door.stop()
@@ -179,14 +179,14 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
 
 def run(main: Awaitable[None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(280):
             await main
 
     asyncio.run(bounded())
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)
