@@ -13,11 +13,15 @@ from tests.gateway.town import CHAT, KEY, Town, Upstream, run, town, until
 from tonle.audit.disk import locked
 from tonle.gateway import watchers
 
+# asyncio keeps up to a hundred cancelled timers, with what hangs on them.
+TIMERS = ("TimerHandle", "Context", "ReferenceType", "builtin_function_or_method")
+
 
 def objects() -> Counter[str]:
     """Those the collector knows, by kind, when nothing is under way."""
     gc.collect()
-    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    kinds = (type(each) for each in gc.get_objects())
+    return Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__name__ not in TIMERS)
 
 
 async def many(place: Town, upstream: Upstream, count: int) -> None:
@@ -42,10 +46,10 @@ def test_objects_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         async with town(tmp_path, upstream) as place:
             await many(place, upstream, 150)
             before = objects()
-            await many(place, upstream, 300)
+            await many(place, upstream, 400)
             grown = objects() - before
-            # One object left behind by each request would be 300.
-            assert not {kind: count for kind, count in grown.items() if count > 50}, grown.most_common(5)
+            # One object left behind by each request of one sort would be 80.
+            assert not {kind: count for kind, count in grown.items() if count > 60}, grown.most_common(5)
             trail = place.door.trail
             assert trail is not None and not trail._open and not trail.num_queued
             assert all(not backend.gate._inside and not backend.gate._lines for backend in place.door.pool.backends)
@@ -60,8 +64,9 @@ def test_callers_wait_for_a_slow_writer_and_all_are_served(tmp_path: Path, monke
         async with town(tmp_path, Upstream("m"), audit_max_queue=8, audit_linger_s=0.0) as place:
             trail = place.door.trail
             assert trail is not None
-            served = []
             with locked(tmp_path / "audit"):  # nobody can write
+                served = [await place.ask(temperature=0.5)]
+                await until(lambda: not trail.num_queued, "nobody takes the first record")  # and then waits with it
                 while not trail.crowded:
                     served.append(await place.ask(temperature=0.5))
                     assert len(served) < 50, "records were written nevertheless"
