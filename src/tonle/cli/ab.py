@@ -109,5 +109,6 @@ def _show(name: str, control: str, arms: dict[str, ArmResult], comparisons: list
     out.print(table)
     if comparisons:
         out.print(
-            f"\nA difference counts below p = {comparisons[0].threshold:.4f} (0.05 over {len(comparisons)} tests)."
+            f"\nA difference counts below p = {comparisons[0].threshold:.4f} "
+            f"(0.05 over {round(0.05 / comparisons[0].threshold)} tests)."
         )
