@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
-from benchmarks.peers.servers import tonle
+from benchmarks.peers.servers import ours
 from tonle.bench import BenchOptions, Span, run_bench
 
 INPUT_TOKENS = 128
@@ -204,7 +204,7 @@ def server_url(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    server, port = tonle(), free_port()
+    server, port = ours()[0], free_port()
     *servers, last = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, servers or [last])  # what is started now inherits it
     with tempfile.TemporaryDirectory(prefix="tonle-agreement-") as folder:

@@ -27,7 +27,7 @@ from rich.console import Console
 from benchmarks.levels import LEVELS, Level
 from benchmarks.peers.files import PreparationFailedError
 from benchmarks.peers.process import RunningServer, ServerFailedError, end_cleanly_when_terminated, free_port
-from benchmarks.peers.servers import Missing, Places, Server, num_threads, peers, tonle
+from benchmarks.peers.servers import Missing, Places, Server, num_threads, ours, peers
 from benchmarks.scores import Judgement, LevelRun, Run, Score, judge, score
 from benchmarks.tables import print_scores, print_verdicts
 from tonle.bench import run_bench
@@ -183,7 +183,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     level_names = _chosen(arguments.only, [level.name for level in LEVELS], "--only")
     found = [known[name] for name in wanted]
     plan = Plan(
-        servers=[tonle(), *(peer for peer in found if isinstance(peer, Server))],
+        servers=[*ours(), *(peer for peer in found if isinstance(peer, Server))],
         levels=[level for level in LEVELS if level.name in level_names],
         repeats=1 if arguments.quick else arguments.repeats,
         quick=arguments.quick,

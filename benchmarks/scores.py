@@ -13,7 +13,7 @@ import msgspec
 
 from tonle.bench import LevelReport
 
-OURS = "tonle"
+OURS = ("tonle", "tonle-8bit")  # as it comes, and with 8-bit activations, as the int8 peers compute
 MEMORY_LEVEL = "16"
 GB = 1e9
 
@@ -70,6 +70,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the verdict. None = not measured."""
 
+    server: str
     column: str
     ours: float | None
     best_peer: str | None
@@ -144,16 +145,17 @@ def _prompt_tokens(report: LevelReport) -> float | None:
 
 
 def judge(scores: Scores) -> list[Judgement]:
-    """Ours against the best peer of each column."""
-    return [_judge_column(column, scores) for column in COLUMNS]
+    """Each of ours against the best peer of each column."""
+    return [_judge_column(column, name, scores) for name in OURS if name in scores for column in COLUMNS]
 
 
-def _judge_column(column: Column, scores: Scores) -> Judgement:
-    ours = scores.get(OURS, {}).get(column.name)
-    peers = [(name, row[column.name].median) for name, row in scores.items() if name != OURS and column.name in row]
+def _judge_column(column: Column, server: str, scores: Scores) -> Judgement:
+    ours = scores[server].get(column.name)
+    peers = [(name, row[column.name].median) for name, row in scores.items() if name not in OURS and column.name in row]
     best_peer, best = _best(column, peers)
     ratio = ours.median / best if ours is not None and best else None
     return Judgement(
+        server=server,
         column=column.name,
         ours=None if ours is None else ours.median,
         best_peer=best_peer,

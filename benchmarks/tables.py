@@ -38,9 +38,14 @@ def print_scores(runs: Sequence[Run], scores: Scores, console: Console) -> None:
 
 
 def print_verdicts(verdicts: Sequence[Judgement], console: Console) -> None:
-    """One line per column: ours, the best peer's, the ratio and whether the target holds."""
+    """For each of ours, one line per column: ours, the best peer's, the ratio and whether the target holds."""
+    for server in dict.fromkeys(line.server for line in verdicts):
+        _print_verdicts_of(server, [line for line in verdicts if line.server == server], console)
+
+
+def _print_verdicts_of(server: str, verdicts: Sequence[Judgement], console: Console) -> None:
     table = Table(box=box.MARKDOWN)
-    for title in ("", "ours", "best peer", "ratio", "target", ""):
+    for title in ("", server, "best peer", "ratio", "target", ""):
         table.add_column(title)
     for line in verdicts:
         if line.ours is None and line.best is None:

@@ -66,9 +66,13 @@ def num_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def tonle() -> Server:
-    """Our own server, out of the environment that runs this script, as a user starts it."""
-    return Server("tonle", "/health/ready", lambda port: [sys.executable, "-m", "tonle", "serve", "--port", str(port)])
+def ours() -> list[Server]:
+    """Our own server, out of the environment that runs this script: as a user starts it, and with 8-bit activations."""
+    start = [sys.executable, "-m", "tonle", "serve", "--port"]
+    return [
+        Server("tonle", "/health/ready", lambda port: [*start, str(port)]),
+        Server("tonle-8bit", "/health/ready", lambda port: [*start, str(port), "--activation-bits", "8"]),
+    ]
 
 
 def peers(places: Places) -> list[Server | Missing]:
