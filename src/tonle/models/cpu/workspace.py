@@ -70,7 +70,8 @@ class Workspace:
     def _take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT) -> Array:
         size = int(np.prod(shape))
         if name not in self._memory or len(self._memory[name]) < size:
-            self._memory[name] = aligned((size,), dtype)
+            self._memory[name] = aligned((1 << (size - 1).bit_length(),), dtype)
+            self._cut.clear()  # its cuts would keep the smaller pieces alive
         return self._memory[name][:size].reshape(shape)
 
 

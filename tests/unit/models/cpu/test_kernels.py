@@ -160,6 +160,17 @@ def test_vectors_are_as_wide_as_the_processor_has() -> None:
     assert lanes_for({}) == 8  # ARM, old x86: LLVM splits them
 
 
+def test_buffers_do_not_pile_up_while_steps_grow() -> None:
+    matrix = layout([stored("q4", 64, 64)], gated=False, dots=False)
+    packed = SimpleNamespace(qkv=matrix, o=matrix, gate_up=matrix, down=matrix, head=matrix)
+    spec = SimpleNamespace(hidden_size=64, intermediate_size=64, q_size=64, num_heads=1, head_dim=64)
+    workspace = Workspace(spec, packed, num_threads=1)  # type: ignore[arg-type]
+    for count in range(1, 200):
+        workspace.cut(count, 64)
+    alive = {id(cut.hidden.base) for cut in workspace._cut.values()}
+    assert alive == {id(workspace.cut(1, 64).hidden.base)}
+
+
 def test_buffers_start_at_a_cache_line() -> None:
     assert aligned((3, 5), np.dtype(np.float32)).ctypes.data % 64 == 0
 
