@@ -4,27 +4,33 @@ Every opened record leaves one line in a file that is mapped into memory: writin
 system, and the kernel keeps it when the process dies. What has a line here and no record in the trail was
 interrupted; recovery writes that record.
 
-Does: remember openings, forget those that are written. Does not: survive a power cut; nothing unflushed does.
+Does: remember openings, forget those that are written, make files anew that somebody removed. Does not: survive a power
+cut; nothing unflushed does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tonle.audit.disk import TEMP_PREFIX
 from tonle.audit.keys import SigningKey
 from tonle.audit.record import Record
 
 FOLDER_NAME = "open"
+SUFFIX = ".log"  # of a page; a draft has none
 FILE_BYTES = 4 * 1024**2
 MAX_BODY_BYTES = 64 * 1024  # of a request that is remembered whole
+NUM_TRIES = 5  # to make a file while another process removes what looks left behind
 
 
 class Intent(msgspec.Struct, array_like=True):
@@ -38,23 +44,56 @@ class Intent(msgspec.Struct, array_like=True):
     body: str | None
 
 
+class _Draft:
+    """A page's file before it has its name. Recovery, which takes an unlocked page for a dead process's, never sees one
+    that is not locked yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError`."""
+        self._path = path
+        self._temp = path.with_name(f"{TEMP_PREFIX}{path.stem}")
+        self.fd = self._locked_file()
+        try:
+            # Real blocks, not a hole: a copy into a hole on a full disk would kill the process.
+            os.posix_fallocate(self.fd, 0, FILE_BYTES)
+            self.map = mmap.mmap(self.fd, FILE_BYTES)
+        except OSError:
+            os.close(self.fd)
+            self._temp.unlink(missing_ok=True)
+            raise
+
+    def _locked_file(self) -> int:
+        for _ in range(NUM_TRIES):
+            fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)  # ends with the process: whoever can take it knows that we died
+            if _is_at(self._temp, fd):
+                return fd
+            os.close(fd)  # `remove_drafts` was quicker than our lock
+        raise OSError(errno.EAGAIN, "a file was removed again and again while it was made", str(self._temp))
+
+    def publish(self) -> None:
+        """Give it its name. Raises `OSError`; then the draft is gone."""
+        try:
+            self._temp.rename(self._path)
+        except OSError:
+            self.map.close()
+            os.close(self.fd)
+            self._temp.unlink(missing_ok=True)
+            raise
+
+
 class Page:
     """One mapped file; removed when it is full and all its requests are on record."""
 
-    __slots__ = ("_fd", "_map", "is_full", "num_open", "path", "used")
+    __slots__ = ("_fd", "_lock", "_map", "is_full", "num_open", "path", "used")
 
     def __init__(self, path: Path) -> None:
+        """Raises `OSError`."""
+        draft = _Draft(path)
+        draft.publish()
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)  # ends with the process: whoever can take it knows that we died
-            # Real blocks, not a hole: a copy into a hole on a full disk would kill the process.
-            os.posix_fallocate(self._fd, 0, FILE_BYTES)
-            self._map = mmap.mmap(self._fd, FILE_BYTES)
-        except OSError:
-            os.close(self._fd)
-            path.unlink()
-            raise
+        self._fd, self._map = draft.fd, draft.map
+        self._lock = threading.Lock()  # lines are added on one thread, the file is replaced on another
         self.used = 0  # bytes
         self.num_open = 0
         self.is_full = False
@@ -63,10 +102,27 @@ class Page:
         if self.used + len(line) > FILE_BYTES:
             self.is_full = True
             return False
-        self._map[self.used : self.used + len(line)] = line
-        self.used += len(line)
+        with self._lock:
+            self._map[self.used : self.used + len(line)] = line
+            self.used += len(line)
         self.num_open += 1
         return True
+
+    @property
+    def is_missing(self) -> bool:
+        """Somebody removed the file: the lines live as long as this process, and nobody else can find them."""
+        return not _is_at(self.path, self._fd)
+
+    def restore(self) -> None:
+        """The same lines in a new file of the same name. Raises `OSError`; then all is as before."""
+        draft = _Draft(self.path)
+        with self._lock:
+            draft.map[: self.used] = self._map[: self.used]
+            draft.publish()
+            old_fd, old_map = self._fd, self._map
+            self._fd, self._map = draft.fd, draft.map
+        old_map.close()
+        os.close(old_fd)
 
     def remove(self) -> None:
         self._map.close()
@@ -123,6 +179,14 @@ class Intents:
             self._pages.remove(page)
             page.remove()
 
+    def restore(self) -> int:
+        """Make files anew that somebody removed, for the trail's thread. Returns how many. Raises `OSError`."""
+        missing = [page for page in self._pages if page.is_missing]
+        for page in missing:
+            self._folder.mkdir(exist_ok=True)
+            page.restore()
+        return len(missing)
+
     def close(self) -> None:
         """Everything is on record."""
         for page in self._pages:
@@ -132,14 +196,14 @@ class Intents:
 
     def _new_page(self) -> Page:
         self._num_pages += 1
-        return Page(self._folder / f"{self._prefix}-{self._num_pages}.log")
+        return Page(self._folder / f"{self._prefix}-{self._num_pages}{SUFFIX}")
 
 
 def left_behind(directory: Path, key: SigningKey) -> tuple[list[Intent], list[Path]]:
     """Requests of processes that died, and the files that tell of them. Lines without our mark are passed over."""
     found: list[Intent] = []
     files: list[Path] = []
-    for path in sorted((directory / FOLDER_NAME).glob("*.log")):
+    for path in sorted((directory / FOLDER_NAME).glob(f"*{SUFFIX}")):
         with path.open("rb+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,6 +215,26 @@ def left_behind(directory: Path, key: SigningKey) -> tuple[list[Intent], list[Pa
                     found.append(_decode(encoded))
             files.append(path)
     return found, files
+
+
+def remove_drafts(directory: Path) -> None:
+    """Files of processes that died before they named them. Removed under their lock: see `_Draft`."""
+    for path in (directory / FOLDER_NAME).glob(f"{TEMP_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # its process lives
+            if _is_at(path, file.fileno()):
+                path.unlink()
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 _encode: Any = msgspec.json.Encoder().encode

@@ -169,6 +169,7 @@ def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: di
 
 def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
     """A record for every request that was open when its process died."""
+    intents.remove_drafts(chain.directory)
     left, files = intents.left_behind(chain.directory, chain.key)
     if left:
         files_since = written_files(chain, min(intent.opened_ns for intent in left))

@@ -5,7 +5,8 @@
 A batch is written as `ChainWriter` writes it, and answered when it is in the chain. The scribe ends when its server's
 end of the socket closes, whatever closed it. A server that was killed cannot say what it had sent, so recovery counts
 its requests as interrupted; the scribe therefore asks, under the same lock as recovery, whether its server still holds
-the lock on its intents (`intents.py`), and writes nothing for a dead one: never two records for one request.
+the lock on its intents (`intents.py`), and writes nothing for a dead one: never two records for one request. The receipt
+says so, for a server that does live and only lost that file.
 
 Does: the far end, flushing included. Does not: repair, retry or prune; the server's trail does.
 """

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tonle.audit import ledger
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
-from tonle.audit.intents import Intents
+from tonle.audit.intents import FOLDER_NAME, Intents
 from tonle.audit.keys import load_or_create_key
 from tonle.audit.options import AuditOptions
 from tonle.audit.record import Record
@@ -90,6 +90,7 @@ class AuditTrail:
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
         self._open: dict[str, Record] = {}
         self._gap_ids: deque[str] = deque(maxlen=MAX_GAP_IDS)
+        self._gap_lock = threading.Lock()  # records are lost on the server's thread, and told of on the trail's
         self._told = self.stats.gap()  # what the chain knows of losses
         self._num_alarmed = 0  # losses the alarm was raised for
         self._why_lost = ""
@@ -253,6 +254,8 @@ class AuditTrail:
         again = False
         while True:
             try:
+                if again and self._intents is not None:
+                    self._intents.restore()
                 self._append(batch, again=again)
                 break
             except OSError as error:
@@ -271,22 +274,29 @@ class AuditTrail:
 
     def _append(self, batch: list[Record], *, again: bool = False) -> None:
         assert self._writer is not None
-        gap = self.stats.gap()
+        with self._gap_lock:
+            gap, ids = self.stats.gap(), list(self._gap_ids)
         lost: dict[str, Any] | None = None
         if gap != self._told:
             more = {name: number - self._told[name] for name, number in gap.items()}
-            lost = {**more, "request_ids": list(self._gap_ids)}
+            lost = {**more, "request_ids": ids}
         try:
             self._writer.write(batch, lost, again=again)
         except UnsafeError:
-            self._told = gap
-            self._gap_ids.clear()
+            self._note_told(gap, ids)
             raise
-        self._told = gap
-        self._gap_ids.clear()
+        self._note_told(gap, ids)
         if self.stats.failing is not None and not self._is_full():
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))
+
+    def _note_told(self, gap: dict[str, int], ids: list[str]) -> None:
+        """The chain knows of these losses; others may have come meanwhile."""
+        self._told = gap
+        with self._gap_lock:
+            for request_id in ids:  # the oldest; some may have been pushed out
+                if self._gap_ids and self._gap_ids[0] == request_id:
+                    self._gap_ids.popleft()
 
     def _housekeep(self) -> None:
         assert self._chain is not None
@@ -296,6 +306,10 @@ class AuditTrail:
                 prune_days(self._chain, self.options.retention_days)
             if self._intents is not None:
                 self._intents.sweep()
+                if self._intents.restore():
+                    reason = f"files were removed from {self.options.directory / FOLDER_NAME}"
+                    self._alarm(Alarm("failing", f"{reason}: a crash would have left no trace of open requests"))
+                    self._alarm(Alarm("recovered", "the files of open requests were made anew"))
         except OSError as error:
             self._fail_for(error)
 
@@ -326,10 +340,11 @@ class AuditTrail:
 
     def _lose(self, records: list[Record], reason: str) -> None:
         for record in records:
-            self._gap_ids.append(record.request_id)
             self._forget(record)
-        self.stats.lost += len(records)
-        self._why_lost = reason
+        with self._gap_lock:
+            self._gap_ids.extend(record.request_id for record in records)
+            self.stats.lost += len(records)
+            self._why_lost = reason
 
     def _tell_losses(self) -> None:
         num_lost = self.stats.lost - self._num_alarmed

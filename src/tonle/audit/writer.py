@@ -6,6 +6,7 @@ retry, or know what to do about a disk that refuses (`trail.py`).
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -26,6 +27,16 @@ log = logging.getLogger("tonle.audit")
 
 class UnsafeError(OSError):
     """The records are in the chain, but its head could not be brought up to them, or the disk does not take them."""
+
+
+class OwnerGoneError(OSError):
+    """Nothing was written, because the server that wants it counts as dead: nobody holds the lock on its page.
+
+    A server that lives has lost the page (somebody cleaned `open/`). It keeps the records and makes the page anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(errno.ESTALE, "the file in open/ that shows that this server lives is gone; it is made anew")
 
 
 class Writer(Protocol):
@@ -69,12 +80,12 @@ class ChainWriter:
         again: bool = False,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_write` is asked under the lock of the directory; nothing is written if it says no."""
+        """`may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
         chain = self._chain
         drafts = [self._draft(facts) for facts in batch]
         with locked(chain.directory):
             if not may_write():
-                return
+                raise OwnerGoneError
             chain.refresh()
             if again and batch:
                 known = written_files(chain, min(facts.opened_ns for facts in batch))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import random
 import signal
 import subprocess
@@ -15,10 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.audit.trails import CHAT, USAGE, ask, records, running, wait_for
+from tests.unit.audit.trails import CHAT, USAGE, ask, make_chain, records, running, wait_for
 from tonle.audit import Alarm, Answer, AuditOptions, AuditTrail, Collector
 from tonle.audit.disk import TEMP_PREFIX, locked
+from tonle.audit.intents import Intents
+from tonle.audit.recover import recover
+from tonle.audit.redaction import Redactor
+from tonle.audit.scribe import Batch, _write, lives
 from tonle.audit.verify import verify
+from tonle.audit.writer import ChainWriter
 
 STREAM = b"""data: {"id":"c-1","choices":[{"index":0,"delta":{"content":"Hello"}}]}
 
@@ -178,8 +185,6 @@ def test_a_killed_server_leaves_one_record_per_request(tmp_path: Path) -> None:
 
 def test_a_server_that_died_gets_no_more_records(tmp_path: Path) -> None:
     """What recovery has called interrupted must not come a second time."""
-    from tonle.audit.scribe import lives
-
     owner = tmp_path / "page"
     owner.write_bytes(b"")
     assert not lives(str(owner))
@@ -207,3 +212,54 @@ def test_a_disk_that_refuses_is_reported_by_the_scribe(tmp_path: Path, monkeypat
         wait_for(lambda: trail.stats.failing is None)
     assert len(records(tmp_path)) == 2
     assert verify(tmp_path).ok
+
+
+def test_a_server_whose_page_was_removed_alarms_and_keeps_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonle.audit.trail.RETRY_S", 0.02)
+    alarms = list[Alarm]()
+    with apart(tmp_path, on_alarm=alarms.append) as trail:
+        still_open = trail.open(CHAT, body=b"{}")
+        ask(trail)
+        assert trail.flush(60)
+        for path in (tmp_path / "open").iterdir():
+            path.unlink()
+        (tmp_path / "open").rmdir()
+        asked = [ask(trail).request_id for _ in range(5)]
+        assert trail.flush(60)
+        wait_for(lambda: trail.stats.failing is None and len(alarms) >= 2)
+        [page] = (tmp_path / "open").iterdir()
+        assert still_open.request_id.encode() in page.read_bytes()  # a crash would still find it
+    written = [record["request_id"] for record in records(tmp_path)]
+    assert len(written) == len(set(written)) == 7
+    assert set(asked) <= set(written)
+    assert {alarm.kind for alarm in alarms} == {"failing", "recovered"}
+    assert verify(tmp_path).ok
+
+
+def test_a_batch_of_a_server_without_a_page_is_refused(tmp_path: Path) -> None:
+    chain = make_chain(tmp_path)
+    receipt = _write(ChainWriter(chain, Redactor(()), ()), Batch(str(tmp_path / "open" / "gone.log"), False, None, []))
+    assert receipt.errno == errno.ESTALE
+    assert not receipt.unsafe
+
+
+def test_a_page_has_no_name_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process recovers just between the two."""
+    chain = make_chain(tmp_path)
+    flock, num_recovered = fcntl.flock, 0
+
+    def late(file: Any, operation: int) -> None:
+        nonlocal num_recovered
+        if operation == fcntl.LOCK_EX and not num_recovered and list((tmp_path / "open").iterdir()):
+            num_recovered += 1
+            recover(chain)
+        flock(file, operation)
+
+    monkeypatch.setattr("tonle.audit.intents.fcntl.flock", late)
+    intents = Intents(tmp_path, chain.key, with_content=False)
+    assert num_recovered == 1
+    assert lives(intents.owner)
+    assert [path.name for path in (tmp_path / "open").iterdir()] == [Path(intents.owner).name]
+    intents.close()

@@ -331,3 +331,21 @@ def test_every_policy_of_flushing_writes(tmp_path: Path) -> None:
             assert trail.flush()
             ask(trail)
         assert verify(tmp_path / fsync).num_records == 2
+
+
+def test_a_loss_during_the_note_of_another_is_named_too(tmp_path: Path) -> None:
+    with running(tmp_path) as trail:
+        assert trail._writer is not None
+        write, told = trail._writer.write, list[list[str]]()
+
+        def losing(batch: Any, lost: dict[str, Any] | None, *, again: bool = False) -> None:
+            write(batch, lost, again=again)
+            if lost is not None:
+                told.append(lost["request_ids"])
+                if len(told) == 1:
+                    trail._lose([trail.open(CHAT, request_id="second")], "for the test")
+
+        trail._writer.write = losing  # type: ignore[method-assign]
+        trail._lose([trail.open(CHAT, request_id="first")], "for the test")
+        wait_for(lambda: len(told) == 2)
+    assert told == [["first"], ["second"]]
