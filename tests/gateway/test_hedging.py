@@ -117,7 +117,8 @@ def test_if_the_first_breaks_the_second_has_it(tmp_path: Path, status: int) -> N
             if status == 500:
                 broken.status = 500
                 broken.hang.set()
-                await asyncio.sleep(AFTER_S)
+                backends = place.door.pool.backends
+                await until(lambda: sum(backend.num_failed for backend in backends) == 1, "the first did not break")
             else:
                 await broken.kill()
             second.hang.set()

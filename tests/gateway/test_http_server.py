@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import KEY, Town, Upstream, run, town
+from tests.gateway.town import KEY, Town, Upstream, run, town, until
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.http.client import Address, HttpClient, UpstreamError
 
@@ -95,9 +95,8 @@ def test_a_slow_reader_slows_the_backend_and_loses_nothing(tmp_path: Path) -> No
             body = {"model": "m", "stream": True, "messages": []}
             seen, headers = b"", {"authorization": f"Bearer {KEY}"}
             async with place.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
-                await asyncio.sleep(0.5)
                 (connection,) = [each for each in place.door.server.connections if not each.idle]
-                assert connection.full
+                await until(lambda: connection.full, "nobody slowed the backend")
                 async for piece in reply.aiter_raw():
                     seen += piece
             assert seen.endswith(b"data: [DONE]\n\n")

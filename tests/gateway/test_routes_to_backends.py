@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.town import KEY, Upstream, rows, run, town, until
+from tonle.config.gateway import GatewayConfig
 from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
+from tonle.errors import ConfigError
 
 
 def test_a_request_goes_to_who_has_the_model_under_any_of_its_names(tmp_path: Path) -> None:
@@ -244,6 +246,56 @@ def test_prefill_and_decode_legs(tmp_path: Path) -> None:
         assert place.records()[1]["route"]["prefill"] == "p"
 
     run(main())
+
+
+@pytest.mark.parametrize("status", [400, 500, 200])
+def test_a_prefill_leg_that_fails_is_not_the_decoders_fault(tmp_path: Path, status: int) -> None:
+    """200: an answer without `kv_transfer_params`."""
+
+    async def main() -> None:
+        first, second = Upstream("m", owned_by="vllm"), Upstream("m", owned_by="vllm")
+        first.status = status
+
+        def backends() -> tuple[BackendRow, ...]:
+            return (BackendRow(url=first.url, name="p", role="prefill"),
+                    BackendRow(url=second.url, name="d", role="decode"))  # fmt: skip
+
+        settings = {"prefill_threshold": 50, "breaker_failures": 2, "cache": None}
+        async with town(tmp_path, first, second, backends=backends, **settings) as place:
+            replies = [await place.ask("long " * 100) for _ in range(3)]
+            prefiller, decoder = place.door.pool.backends
+            assert (decoder.breaker.state, decoder.num_failed) == ("closed", 0)
+            if status == 400:
+                assert [reply.status_code for reply in replies] == [400] * 3
+                assert "broken on purpose" in replies[0].text
+                assert (prefiller.breaker.state, len(second.requests)) == ("closed", 0)
+            else:
+                assert [reply.status_code for reply in replies] == [200] * 3
+                assert (prefiller.breaker.state, len(first.requests)) == ("open", 2)
+                assert "kv_transfer_params" not in second.requests[0]
+        if status != 400:
+            assert place.records()[0]["route"]["failed"] == ["p"]
+
+    run(main())
+
+
+def test_a_backend_of_unknown_kind_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        known, unknown = Upstream("m", owned_by="vllm"), Upstream("m")
+        async with town(tmp_path, known, unknown) as place:
+            await place.door.pool.probe()
+            states = (await place.get("/admin/backends")).json()["backends"]
+            assert states[0]["warning"] is None
+            assert "tenants share its prefix cache" in states[1]["warning"]
+
+    run(main())
+    assert caplog.text.count("tenants share its prefix cache") == 1
+
+
+def test_a_kind_that_nobody_may_ask_for_must_be_set() -> None:
+    with pytest.raises(ConfigError, match="set its kind"):
+        GatewayConfig(backends=(BackendRow(url="http://127.0.0.1:1"),), probe_interval_s=0.0).validate()
+    GatewayConfig(backends=(BackendRow(url="http://127.0.0.1:1", kind="openai"),), probe_interval_s=0.0).validate()
 
 
 def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None:

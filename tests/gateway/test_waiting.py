@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.town import Upstream, run, town, until
+from tonle.gateway.relay import Relay
 
 
 def test_requests_wait_their_turn(tmp_path: Path) -> None:
@@ -68,7 +71,21 @@ def test_a_deadline_ends_the_wait(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_waiting_stream_is_kept_alive(tmp_path: Path) -> None:
+@pytest.fixture
+def comments(monkeypatch: pytest.MonkeyPatch) -> set[Relay]:
+    """The streams that were sent a comment."""
+    seen: set[Relay] = set()
+    comment = Relay._comment
+
+    def noted(relay: Relay) -> None:
+        comment(relay)
+        seen.add(relay)
+
+    monkeypatch.setattr(Relay, "_comment", noted)
+    return seen
+
+
+def test_a_waiting_stream_is_kept_alive(tmp_path: Path, comments: set[Relay]) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
@@ -78,7 +95,7 @@ def test_a_waiting_stream_is_kept_alive(tmp_path: Path) -> None:
             await until(lambda: gate.num_inside == 1, "it never came")
             waiting = asyncio.create_task(place.ask("waiting", stream=True))
             await until(lambda: gate.num_queued == 1, "it does not wait")
-            await asyncio.sleep(0.2)
+            await until(lambda: len(comments) == 2, "not both were kept alive")
             upstream.hang.set()
             first, second = await running, await waiting
             assert first.text.startswith(": working\n\n")
@@ -90,14 +107,14 @@ def test_a_waiting_stream_is_kept_alive(tmp_path: Path) -> None:
     run(main())
 
 
-def test_an_error_after_a_comment_is_an_event(tmp_path: Path) -> None:
+def test_an_error_after_a_comment_is_an_event(tmp_path: Path, comments: set[Relay]) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
         upstream.status = 400
         async with town(tmp_path, upstream, keep_alive_s=0.05) as place:
             asking = asyncio.create_task(place.ask(stream=True))
-            await asyncio.sleep(0.2)
+            await until(lambda: comments, "it was not kept alive")
             upstream.hang.set()
             reply = await asking
             assert reply.status_code == 200
@@ -122,5 +139,21 @@ def test_who_hangs_up_while_waiting_leaves_the_line(tmp_path: Path) -> None:
             await running
             assert len(upstream.requests) == 1
         assert sorted(record["status"] for record in place.records()) == ["cancelled", "ok"]
+
+    run(main())
+
+
+def test_a_callers_own_deadline_says_nothing_about_the_backend(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, breaker_failures=2, cache=None) as place:
+            (backend,) = place.door.pool.backends
+            for deadline_ms in ("1", "1", "100", "100", "100"):
+                reply = await place.ask(headers={"x-request-deadline-ms": deadline_ms})
+                assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+            assert (backend.breaker.state, backend.num_failed) == ("closed", 0)
+            upstream.hang.set()
+            assert (await place.ask()).status_code == 200
 
     run(main())

@@ -154,6 +154,11 @@ class GatewayConfig(AuditConfig):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"two backends are called {name}; give them names", param="backends")
+        for row, name in zip(self.backends, names, strict=True):
+            if row.kind == "auto" and not self.probe_interval_s:
+                raise ConfigError(f"backend {name}: what kind of server it is can only be told by asking it, and "
+                                  "probe_interval is 0; set its kind to tonle, vllm or openai",
+                                  param="backends")  # fmt: skip
         roles = {row.role for row in self.backends}
         if "prefill" in roles and not roles & {"decode", "any"}:
             raise ConfigError("there are prefill backends but none that decodes", param="backends")

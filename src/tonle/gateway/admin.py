@@ -91,6 +91,7 @@ def shown_backend(backend: Backend) -> dict[str, Any]:
         "models": list(backend.models),
         "available": backend.available,
         "unwell": backend.unwell,
+        "warning": backend.warning,
         "draining": backend.draining,
         "breaker": backend.breaker.state,
         "running": backend.gate.num_inside,

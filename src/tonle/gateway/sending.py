@@ -8,8 +8,9 @@ watch the answer (`relay.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,8 @@ from tonle.audit.collect import Answer
 from tonle.errors import CapacityError
 from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.prefill import LEFT_OUT, prefill, prefill_changes
+from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.prefill import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.call import Call, estimate_tokens
 from tonle.gateway.http.client import Sink, UpstreamError
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
@@ -81,8 +83,11 @@ class Sender:
                 failure = error
                 if relay.began or last or _is_late(call):
                     raise
-            failed.append(route.backend)
-            call.attempts.append(route.backend.name)
+            culprit = route.backend
+            if isinstance(failure, PrefillError) and route.prefill is not None:
+                culprit = route.prefill  # who was to decode was not asked, and may do without it
+            failed.append(culprit)
+            call.attempts.append(culprit.name)
         relay.finish()
 
     async def _send_to(self, route: Route, call: Call, relay: Relay, salt: str, failed: list[Backend]) -> None:
@@ -116,34 +121,38 @@ class Sender:
             call.queued_s += time.monotonic() - began_s
 
     async def _exchange(self, route: Route, call: Call, sink: StatusSink, salt: str) -> None:
-        backend = route.backend
-        first_s = min(backend.timeout_s, call.time_left_s() or backend.timeout_s)
-        backend.breaker.begin()
-        backend.num_sent += 1
-        try:
-            extra = await self._prefill(route.prefill, call, salt, first_s) if route.prefill is not None else None
+        backend, extra = route.backend, None
+        if route.prefill is not None:
+            extra = await self._prefill(route.prefill, call, sink, salt)
+            if extra is None:
+                return
+        first_s = _first_s(backend, call)
+        with _judged(backend, call, sink):
             body = body_for(call, backend, salt, extra)
             call.sent_s = call.sent_s if call.hedge is not None else time.monotonic()
             headers = headers_for(call, backend, salt)
             await backend.send("POST", call.path, body, headers, sink, first_s=first_s)
-        except UpstreamError:
-            backend.num_failed += 1
-            backend.breaker.fail()
-            raise
-        except BaseException:
-            backend.breaker.abandon()
-            raise
-        if sink.status in BROKEN:
-            backend.num_failed += 1
-            backend.breaker.fail()
-        else:
-            backend.breaker.succeed()
 
-    async def _prefill(self, backend: Backend, call: Call, salt: str, first_s: float) -> dict[str, Any]:
-        changes = prefill_changes(call.body, call.model)
-        body = copy_for(call, backend, salt, changes, LEFT_OUT)
-        params = await prefill(backend, call.path, body, headers_for(call, backend, salt), first_s=first_s)
+    async def _prefill(self, backend: Backend, call: Call, sink: StatusSink, salt: str) -> dict[str, Any] | None:
+        """What the second leg must carry; None if the first found the caller at fault, and `sink` has been told."""
+        body = copy_for(call, backend, salt, prefill_changes(call.body, call.model), LEFT_OUT)
+        headers = headers_for(call, backend, salt)
+        first_s = _first_s(backend, call)
+        answer, params = Gather(), None
+        try:
+            with _judged(backend, call, answer):
+                await backend.send("POST", call.path, body, headers, answer, first_s=first_s)
+                if answer.status == 200:
+                    params = transfer_params(answer.body)
+        except UpstreamError as error:
+            raise PrefillError(error.kind, f"in the prefill leg at {backend.name} ({error})") from error
+        if params is None and (answer.status in BUSY or not 400 <= answer.status < 500):
+            raise PrefillError("prefill refused", f"{backend.name} answers {answer.status}")
         call.prefill_backend = backend.name
+        if params is None:
+            sink.head(answer.status, answer.headers)
+            sink.data(answer.body)
+            return None
         return {"kv_transfer_params": params}
 
     # -- hedging
@@ -188,6 +197,38 @@ class Sender:
             await self._exchange(route, call, lane, salt)
         finally:
             route.backend.gate.leave(ticket)
+
+
+@contextlib.contextmanager
+def _judged(backend: Backend, call: Call, sink: StatusSink) -> Iterator[None]:
+    """An exchange with a backend: how it ends counts for or against that backend, unless it says nothing about it."""
+    backend.breaker.begin()
+    backend.num_sent += 1
+    try:
+        yield
+    except UpstreamError as error:
+        if error.kind == "timeout" and not error.began and _is_late(call):
+            backend.breaker.abandon()  # the caller gave it too little time
+        else:
+            backend.num_failed += 1
+            backend.breaker.fail()
+        raise
+    except BaseException:
+        backend.breaker.abandon()
+        raise
+    if sink.status in BROKEN:
+        backend.num_failed += 1
+        backend.breaker.fail()
+    else:
+        backend.breaker.succeed()
+
+
+def _first_s(backend: Backend, call: Call) -> float:
+    """How long the first byte may take. Raises `DeadlinePassed`."""
+    if _is_late(call):
+        raise DeadlinePassed("the request's deadline passed before it could be sent")
+    left_s = call.time_left_s()
+    return backend.timeout_s if left_s is None else max(0.0, min(backend.timeout_s, left_s))
 
 
 def _is_late(call: Call) -> bool:

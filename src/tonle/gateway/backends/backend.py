@@ -44,6 +44,7 @@ class Backend:
         self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
         self.kind = row.kind  # auto until the first probe has told
         self.unwell: str | None = None if row.models else "not asked yet"  # why it gets no requests
+        self.warning: str | None = None  # what its operator should know though it is well
         self.draining = False  # an admin's wish: finish what runs, take nothing new
         self.gate = Gate(
             max_concurrent=row.max_concurrent or config.max_concurrent,

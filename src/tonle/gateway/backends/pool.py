@@ -97,6 +97,19 @@ class Pool:
         backend.models = {entry.id: entry for entry in entries if not wanted or entry.id in wanted}
         for name in wanted:
             backend.models.setdefault(name, ModelEntry(id=name))
-        if backend.row.kind == "auto" and entries and entries[0].owned_by in ("tonle", "vllm"):
-            backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
+        if backend.row.kind == "auto":
+            _tell_kind(backend, entries)
         return None
+
+
+def _tell_kind(backend: Backend, entries: list[ModelEntry]) -> None:
+    """Once told, it stays: an odd answer must not take the salts away."""
+    if entries and entries[0].owned_by in ("tonle", "vllm"):
+        backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
+        backend.warning = None
+    elif backend.kind == "auto" and backend.warning is None:
+        backend.warning = (
+            "its kind cannot be told, so it is treated as a plain OpenAI server and gets no salts: tenants share its "
+            "prefix cache; set its kind to tonle or vllm if it is one, to openai if that is meant"
+        )
+        log.warning("backend %s: %s", backend.name, backend.warning)

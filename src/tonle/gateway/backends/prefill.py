@@ -1,7 +1,7 @@
 """The prefill leg: one server computes the prompt, another fetches its keys and values and writes the answer.
 
-Does: vLLM's protocol with `kv_transfer_params`, passed on as they come. Does not: choose the servers, or send the
-second leg. A prefill server keeps the blocks for a short while (vLLM: 30 s), so the second leg follows at once.
+Does: vLLM's protocol with `kv_transfer_params`, passed on as they come. Does not: choose the servers, or send. A
+prefill server keeps the blocks for a short while (vLLM: 30 s), so the second leg follows at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.gather import Gather
 from tonle.gateway.http.client import UpstreamError
 
 LEFT_OUT = ("stream_options", "min_tokens")  # of the caller's request
@@ -25,24 +23,22 @@ _WANTED = {
 }
 
 
+class PrefillError(UpstreamError):
+    """The first leg failed: the fault of the prefill server, and the second leg was not begun."""
+
+
 def prefill_changes(body: dict[str, Any], model: str) -> dict[str, Any]:
     """What the first leg asks for instead: one token, and where its blocks will be."""
     changes = {"model": model, "max_tokens": 1, "kv_transfer_params": _WANTED}
     return changes | ({"max_completion_tokens": 1} if "max_completion_tokens" in body else {})
 
 
-async def prefill(
-    backend: Backend, path: str, body: bytes, headers: dict[str, str], *, first_s: float
-) -> dict[str, Any]:
-    """What the second leg must carry. Raises `UpstreamError`."""
-    answer = Gather()
-    await backend.send("POST", path, body, headers, answer, first_s=first_s)
-    if answer.status != 200:
-        raise UpstreamError("prefill refused", f"{backend.name} answers {answer.status}")
+def transfer_params(answer: bytes) -> dict[str, Any]:
+    """What the second leg must carry, from the answer to the first. Raises `UpstreamError`."""
     try:
-        params = msgspec.json.decode(answer.body).get("kv_transfer_params")
+        params = msgspec.json.decode(answer).get("kv_transfer_params")
     except (msgspec.MsgspecError, AttributeError):
         params = None
     if not isinstance(params, dict):
-        raise UpstreamError("prefill refused", f"{backend.name} sent no kv_transfer_params; is its role set?")
+        raise UpstreamError("prefill refused", "it sent no kv_transfer_params; is its role set?")
     return params
