@@ -17,6 +17,7 @@ from tonle.gateway.refusals import DeadlinePassed, QueueFull
 
 EWMA = 0.1  # weight of the newest observation
 FIRST_GUESS_S = 1.0  # how long an answer takes, before one has been seen
+MAX_USED_TOKENS = 2**31 - 1  # by one request; a backend that claims more is not believed
 OUTPUT_WEIGHT = 2  # a token written costs about this much more than one read
 
 
@@ -29,7 +30,7 @@ class Ticket:
         self.key_id = key_id
         self.priority = priority
         self.tokens = prompt_tokens + new_tokens
-        self.cost = prompt_tokens + OUTPUT_WEIGHT * new_tokens
+        self.cost = float(prompt_tokens + OUTPUT_WEIGHT * new_tokens)  # what is too large fails here, uncounted
         self.turn: asyncio.Future[None] | None = None
         self.begun_s = 0.0
 
@@ -100,7 +101,8 @@ class Gate:
         if not self._inside[ticket.key_id]:
             del self._inside[ticket.key_id]
         if used_tokens is not None:
-            self._served[ticket.key_id] = self._served.get(ticket.key_id, 0.0) + used_tokens - ticket.tokens
+            used = min(used_tokens, MAX_USED_TOKENS)
+            self._served[ticket.key_id] = self._served.get(ticket.key_id, 0.0) + used - ticket.tokens
         self._forget_absent()
         self._admit_next()
 

@@ -29,6 +29,8 @@ EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped i
 WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
 
 DEFAULT_NEW_TOKENS = 256  # a guess for requests that do not say how much they want
+MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every store can add up
+MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
 ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
 HIGH, NORMAL, LOW = 1, 2, 3
@@ -114,9 +116,11 @@ class Call:
         self.wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self.prompt_tokens = sum(estimate_tokens(text) for text in prompt_texts(body))
         for name in ("max_completion_tokens", "max_tokens"):
-            if isinstance(body.get(name), int) and body[name] > 0:
-                self.new_tokens = body[name]
-                break
+            asked = body.get(name)
+            if isinstance(asked, int) and asked > MAX_TOKENS:
+                raise InvalidRequest(f"{name} must be at most {MAX_TOKENS}", param=name)
+        limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+        self.new_tokens = next((limit for limit in limits if isinstance(limit, int) and limit > 0), DEFAULT_NEW_TOKENS)
         self.priority = self._priority(body.get("priority"))
         self.deadline_s = self._deadline()
 
@@ -138,7 +142,8 @@ class Call:
         text = self.exchange.header("x-request-deadline-ms")
         if not text:
             return None
-        if not text.isdecimal() or not 0 < int(text) < 10**9:
+        num_digits = len(text.lstrip("0"))  # looked at first: reading a number of thousands of digits fails
+        if not text.isdecimal() or not 0 < num_digits <= MAX_DEADLINE_DIGITS:
             raise InvalidRequest("X-Request-Deadline-Ms must be a number of milliseconds, such as 2000")
         return self.exchange.arrived_s + int(text) / 1000
 

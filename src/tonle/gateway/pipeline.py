@@ -88,7 +88,8 @@ class Pipeline:
     # -- admit, charge
 
     async def _enter(self, call: Call) -> BaseException | None:
-        """What kept it out, if anything: a refused request is recorded like any other, and so is a caller's hang-up."""
+        """What kept it out, if anything: a refused request is recorded like any other, and so is a caller's hang-up,
+        and a bug of ours. `run` raises it again, so that all end the same way."""
         try:
             call.key = self._stages.auth.admit(call.exchange)
             call.read()
@@ -96,7 +97,7 @@ class Pipeline:
             call.lease = await self._stages.ledger.charge(call.key, call.total_tokens)
             self._stages.router.resolve(call)
             check_model(call.key, call.asked_model or call.model)
-        except (TonleError, asyncio.CancelledError) as refusal:
+        except (Exception, asyncio.CancelledError) as refusal:
             return refusal
         return None
 

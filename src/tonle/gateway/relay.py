@@ -114,7 +114,10 @@ class Relay:
             self._reply_whole(b"".join(self._pieces), content_type)
         else:
             self.start_stream()
-            self._outlet.write(self._tap.rest())
+            rest = self._tap.rest()
+            if self.keep_copy and rest:
+                self._keep(rest, MAX_COPY_BYTES)
+            self._outlet.write(rest)
             self._outlet.end()
 
     def _reply_whole(self, body: bytes, content_type: str) -> None:
@@ -188,8 +191,11 @@ class Relay:
 
     @property
     def copy(self) -> bytes | None:
-        """The whole answer, if it was kept."""
-        return b"".join(self._pieces) if self._pieces and self.status == 200 else None
+        """The whole answer, if it was kept and is one: not a stream that broke off or ended with an error."""
+        if self.status != 200 or not self._pieces:
+            return None
+        answer = self._tap.finish() if self._call.stream else self.peek()
+        return b"".join(self._pieces) if answer.complete and answer.error is None else None
 
     @property
     def retry_after_s(self) -> float:

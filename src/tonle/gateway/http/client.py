@@ -105,18 +105,24 @@ class Connection(asyncio.Protocol):
         self.reusable = self._began = self._complete = self._framed = False
         self._headers, self._status, self._sink = {}, 0, sink
         self._silence_s = silence_s
-        sink.attach(self.press)
-        self._finished = self._loop.create_future()
+        finished = self._finished = self._loop.create_future()
+
+        def press(full: bool) -> None:
+            if self._finished is finished:  # later, the connection is idle or carries somebody else's answer
+                self._press(full)
+
+        sink.attach(press)
         self._touched_s = time.monotonic()
         self._timer = self._loop.call_later(first_s, self._time_out, first_s)
         self._transport.write(request)
         try:
-            await self._finished
+            await finished
         finally:
             self._timer.cancel()
             self._finished = self._sink = None
+            self._press(False)
 
-    def press(self, full: bool) -> None:
+    def _press(self, full: bool) -> None:
         """Whoever takes the answer is full, or has room again."""
         if self._transport is None or self._transport.is_closing() or full == self._paused:
             return

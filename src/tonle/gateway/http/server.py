@@ -59,6 +59,10 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._pieces: list[bytes] = []  # of the incoming body
         self._num_bytes = 0  # of the incoming head or body
+        self._num_trailer_bytes = 0
+        self._num_held = 0  # raw bytes the parser may hold back: of a header or trailer that has not ended
+        self._num_steps = 0  # that the parser took with what was received last: began, read a head, read body
+        self._head_done = False
         self._url = b""
         self._client = ""  # address of the other end
         self._loopback = False
@@ -80,6 +84,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.touched_s = self._server.now_s
+        is_fresh, self._num_steps = self._incoming is None, 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # we speak HTTP/1.1 only: the request is answered, the wish is not
@@ -87,6 +92,8 @@ class Connection(asyncio.Protocol):
                 self._active.keep_alive = False
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is not HTTP/1.1: {error}")
+        if self._incoming is not None:
+            self._bound_head(len(data), is_fresh=is_fresh)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -111,6 +118,11 @@ class Connection(asyncio.Protocol):
     # -- httptools
 
     def on_message_begin(self) -> None:
+        if self._closing:  # sent after something that was refused
+            return
+        self._num_steps += 1
+        self._head_done = False
+        self._num_trailer_bytes = 0
         self._incoming = Exchange(self, client=self._client, loopback=self._loopback)
         self._pieces = []
         self._num_bytes = 0
@@ -123,6 +135,9 @@ class Connection(asyncio.Protocol):
             self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_done:
+            self._pass_trailer(len(name) + len(value))
+            return
         self._num_bytes += len(name) + len(value)
         if self._num_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
@@ -130,7 +145,15 @@ class Connection(asyncio.Protocol):
             headers, key, text = self._incoming.headers, name.decode("latin-1").lower(), value.decode("latin-1")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
+    def _pass_trailer(self, num_bytes: int) -> None:
+        """A header after the body is dropped: it must not change what the head said of the caller."""
+        self._num_trailer_bytes += num_bytes
+        if self._num_trailer_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+
     def on_headers_complete(self) -> None:
+        self._head_done = True
+        self._num_steps += 1
         exchange = self._incoming
         if exchange is None:
             return
@@ -146,6 +169,7 @@ class Connection(asyncio.Protocol):
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, piece: bytes) -> None:
+        self._num_steps += 1
         exchange = self._incoming
         if exchange is None:
             return
@@ -240,6 +264,17 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # -- limits
+
+    def _bound_head(self, num_bytes: int, *, is_fresh: bool) -> None:
+        """After each read of `num_bytes`. The parser tells of a header when it has ended; one that never ends would
+        fill memory. `is_fresh`: the read did not begin within a message."""
+        if not self._num_steps:
+            self._num_held += num_bytes
+        else:
+            only_began = is_fresh and self._num_steps == 1
+            self._num_held = num_bytes if only_began else 0  # else at most this one read
+        if self._num_held > MAX_HEAD_BYTES:
+            self._refuse_head()
 
     def _refuse_head(self) -> None:
         self._refuse(431, "the request's headers are too large")

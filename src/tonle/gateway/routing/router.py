@@ -68,6 +68,8 @@ class Router:
         if entry is None:
             raise UnknownModel(f"there is no model {asked!r} here; GET /v1/models lists those there are", param="model")
         call.model = model
+        if entry.max_model_len:  # whatever was asked for, more is never written
+            call.new_tokens = min(call.new_tokens, entry.max_model_len)
         call.model_config = {"root": entry.root, "parent": entry.parent, "max_model_len": entry.max_model_len}
 
     def _only_model(self) -> str:

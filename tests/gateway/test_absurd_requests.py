@@ -1,0 +1,230 @@
+"""Requests and answers no honest program sends: they are refused or bounded, and nothing is kept for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.town import Upstream, run, town
+from tonle.gateway.admission import Gate, Ticket
+from tonle.gateway.backends.gather import Gather
+from tonle.gateway.http.client import Address, HttpClient
+from tonle.gateway.http.exchange import Exchange
+from tonle.gateway.http.server import MAX_HEAD_BYTES, Connection, HttpServer, ServerLimits
+from tonle.gateway.routing.router import Router
+
+
+class Pressed(Gather):
+    """Keeps what it was given to press."""
+
+    def attach(self, press: Callable[[bool], None]) -> None:
+        self.press = press
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_pressure_after_the_end_does_not_stop_the_next_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            client = HttpClient(Address.parse(place.url))
+            request, first = client.request("GET", "/health", b"", {}), Pressed()
+            connection = await client.take()
+            await connection.exchange(request, first, first_s=60, silence_s=60)
+            client.put(connection)
+            first.press(True)  # the caller of the first answer became full after its end
+            assert await client.take() is connection
+            second = Gather()
+            await connection.exchange(request, second, first_s=60, silence_s=60)
+            assert second.status == 200
+            client.close()
+
+    run(main())
+
+
+def test_a_connection_goes_back_unpaused() -> None:
+    async def main() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for _ in range(2):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await reader.read()
+            writer.close()
+
+        class Full(Pressed):
+            def data(self, piece: bytes) -> None:
+                super().data(piece)
+                self.press(True)  # with the last byte
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = HttpClient(Address.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        connection = await client.take()
+        for answer in (Full(), Gather()):
+            await connection.exchange(client.request("GET", "/", b"", {}), answer, first_s=60, silence_s=60)
+            assert answer.body == b"ok"
+        connection.close()
+        server.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_absurd_lengths_are_refused_and_hold_no_place(tmp_path: Path, name: str) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream, max_concurrent=1) as place:
+            for asked in (2**31, 2**63, 10**400):
+                reply = await place.ask(**{name: asked})
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+            assert (await place.ask(**{name: 2**31 - 1})).status_code == 200
+            assert place.door.pool.backends[0].gate.num_inside == 0
+        assert len(upstream.requests) == 1 and len(place.records()) == 4
+
+    run(main())
+
+
+def test_the_gate_counts_only_what_it_let_in() -> None:
+    gate = Gate(max_concurrent=1, max_queued=1, max_queued_tokens=10)
+    with pytest.raises(OverflowError):
+        gate.ask(Ticket("a", 2, 1, 10**400))
+    ticket = Ticket("a", 2, 1, 1)
+    assert gate.ask(ticket)
+    gate.leave(ticket, used_tokens=10**400)  # so the backend says
+    assert gate.num_inside == 0
+
+
+async def read(*pieces: bytes) -> tuple[list[Exchange], bytes]:
+    """What a server's connection makes of bytes that come in these pieces: requests, and what it wrote."""
+    begun: list[Exchange] = []
+
+    async def handle(exchange: Exchange) -> None:
+        begun.append(exchange)
+        exchange.reply(b"{}")
+
+    wire, connection = Wire(), Connection(HttpServer(handle, ServerLimits()))
+    connection.connection_made(wire)
+    for piece in pieces:
+        connection.data_received(piece)
+        await asyncio.sleep(0)
+    return begun, wire.written
+
+
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: x\r\nAuthorization: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+BLOCK = b"x" * 1024
+
+
+@pytest.mark.parametrize(
+    "start", [b"GET /x HTTP/1.1\r\nA: ", CHUNKED + b"1\r\nx\r\n0\r\nA: "], ids=["header", "trailer"]
+)
+def test_a_header_that_never_ends_is_refused(start: bytes) -> None:
+    async def main() -> None:
+        begun, written = await read(start, *[BLOCK] * (MAX_HEAD_BYTES // len(BLOCK) + 1))
+        assert written.startswith(b"HTTP/1.1 431") and not begun
+
+    run(main())
+
+
+def test_a_header_that_never_ends_is_refused_in_one_piece() -> None:
+    async def main() -> None:
+        begun, written = await read(b"GET /x HTTP/1.1\r\nA: " + BLOCK * 65)
+        assert written.startswith(b"HTTP/1.1 431") and not begun
+
+    run(main())
+
+
+def test_trailers_change_nothing() -> None:
+    async def main() -> None:
+        body = b"%x\r\n%b\r\n0\r\n" % (len(BLOCK * 100), BLOCK * 100)
+        trailer = b"Authorization: forged\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n"
+        (exchange,), written = await read(CHUNKED, body, trailer)
+        assert exchange.headers["authorization"] == "mine" and "x-forwarded-for" not in exchange.headers
+        assert written.startswith(b"HTTP/1.1 200") and exchange.body == BLOCK * 100
+
+    run(main())
+
+
+def test_nothing_begins_after_a_refusal() -> None:
+    async def main() -> None:
+        large = b"GET /x HTTP/1.1\r\nA: " + BLOCK * 65 + b"\r\n\r\n"
+        begun, _ = await read(large + b"GET /y HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not begun
+
+    run(main())
+
+
+DONE = b"data: [DONE]\n\n"
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("stream", "kept"),
+    [
+        (CHUNK + b'data: {"error":{"message":"out of memory"}}\n\n' + DONE, False),
+        (CHUNK, False),
+        (CHUNK + DONE, True),
+        (CHUNK + DONE.rstrip(), True),  # its last event is never ended
+    ],
+    ids=["error", "broken off", "whole", "no last line end"],
+)
+def test_only_whole_streams_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bytes, *, kept: bool
+) -> None:
+    async def answer(upstream: Upstream, exchange: Exchange, body: dict[str, Any]) -> None:
+        exchange.start(content_type="text/event-stream")
+        exchange.write(stream)
+        exchange.end()
+
+    monkeypatch.setattr(Upstream, "_stream", answer)
+
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            replies = [await place.ask(temperature=0, stream=True) for _ in range(2)]
+            assert [reply.headers["x-cache"] for reply in replies] == ["miss", "hit" if kept else "miss"]
+            assert [reply.content for reply in replies] == [stream] * 2
+
+    run(main())
+
+
+def test_a_deadline_of_thousands_of_digits_is_a_refusal_with_a_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            for text in ("9" * 5000, "0", "1" * 10):
+                assert (await place.ask(headers={"x-request-deadline-ms": text})).status_code == 400
+            assert (await place.ask(headers={"x-request-deadline-ms": "0060000"})).status_code == 200
+        assert len(place.records()) == 4
+
+    run(main())
+
+
+def test_a_bug_on_the_way_in_leaves_one_record_and_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(router: Router, call: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
+            with monkeypatch.context() as patch:
+                patch.setattr(Router, "resolve", broken)
+                assert (await place.ask()).status_code == 500
+            assert (await place.ask()).status_code == 200
+        first, second = place.records()
+        assert (first["status"], first["error"]["code"], second["status"]) == ("failed", "ZeroDivisionError", "ok")
+
+    run(main())
