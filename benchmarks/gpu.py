@@ -174,7 +174,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
         max_sequence_length=4096, device=options.device, dtype=options.dtype, load_format="random",
         long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
-        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_dtype=options.kv_cache_dtype, memory_pool_size=None,
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def config(case: Case, **more: Any) -> EngineConfig:
     return EngineConfig(**{"max_batch_size": 256, "max_num_batched_tokens": 2048, "max_sequence_length": 512,
-                           "memory_pool_size": 2**30, "device": "cuda", "dtype": case.dtype, "load_format": "random",
+                           "memory_pool_size": 2**31, "device": "cuda", "dtype": case.dtype, "load_format": "random",
                            **more})  # fmt: skip
 
 

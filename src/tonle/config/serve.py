@@ -83,10 +83,12 @@ class ServeConfig(AuditConfig):
     max_model_len: int | None = knob(
         "Engine", None, _OWN_CONTEXT, "Longest request, prompt and answer, in tokens.", engine="max_sequence_length"
     )
-    kv_cache_memory_bytes: int | None = _engine(
-        "memory_pool_size",
-        kinds.optional(kinds.size(), none="1GiB on a CPU, what is free on a GPU"),
+    kv_cache_memory_bytes: int | None = knob(
+        "Engine",
+        None,
+        kinds.optional(kinds.size(), none="640MiB on a CPU, what is free on a GPU"),
         "Memory for keys and values: 2GiB, 512MB, or bytes.",
+        engine="memory_pool_size",
     )
     gpu_memory_utilization: float = _engine(
         "gpu_memory_utilization", kinds.share(), "Share of a GPU's memory to use, where kv-cache-memory is not given."

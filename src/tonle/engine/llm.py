@@ -25,7 +25,8 @@ class LLM:
         unknown = sorted(set(settings) - set(EngineConfig.names()))
         if unknown:
             raise TypeError(f"LLM() got unknown settings {unknown}; EngineConfig has {EngineConfig.names()}")
-        self.engine = InferenceEngine(model, tokenizer, replace(config or EngineConfig(), **settings)).start()
+        config = replace(config or EngineConfig(memory_pool_size=None), **settings)
+        self.engine = InferenceEngine(model, tokenizer, config).start()
 
     def generate(
         self, prompts: Prompt | list[Prompt], config: GenerationConfig | None = None, *, progress: bool | None = None

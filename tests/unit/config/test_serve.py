@@ -40,8 +40,8 @@ def test_the_engine_gets_its_share() -> None:
 def test_a_server_differs_from_a_bare_engine_only_in_what_suits_the_model_and_the_device() -> None:
     served, bare = ServeConfig().engine(), EngineConfig()
     different = {name for name in EngineConfig.names() if getattr(served, name) != getattr(bare, name)}
-    assert different == {"max_sequence_length", "max_batch_size"}
-    assert served.max_sequence_length is None and served.max_batch_size is None
+    assert different == {"max_sequence_length", "max_batch_size", "memory_pool_size"}
+    assert served.max_sequence_length is None and served.max_batch_size is None and served.memory_pool_size is None
     assert served.batch_limits(gpu=False) == bare.batch_limits(gpu=False) == (32, 512)
     assert served.batch_limits(gpu=True) == (256, 4096)
 
