@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gateway.town import Upstream, run, town
+from tonle.audit.collect import Collector
 from tonle.gateway.admission import Gate, Ticket
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.http.client import Address, HttpClient
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.http.server import MAX_HEAD_BYTES, Connection, HttpServer, ServerLimits
+from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
 
 
@@ -228,3 +231,29 @@ def test_a_bug_on_the_way_in_leaves_one_record_and_no_lease(tmp_path: Path, monk
         assert (first["status"], first["error"]["code"], second["status"]) == ("failed", "ZeroDivisionError", "ok")
 
     run(main())
+
+
+def test_an_answer_that_cannot_be_read_leaves_one_record_and_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(relay: Relay) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
+            with monkeypatch.context() as patch:
+                patch.setattr(Relay, "answer", broken)
+                assert (await place.ask()).status_code == 200
+            assert (await place.ask(text="again")).status_code == 200
+        first, second = place.records()
+        assert (first["error"]["code"], second["status"]) == ("ZeroDivisionError", "ok")
+
+    run(main())
+
+
+def test_malformed_tool_calls_are_kept_as_they_came() -> None:
+    calls = [{"index": [1], "function": {"name": 5}}, {"function": 7}, {"index": 1, "function": {"arguments": "{"}}]
+    collector = Collector("application/json")
+    collector.feed(msgspec.json.encode({"choices": [{"index": 0, "message": {"tool_calls": calls}}]}))
+    kept = collector.finish().choices[0].tool_calls
+    assert kept[0]["function"] == {"name": "5", "arguments": ""} and kept[1]["function"]["arguments"] == "{"

@@ -270,14 +270,17 @@ def take_foreign_event(data: bytes, answer: Answer) -> None:
 
 
 def _merge_call(calls: dict[int, dict[str, Any]], call: dict[str, Any], position: int) -> None:
-    """Tool calls come in pieces too: their arguments are text that grows."""
-    index = call.get("index", position)
-    known = calls.setdefault(index, {})
+    """Tool calls come in pieces too: their arguments are text that grows. What is malformed is kept as it came."""
+    index = call.get("index")
+    known = calls.setdefault(index if isinstance(index, int) else position, {})
     for name, value in call.items():
         if name == "function" and isinstance(value, dict):
-            function = known.setdefault("function", {"name": "", "arguments": ""})
+            function = known.get("function")
+            if not isinstance(function, dict):
+                function = known["function"] = {"name": "", "arguments": ""}
             for part in ("name", "arguments"):
-                function[part] += value.get(part) or ""
+                piece = value.get(part) or ""
+                function[part] += piece if isinstance(piece, str) else str(piece)
         elif name != "index" and value is not None:
             known[name] = value
 

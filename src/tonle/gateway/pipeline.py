@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from tonle.audit.collect import Answer
 from tonle.audit.record import Record, Status, status_for
 from tonle.cache import CachedResponse, Flight
 from tonle.errors import CapacityError, TonleError
@@ -134,8 +135,14 @@ class Pipeline:
 
     def _leave(self, call: Call, relay: Relay, record: Record, status: Status, failure: BaseException | None) -> None:
         relay.close()
-        answer = relay.answer()
-        used = 0 if status == "cached" else used_tokens(call, relay.peek())
+        try:
+            answer = relay.answer()
+            used = 0 if status == "cached" else used_tokens(call, relay.peek())
+        except (
+            Exception
+        ) as error:  # a server may say anything: its words may go unread, the request may not go unrecorded
+            log.exception("what %s answered could not be read, id %s", call.backend, call.request_id)
+            answer, used, failure = Answer(), call.prompt_tokens, failure or error
         if call.lease is not None:
             call.lease.settle(used)
         self._stages.recorder.close(record, call, status, answer, error=_error_facts(call, failure))

@@ -20,7 +20,7 @@ from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.backends.prefill import LEFT_OUT, PrefillError, prefill_changes, transfer_params
-from tonle.gateway.call import Call, estimate_tokens
+from tonle.gateway.call import MAX_TOKENS, Call, estimate_tokens
 from tonle.gateway.http.client import Sink, UpstreamError
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
 from tonle.gateway.race import Lane, Race
@@ -239,7 +239,7 @@ def _is_late(call: Call) -> bool:
 def used_tokens(call: Call, answer: Answer) -> int:
     """As the backend counted; else our estimate of what was read and written."""
     if answer.usage is not None and isinstance(total := answer.usage.get("total_tokens"), int):
-        return total
+        return max(0, min(total, MAX_TOKENS))
     if not answer.choices:
         return 0
     return call.prompt_tokens + sum(estimate_tokens(choice.text) for choice in answer.choices.values())
