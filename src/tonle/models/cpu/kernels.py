@@ -66,13 +66,12 @@ def attend(
     begin, end = window_start(positions[0], window), positions[count - 1] + 1
     for block in range(begin // block_size, -(-end // block_size)):
         for t in range(count):
-            start, stop = window_start(positions[t], window), positions[t] + 1
-            low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+            start, low, high = seen_of_block(block, block_size, positions[t], window)
+            if high <= low:
+                continue
             place = (table[block] * block_size + low % block_size) * step
             for h in range(first, last):
                 at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
-                if high <= low:
-                    continue
                 if dim == 64:
                     dots_64(q, (t * heads + h) * dim, keys, at, step, high - low, scale, scores, to)
                 elif dim == 128:
@@ -90,13 +89,12 @@ def attend(
                 out[t, h, i] = 0
     for block in range(begin // block_size, -(-end // block_size)):
         for t in range(count):
-            start, stop = window_start(positions[t], window), positions[t] + 1
-            low, high = max(start, block * block_size), min(stop, (block + 1) * block_size)
+            start, low, high = seen_of_block(block, block_size, positions[t], window)
+            if high <= low:
+                continue
             place = (table[block] * block_size + low % block_size) * step
             for h in range(first, last):
                 at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
-                if high <= low:
-                    continue
                 if dim == 64:
                     mix_64(values, at, step, high - low, scores, to, out, (t * heads + h) * dim)
                 elif dim == 128:
@@ -109,6 +107,13 @@ def attend(
 def window_start(position: Any, window: Any) -> Any:
     """The first position that a token at `position` sees; window 0: all."""
     return max(0, position + 1 - window) if window else 0
+
+
+@compiled
+def seen_of_block(block: Any, block_size: Any, position: Any, window: Any) -> Any:
+    """What a token at `position` sees: from where on in all, and from where to where in this block."""
+    start = window_start(position, window)
+    return start, max(start, block * block_size), min(position + 1, (block + 1) * block_size)
 
 
 @compiled

@@ -79,15 +79,22 @@ def _own(scratch: Any, member: Any) -> Any:
 
 
 @compiled
+def _portion(matrix: Matrix, count: Any, member: Any, size: Any) -> Any:
+    """A thread's part of a product with `count` rows: rows at a time, chunks of rows, first and last (block, chunk)."""
+    blocks = matrix.weights.shape[1]
+    step = rows_at_once(count, blocks, size)
+    chunks = -(-count // step)
+    begin, end = _share(blocks * chunks, member, size)
+    return step, chunks, begin, end
+
+
+@compiled
 def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (T, rows) = x times the matrix."""
     count = out.shape[0]
-    step = rows_at_once(count, matrix.weights.shape[1], size)
-    chunks = -(-count // step)
-    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
-        b, first = item // chunks, item % chunks * step
-        last = min(first + step, count)
+        b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         for m in range(last - first):
             for j in range(ROWS):
@@ -98,12 +105,9 @@ def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any,
 def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (T, rows) += x times the matrix; rows need not fill the last block."""
     count = out.shape[0]
-    step = rows_at_once(count, matrix.weights.shape[1], size)
-    chunks = -(-count // step)
-    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
-        b, first = item // chunks, item % chunks * step
-        last = min(first + step, count)
+        b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         width = min(ROWS, out.shape[1] - b * ROWS)
         for m in range(last - first):
@@ -114,12 +118,9 @@ def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, o
 @compiled
 def _gate(matrix: Matrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (`Floats` or `Digits`, count rows of intermediate size) = silu(gate) * up. A block makes one group."""
-    step = rows_at_once(count, matrix.weights.shape[1], size)
-    chunks = -(-count // step)
-    begin, end = _share(matrix.weights.shape[1] * chunks, member, size)
+    step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
-        b, first = item // chunks, item % chunks * step
-        last = min(first + step, count)
+        b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         for m in range(last - first):
             gate_group(own.total, m * ROWS)
