@@ -78,8 +78,11 @@ def step_work(runner: CudaRunner, plan: Plan) -> Callable[[], None]:
     samples = len(plan.rows)
 
     def work() -> None:
-        runner._graphs.body(packed.num_tokens, packed.num_tiles)
-        runner._graphs.head(samples)
+        if packed.num_tiles is None:
+            runner._graphs.decode(packed.num_tokens)
+        else:
+            runner._graphs.body(packed.num_tokens, packed.num_tiles)
+            runner._graphs.head(samples)
 
     return work
 

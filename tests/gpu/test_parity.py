@@ -147,6 +147,13 @@ def test_large_prompts_run_without_a_graph(case: Case) -> None:
     judge(case, asked, driver.generate(asked, GREEDY))
 
 
+def test_more_rows_than_the_largest_graph(small: Case) -> None:
+    asked = prompts(530, seed=13, high=12)
+    driver = Driver(small.source, config(small, max_batch_size=600, max_sequence_length=64))
+    outputs = driver.generate(asked, GREEDY)
+    judge(small, asked[::20], outputs[::20])
+
+
 def test_draws_are_those_of_the_reference(small: Case) -> None:
     asked = prompts(12, seed=20)
     same = total = 0

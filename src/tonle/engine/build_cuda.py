@@ -57,7 +57,7 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
 
 
 def _free_after_profile(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Run the largest step once, with nothing in it to write, and see what memory is left."""
+    """Run the largest steps once, with nothing in them to write, and see what memory is left."""
     spec, device = model.spec, model.logits.device
     model.kv = KVCache(
         num_layers=spec.num_layers, num_blocks=1, block_size=config.block_size, num_kv_heads=spec.num_kv_heads,
@@ -65,6 +65,7 @@ def _free_after_profile(model: CudaModel, config: EngineConfig, dtype: torch.dty
     )  # fmt: skip
     model.body(model.sizes.max_tokens, tiles=1)
     model.head(model.sizes.max_rows)
+    model.decode(model.sizes.max_rows)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,6 @@
-"""The runner on CUDA: a plan becomes one copy, two graphs and one copy back; nothing waits for the device until `land`.
+"""The runner on CUDA: a plan becomes one copy, one graph (two if there are prompts) and one copy back.
+
+Nothing waits for the device until `land`.
 
 Rows live on the device: last tokens, block tables, sampling settings. A step is launched before the one ahead of it has
 been read (`lag` 1). Rows with penalties, log-probabilities and described prompts take extra operations after the graphs,
@@ -63,9 +65,9 @@ class CudaRunner(Runner):
         packed = self._packer.pack(plan)
         mark = self._note("build", mark)
         self._copy(packed)
-        self._graphs.body(packed.num_tokens, packed.num_tiles)
+        flight = self._compute(plan, packed)
         mark = self._note("forward", mark)
-        flight = self._depart(plan, packed)
+        self._depart(flight)
         self._note("sample", mark)
         return flight
 
@@ -93,22 +95,30 @@ class CudaRunner(Runner):
         for row in packed.long_rows:
             self._net.tables[row].copy_(torch.from_numpy(self._packer.tables[row]))
 
-    def _depart(self, plan: Plan, packed: Packed) -> CudaFlight:
-        sampling = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
-        flight = CudaFlight(
-            plan, sampling, self._landings[self._turn][: len(sampling)], in_order=packed.sampling is None
-        )
-        if self._prompts and packed.num_tiles is not None:
+    def _compute(self, plan: Plan, packed: Packed) -> CudaFlight:
+        """The step itself: from the tokens it has to those it samples."""
+        in_order = packed.sampling is None
+        order = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
+        flight = CudaFlight(plan, order, self._landings[self._turn][: len(order)], in_order=in_order)
+        if packed.num_tiles is None:
+            self._graphs.decode(packed.num_tokens)
+            return flight
+        self._graphs.body(packed.num_tokens, packed.num_tiles)
+        if self._prompts:
             self._describe(plan, packed, flight)
-        if sampling:
-            self._graphs.head(len(sampling))
-            self._refine(plan, flight)
-            flight.tokens.copy_(self._net.sampled[: len(sampling)], non_blocking=True)
+        if order:
+            self._graphs.head(len(order))
+        return flight
+
+    def _depart(self, flight: CudaFlight) -> None:
+        """What only some rows ask for, and the tokens on their way back."""
+        if flight.order:
+            self._refine(flight.plan, flight)
+            flight.tokens.copy_(self._net.sampled[: len(flight.order)], non_blocking=True)
         if self._cuda:
             flight.arrived = self._events[self._turn]
             flight.arrived.record()
         self._turn = (self._turn + 1) % RING
-        return flight
 
     def _refine(self, plan: Plan, flight: CudaFlight) -> None:
         """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""

@@ -1,6 +1,6 @@
-"""CUDA graphs of a step's two halves, over a ladder of sizes.
+"""CUDA graphs of whole decode steps and of the two parts of mixed ones, over ladders of sizes.
 
-Does: capture once at start, replay the smallest that fits, say when none does. Does not: know plans. All graphs work on
+Does: capture once at start, replay the smallest that fits, run without where none does. Does not: know plans. All graphs work on
 the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n.
 """
 
@@ -32,7 +32,7 @@ def max_tiles(tokens: int) -> int:
 
 
 class Graphs:
-    """Runs halves of a step, from a graph where there is one."""
+    """Runs steps, from a graph where there is one."""
 
     def __init__(self, model: CudaModel, *, capture: bool) -> None:
         self._model = model
@@ -52,16 +52,24 @@ class Graphs:
     def num_graphs(self) -> int:
         return len(self._decode) + len(self._mixed) + len(self._head)
 
-    def body(self, num_tokens: int, num_tiles: int | None) -> None:
-        rung = _smallest(self._decode_rungs if num_tiles is None else self._mixed_rungs, num_tokens)
-        if rung is None or (num_tiles is not None and num_tiles > max_tiles(rung)):
-            self._model.body(num_tokens, tiles=num_tiles)
-        elif num_tiles is None:
+    def decode(self, num_rows: int) -> None:
+        """The whole of a step where every row goes on from its last token."""
+        rung = _smallest(self._decode_rungs, num_rows)
+        if rung is None:
+            self._model.decode(num_rows)
+        else:
             self._decode[rung].replay()
+
+    def body(self, num_tokens: int, num_tiles: int) -> None:
+        """A mixed step up to the last layer's attention."""
+        rung = _smallest(self._mixed_rungs, num_tokens)
+        if rung is None or num_tiles > max_tiles(rung):
+            self._model.body(num_tokens, tiles=num_tiles)
         else:
             self._mixed[rung].replay()
 
     def head(self, num_samples: int) -> None:
+        """The rest of a mixed step, for the tokens that sample."""
         rung = _smallest(self._head_rungs, num_samples)
         if rung is None:
             self._model.head(num_samples)
@@ -73,8 +81,8 @@ class Graphs:
         model, sizes = self._model, self._model.sizes
         model.batch.all.zero_()  # no rows: kernels run and write nothing
         pool = torch.cuda.graph_pool_handle()
-        for tokens in reversed(rungs(_DECODE, sizes.max_rows)):
-            self._decode[tokens] = _captured(lambda n=tokens: model.body(n, tiles=None), pool)  # type: ignore[misc]
+        for rows in reversed(rungs(_DECODE, sizes.max_rows)):
+            self._decode[rows] = _captured(lambda n=rows: model.decode(n), pool)  # type: ignore[misc]
         for tokens in reversed(rungs(_MIXED, sizes.max_tokens)):
             self._mixed[tokens] = _captured(lambda n=tokens: model.body(n, tiles=max_tiles(n)), pool)  # type: ignore[misc]
         for samples in reversed(rungs(_HEAD, sizes.max_rows)):

@@ -78,7 +78,6 @@ class Packer:
         rows, starts = buffer.host("rows"), buffer.host("starts")
         rows[:count] = plan.rows
         starts[:count] = plan.starts
-        buffer.host("sample_indices")[:count] = self._identity[:count]
         buffer.host("sample_rows")[:count] = rows[:count]
         np.add(starts[:count], 1, out=buffer.host("sample_positions")[:count])
         self._cut(buffer, starts[:count] + 1)

@@ -54,12 +54,12 @@ class StepBuffer:
             "counts": len(Count),
             "rows": rows,  # the row each entry of the step belongs to
             "starts": rows,  # tokens of it already in the cache
-            "sample_indices": rows,  # tokens of the step whose logits are wanted
             "sample_rows": rows,
             "sample_positions": rows,  # the place the sampled token will take
             "row_items": rows,  # the row's first item
             "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
             "updates": 2 * updates,  # pairs: row * table width + place, block
+            "sample_indices": rows,  # tokens of the step whose logits are wanted; in a pure decode step all, in order
             "row_begins": rows,  # the row's first token among the step's
             "row_sizes": rows,  # its tokens in this step
             "tile_rows": tiles,  # entry of the step

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""The first kernels of a step: block tables brought up to date, tokens turned into hidden states; and the last gather."""
+"""The first kernels of a step: block tables brought up to date, tokens turned into hidden states; and the gather of samples."""
 
 from __future__ import annotations
 
@@ -49,23 +49,31 @@ def embed(
 
 
 @triton.jit
-def _gather_norm(COUNTS, INDICES, X, GAIN, OUT, eps, HIDDEN: tl.constexpr, HP: tl.constexpr, PDL: tl.constexpr):
-    h = tl.arange(0, HP)
-    wide = h < HIDDEN
-    gain = tl.load(GAIN + h, mask=wide, other=0.0).to(tl.float32)
+def _gather(COUNTS, INDICES, X, Y, OUT_X, OUT_Y, X_SIZE: tl.constexpr, XP: tl.constexpr, Y_SIZE: tl.constexpr,
+            YP: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """One program per sample copies its row of X and of Y."""
     follow(PDL)
-    s = tl.program_id(0)
+    s = tl.program_id(0).to(tl.int64)
     if s < tl.load(COUNTS + 4):
         t = tl.load(INDICES + s).to(tl.int64)
-        x = tl.load(X + t * HIDDEN + h, mask=wide, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-        tl.store(OUT + s.to(tl.int64) * HIDDEN + h, (x * scale * gain).to(OUT.dtype.element_ty), mask=wide)
+        i = tl.arange(0, XP)
+        some = i < X_SIZE
+        tl.store(OUT_X + s * X_SIZE + i, tl.load(X + t * X_SIZE + i, mask=some, other=0.0), mask=some)
+        j = tl.arange(0, YP)
+        some = j < Y_SIZE
+        tl.store(OUT_Y + s * Y_SIZE + j, tl.load(Y + t * Y_SIZE + j, mask=some, other=0.0), mask=some)
 
 
-def gather_norm(batch: StepBuffer, x: torch.Tensor, gain: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """out (S, hidden) = the normed hidden states of the tokens whose logits are wanted."""
-    hidden = x.shape[1]
-    _gather_norm[(out.shape[0],)](
-        batch["counts"], batch["sample_indices"], x, gain, out, eps, hidden, triton.next_power_of_2(hidden),
-        num_warps=4, **launch_options(),
+def gather(
+    batch: StepBuffer,
+    hidden: torch.Tensor,
+    attended: torch.Tensor,
+    out_hidden: torch.Tensor,
+    out_attended: torch.Tensor,
+) -> None:
+    """Rows of hidden (T, hidden) and attended (T, heads * D) of the tokens whose logits are wanted, to (S, …) each."""
+    x_size, y_size = hidden.shape[1], attended.shape[1]
+    _gather[(out_hidden.shape[0],)](
+        batch["counts"], batch["sample_indices"], hidden, attended, out_hidden, out_attended, x_size,
+        triton.next_power_of_2(x_size), y_size, triton.next_power_of_2(y_size), num_warps=4, **launch_options(),
     )  # fmt: skip

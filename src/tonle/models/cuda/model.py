@@ -1,8 +1,9 @@
 """The forward pass on CUDA: a decoder's weights, fixed buffers, and the order of kernels.
 
-Does: `body` (tokens to hidden states) and `head` (hidden states to sampled tokens) for a given number of tokens, with no
-allocation and no word to the host, so that either can be captured in a graph. Does not: capture (`engine/run/`), or fill
-the step's buffer. One token: our own products with everything fused. More: cuBLAS and small kernels between.
+Does: `decode` (a whole step of rows that go on from their last tokens), or `body` and `head` (a step with prompts in it),
+for a given number of tokens, with no allocation and no word to the host, so that each can be captured in a graph. Does not:
+capture (`engine/run/`), or fill the step's buffer. One token: our own products with everything fused. More: cuBLAS and
+small kernels between.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from tonle.models.cuda.batch import Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
-from tonle.models.cuda.embed import embed, gather_norm
+from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.gemv import gemv
 from tonle.models.cuda.pointwise import rms_norm, silu_mul
 from tonle.models.cuda.prefill import prefill_attention
@@ -115,7 +116,8 @@ class CudaModel:
         self._attended = buffer(tokens, spec.q_size)
         self._gate_up = buffer(tokens, 2 * spec.intermediate_size)
         self._active = buffer(tokens, spec.intermediate_size)
-        self._wanted = buffer(rows, spec.hidden_size)
+        self._wanted_hidden = buffer(rows, spec.hidden_size)  # of a mixed step's samples
+        self._wanted_attended = buffer(rows, spec.q_size)
         self.logits = buffer(rows, spec.vocab_size)
         self.batch = StepBuffer(sizes, device=device)
         self.tables = torch.zeros(rows, table_width, dtype=torch.int32, device=device)
@@ -125,58 +127,97 @@ class CudaModel:
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
 
-    # -- the two halves of a step
+    # -- steps
 
-    def body(self, tokens: int, *, tiles: int | None) -> None:
-        """Hidden states of the step's tokens, padded to `tokens`. `tiles`: room for prefill; None = all rows continue."""
+    def decode(self, rows: int) -> None:
+        """A step where every row goes on from its last token, padded to `rows`: token i is sample i."""
+        hidden = self._hidden[:rows]
+        embed(self.batch, self.last, self._embedding, self.tables, hidden)
+        self._decode_layers(hidden)
+        self._choose(hidden)
+
+    def body(self, tokens: int, *, tiles: int) -> None:
+        """A mixed step of up to `tokens` tokens and `tiles` tiles of prompts, up to the last layer's attention.
+
+        All keys and values are in the cache then. What follows concerns only the tokens whose logits are wanted.
+        """
         hidden = self._hidden[:tokens]
         embed(self.batch, self.last, self._embedding, self.tables, hidden)
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            if tokens == 1:
-                self._single_layer(index, layer, hidden, tiles)
-            else:
-                self._many_layer(index, layer, hidden, tiles)
+            self._attend(index, layer, hidden, tiles)
+            if index < last:
+                self._finish_layer(layer, self._attended[:tokens], hidden)
 
     def head(self, samples: int) -> None:
-        """Logits and tokens of the step's samples, padded to `samples`."""
-        wanted, logits = self._wanted[:samples], self.logits[:samples]
-        gather_norm(self.batch, self._hidden, self._final_gain, self.spec.norm_eps, wanted)
-        if samples == 1:
-            gemv(wanted, self._lm_head.weight, logits, bias=self._lm_head.bias)
-        else:
-            self._lm_head.apply(wanted, logits)
+        """The rest of a mixed step, for its samples alone, padded to `samples`: last layer, logits and tokens."""
+        hidden, attended = self._wanted_hidden[:samples], self._wanted_attended[:samples]
+        gather(self.batch, self._hidden, self._attended, hidden, attended)
+        self._finish_layer(self._layers[-1], attended, hidden)
+        self._choose(hidden)
+
+    def describe(self, indices: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) float32 of tokens `indices` (n,) int64 of a mixed step, between its `body` and its `head`.
+
+        Works on copies, so `head` finds what `body` left. Allocates, so it is never captured.
+        """
+        hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
+        self._finish_layer(self._layers[-1], attended, hidden)
+        logits = self.logits.new_empty(indices.shape[0], self.spec.vocab_size)
+        self._project(hidden, logits)
+        return logits.float()
+
+    # -- their parts
+
+    def _decode_layers(self, hidden: torch.Tensor) -> None:
+        """All layers of a step where every row goes on; hidden (rows, hidden) in place."""
+        for index, layer in enumerate(self._layers):
+            self._attend(index, layer, hidden, None)
+            self._finish_layer(layer, self._attended[: hidden.shape[0]], hidden)
+
+    def _choose(self, hidden: torch.Tensor) -> None:
+        """Logits and tokens of the step's samples, from their hidden states (S, hidden)."""
+        logits = self.logits[: hidden.shape[0]]
+        self._project(hidden, logits)
         counts = self.batch["counts"][4:5]
         sample(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.settings,
                self.sample_scratch, self.sampled, self.last)  # fmt: skip
 
-    def describe(self, indices: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocab) float32 of the step's tokens `indices` (n,) int64; allocates, so never captured."""
-        normed = torch.empty_like(self._hidden[: indices.shape[0]])
-        rms_norm(self._hidden.index_select(0, indices), self._final_gain, self.spec.norm_eps, normed)
-        return torch.nn.functional.linear(normed, self._lm_head.weight, self._lm_head.bias).float()
+    def _project(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Final norm and output matrix: hidden (n, hidden) -> logits (n, vocab)."""
+        lm_head, gain, eps = self._lm_head, self._final_gain, self.spec.norm_eps
+        if hidden.shape[0] == 1:
+            gemv(hidden, lm_head.weight, logits, gain=gain, eps=eps, bias=lm_head.bias)
+        else:
+            lm_head.apply(rms_norm(hidden, gain, eps, self._normed[: hidden.shape[0]]), logits)
 
-    # -- layers
-
-    def _single_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
+    def _attend(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
+        """A layer up to its attention: hidden (T, hidden) -> `_attended`. `tiles` None: every row goes on."""
         tokens, eps = hidden.shape[0], self.spec.norm_eps
-        qkv, attended, active = self._qkv[:tokens], self._attended[:tokens], self._active[:tokens]
-        gemv(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
-        self._attend(index, layer, qkv, attended, tiles)
-        gemv(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
-        gemv(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
-        gemv(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
+        qkv = self._qkv[:tokens]
+        if tokens == 1:
+            gemv(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
+        else:
+            layer.qkv.apply(rms_norm(hidden, layer.input_gain, eps, self._normed[:tokens]), qkv)
+        self._attention(index, layer, qkv, self._attended[:tokens], tiles)
 
-    def _many_layer(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
-        tokens, eps = hidden.shape[0], self.spec.norm_eps
-        normed, qkv, attended = self._normed[:tokens], self._qkv[:tokens], self._attended[:tokens]
-        gate_up, active = self._gate_up[:tokens], self._active[:tokens]
-        layer.qkv.apply(rms_norm(hidden, layer.input_gain, eps, normed), qkv)
-        self._attend(index, layer, qkv, attended, tiles)
-        layer.o.add(attended, hidden)
-        layer.gate_up.apply(rms_norm(hidden, layer.mlp_gain, eps, normed), gate_up)
-        layer.down.add(silu_mul(gate_up, active), hidden)
+    def _finish_layer(self, layer: _CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None:
+        """A layer from its attention on: attended (n, heads * D) and the MLP are added to hidden (n, hidden)."""
+        count, eps = hidden.shape[0], self.spec.norm_eps
+        active = self._active[:count]
+        if count == 1:
+            gemv(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
+            gemv(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
+            gemv(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
+        else:
+            gate_up = self._gate_up[:count]
+            layer.o.add(attended, hidden)
+            layer.gate_up.apply(rms_norm(hidden, layer.mlp_gain, eps, self._normed[:count]), gate_up)
+            layer.down.add(silu_mul(gate_up, active), hidden)
 
-    def _attend(self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
+    def _attention(
+        self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
+    ) -> None:
         assert self.kv is not None
         spec, k_cache, v_cache = self.spec, self.kv.k[index], self.kv.v[index]
         if tiles is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from tests.fakes.checkpoints import tiny_model
 from tests.fakes.driver import Driver
@@ -10,24 +13,87 @@ from tests.parity.test_engine import assert_same, prompts, reference
 from tonle.config.engine import EngineConfig
 from tonle.engine import build as build_module
 from tonle.engine.build_cuda import cuda_machine
+from tonle.engine.plan import Plan
 from tonle.engine.request import GenerationConfig
-from tonle.models.cuda import cuts, decode, sample
+from tonle.models.cuda import cuts, decode, gemv, sample
 
 NEW = 4
+GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
+CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=40, max_sequence_length=96, device="cpu")
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])  # norms per head; a window
-def test_mixed_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA machine on a CPU, and kernels cut for models of a few hundred numbers: few programs, more than one turn."""
     monkeypatch.setattr(
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
     for module in (cuts, decode):
         monkeypatch.setattr(module, "cut_for", lambda rows: cuts.Cut(32, 4, 3, programs=8, eager=rows < 3))
+    monkeypatch.setattr(gemv, "cut_for", lambda outputs, inputs: gemv.Cut(64, 32, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 2)
     monkeypatch.setattr(sample, "_BLOCK", 256)
+
+
+def assert_greedy(model: Any, asked: list[list[int]], outputs: list[list[int]]) -> None:
+    for prompt, output in zip(asked, outputs, strict=True):
+        assert_same(model, prompt, output, reference(model, prompt, NEW))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])  # norms per head; a window
+def test_mixed_steps(family: str) -> None:
     model = tiny_model(family)
     asked = prompts([2, 17, 70], model.config.vocab_size)
-    config = EngineConfig(max_batch_size=3, max_num_batched_tokens=40, max_sequence_length=96, device="cpu")
-    greedy = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
-    for prompt, output in zip(asked, Driver(model, config).generate(asked, greedy, arrive_every=2), strict=True):
-        assert_same(model, prompt, output, reference(model, prompt, NEW))
+    assert_greedy(model, asked, Driver(model, CONFIG).generate(asked, GREEDY, arrive_every=2))
+
+
+def test_biases_and_tied_embeddings() -> None:
+    model = tiny_model("qwen2")
+    asked = prompts([9, 1, 30], model.config.vocab_size)
+    driver = Driver(model, CONFIG)
+    assert_greedy(model, asked, driver.generate(asked, GREEDY))
+    assert_greedy(model, asked[:1], driver.generate(asked[:1], GREEDY))  # one row: everything fused
+
+
+def test_prefix_hits() -> None:
+    model = tiny_model("llama")
+    common, *tails = prompts([70, 1, 9], model.config.vocab_size)
+    driver = Driver(model, CONFIG)
+    assert_greedy(model, [common], driver.generate([common], GREEDY))  # its first chunk samples nothing
+    asked = [common[:64] + tail for tail in tails]  # four blocks are found: one token is left, and nine
+    assert_greedy(model, asked, driver.generate(asked, GREEDY, arrive_every=1))
+    assert driver.stats.prefix_hits == 128
+
+
+@torch.inference_mode()
+def test_described_prompts_among_decoding_rows() -> None:
+    """Prompts' log-probabilities and the tokens sampled in the same steps both come from what the body left."""
+    model = tiny_model("qwen3")
+    asked = prompts([2, 50, 17], model.config.vocab_size)  # 2: one token is described, alone
+    wish = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False, prompt_logprobs=0, logprobs=0)
+    driver = Driver(model, CONFIG)
+    outputs = driver.generate(asked, wish, arrive_every=2)
+    assert_greedy(model, asked, outputs)
+    for handle, (prompt, output) in enumerate(zip(asked, outputs, strict=True), start=1):
+        text = torch.tensor([prompt + output])
+        wanted = model(text).logits[0, :-1].log_softmax(-1).gather(1, text[0, 1:, None]).squeeze(1)
+        described = [r for step in driver.steps for r in step.prompt_logprobs.get(handle, (0, []))[1]]
+        sampled = [r for step in driver.steps for r in step.logprobs.get(handle, [])]
+        ours = torch.tensor([record.logprob for record in described + sampled])
+        assert len(described) == len(prompt) - 1 and torch.allclose(ours, wanted, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_head_and_description_leave_each_other_alone() -> None:
+    runner: Any = Driver(tiny_model("llama"), CONFIG).loop._runner
+    plan = Plan(rows=[0, 1], starts=[0, 0], chunks=prompts([5, 3], 320), samples=[True, True])  # type: ignore[arg-type]
+    plan.new_blocks = [(0, 0, [0]), (1, 0, [1])]
+    packed = runner._packer.pack(plan)
+    runner._copy(packed)
+    runner._net.body(packed.num_tokens, tiles=packed.num_tiles)
+    ends = torch.tensor([4, 7])  # the last token of each
+    before = runner._net.describe(ends)
+    runner._net.head(2)
+    assert torch.equal(runner._net.logits[:2], before)
+    assert torch.equal(runner._net.describe(ends), before)
+    assert torch.allclose(runner._net.describe(ends[1:]), before[1:], atol=1e-5)  # one token: another way to the same
