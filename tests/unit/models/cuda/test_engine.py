@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tonle.engine import build as build_module
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.plan import Plan
 from tonle.engine.request import GenerationConfig
+from tonle.engine.run import graphs
 from tonle.models.cuda import cuts, decode, gemv, sample
 
 NEW = 4
@@ -45,6 +48,18 @@ def test_mixed_steps(family: str) -> None:
     model = tiny_model(family)
     asked = prompts([2, 17, 70], model.config.vocab_size)
     assert_greedy(model, asked, Driver(model, CONFIG).generate(asked, GREEDY, arrive_every=2))
+
+
+def test_steps_padded_as_graphs_pad_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph would replay is run instead, at the size it would have been captured with."""
+    monkeypatch.setattr(graphs, "_captured", lambda work, pool: SimpleNamespace(replay=work))
+    for name in ("graph_pool_handle", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(build_module, "_cuda_machine", cuda_machine)
+    model = tiny_model("qwen2")
+    config = replace(CONFIG, max_batch_size=6)
+    asked = prompts([2, 20, 3, 33, 9], model.config.vocab_size)  # rungs: 1, 2, 4, 6 rows and samples; 16, 32, 40 tokens
+    assert_greedy(model, asked, Driver(model, config).generate(asked, GREEDY, arrive_every=1))
 
 
 def test_biases_and_tied_embeddings() -> None:
