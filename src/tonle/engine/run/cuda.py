@@ -122,7 +122,7 @@ class CudaRunner(Runner):
 
     def _refine(self, plan: Plan, flight: CudaFlight) -> None:
         """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""
-        rows = [plan.rows[i] for i in flight.order]
+        rows = plan.rows if flight.in_order else [plan.rows[i] for i in flight.order]
         flight.wanted = self._keeper.logprobs_wanted(rows)
         if flight.wanted:
             places = torch.tensor(list(flight.wanted), device=self._device)

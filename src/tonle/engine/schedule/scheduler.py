@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tonle.engine.kv.pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
 from tonle.engine.schedule.queue import WaitingLine, order_key
 from tonle.engine.schedule.sequence import Sequence
+
+_KEY = attrgetter("key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +100,19 @@ class Scheduler:
     def plan(self, now: float) -> Plan:
         plan = Plan()
         budget = self.limits.max_num_batched_tokens
-        # Rows with one token to go come first: a long prompt must not make others miss a beat.
-        order = sorted(self.running.values(), key=lambda s: (s.num_remaining > 1, s.key))
-        scheduled: set[int] = set()
-        for sequence in order:
+        alone = len(self.running) + len(self.waiting) == 1
+        most = budget if alone else max(1, self.limits.long_prefill_tokens)  # tokens of one sequence
+        for sequence in self._in_order():
             if sequence.row is None or sequence.complete:
                 continue  # preempted a moment ago, or its last token is in flight
-            count = self._share(sequence, budget)
-            if count == 0 or not self._grow(sequence, count, plan, scheduled):
+            count = min(sequence.num_remaining, budget, most)
+            if count == 0 or not self._grow(sequence, count, plan):
                 continue
-            scheduled.add(sequence.request.handle)
             self._schedule(sequence, count, plan)
             budget -= count
         while budget > 0 and (newcomer := self._admissible(now)) is not None:
             self._admit(newcomer, plan, now)
-            count = self._share(newcomer, budget)
+            count = min(newcomer.num_remaining, budget, most)
             self._schedule(newcomer, count, plan)
             budget -= count
         return plan
@@ -123,40 +124,49 @@ class Scheduler:
             return None
         return max(0.0, oldest + self.limits.batch_timeout_s - now)
 
-    def _share(self, sequence: Sequence, budget: int) -> int:
-        count = min(sequence.num_remaining, budget)
-        if len(self.running) + len(self.waiting) > 1:
-            count = min(count, max(1, self.limits.long_prefill_tokens))
-        return count
+    def _in_order(self) -> list[Sequence]:
+        """Who runs, most important first; before all others those with one token to go, which must not miss a beat."""
+        beating: list[Sequence] = []
+        behind: list[Sequence] = []
+        for sequence in self.running.values():
+            (beating if sequence.num_remaining <= 1 else behind).append(sequence)
+        beating.sort(key=_KEY)
+        behind.sort(key=_KEY)
+        return beating + behind
 
     def _schedule(self, sequence: Sequence, count: int, plan: Plan) -> None:
         assert sequence.row is not None
-        start, end = sequence.num_computed, sequence.num_computed + count
+        start = sequence.num_computed
+        sequence.num_computed = end = start + count
+        samples = end == sequence.num_known
+        chunk = sequence.tokens[start:end] if end <= len(sequence.tokens) else None
         plan.rows.append(sequence.row)
         plan.starts.append(start)
-        plan.chunks.append(sequence.tokens[start:end] if end <= len(sequence.tokens) else None)
-        plan.samples.append(end == sequence.num_known)
+        plan.chunks.append(chunk)
+        plan.samples.append(samples)
         plan.sequences.append(sequence)
-        self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
-        sequence.num_computed = end
-        if plan.samples[-1]:
+        if samples:
             sequence.num_pending += 1
-        self._publish(sequence)
+        if chunk is not None:  # else no token became known, and no block full, since the last commit
+            self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
+            self._publish(sequence)
 
-    def _grow(self, sequence: Sequence, count: int, plan: Plan, scheduled: set[int]) -> bool:
+    def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
         have = len(sequence.blocks)
         need = -(-(sequence.num_computed + count) // self.limits.block_size) - have
+        if need <= 0:
+            return True
         while self.pool.num_available < need:
+            scheduled = {s.request.handle for s in plan.sequences}
             victims = [s for h, s in self.running.items() if h not in scheduled]
             victim = max(victims, key=lambda s: (s.key, s.request.handle))
             self._preempt(victim)
             if victim is sequence:
                 return False
-        if need > 0:
-            assert sequence.row is not None
-            sequence.blocks += [self.pool.take() for _ in range(need)]
-            plan.new_blocks.append((sequence.row, have, sequence.blocks[have:]))
+        assert sequence.row is not None
+        sequence.blocks += [self.pool.take() for _ in range(need)]
+        plan.new_blocks.append((sequence.row, have, sequence.blocks[have:]))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -230,12 +240,13 @@ class Scheduler:
 
         A block planned in this step counts: within a step every layer writes all keys and values before it reads any.
         """
-        if not self.limits.prefix_caching:
-            return
         bs = self.limits.block_size
-        for i in range(sequence.num_named, min(sequence.num_computed, len(sequence.tokens)) // bs):
+        num_full = min(sequence.num_computed, len(sequence.tokens)) // bs
+        if num_full <= sequence.num_named or not self.limits.prefix_caching:
+            return
+        for i in range(sequence.num_named, num_full):
             self.pool.publish(sequence.blocks[i], sequence.digest(i, bs))
-            sequence.num_named = i + 1
+        sequence.num_named = num_full
 
     # -- committing
 
@@ -280,9 +291,7 @@ class Scheduler:
     def _end(sequence: Sequence, token: int) -> str | None:
         if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
             return "stop"
-        if sequence.num_output >= sequence.request.config.max_length:
-            return "length"
-        return None
+        return "length" if len(sequence.tokens) >= sequence.max_tokens else None
 
     # -- truth
 

@@ -9,14 +9,15 @@ from tonle.engine.request import Request
 class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
-    __slots__ = ("_digests", "blocks", "done", "key", "num_cached", "num_computed", "num_named", "num_pending", "request",
-                 "row", "started", "stops", "tokens")  # fmt: skip
+    __slots__ = ("_digests", "blocks", "done", "key", "max_tokens", "num_cached", "num_computed", "num_named", "num_pending",
+                 "request", "row", "started", "stops", "tokens")  # fmt: skip
 
     def __init__(self, request: Request, *, key: float, stops: frozenset[int]) -> None:
         self.request = request
         self.key = key  # smaller runs earlier
         self.stops = stops  # token ids that end it
         self.tokens = list(request.prompt)  # prompt + output whose values we have
+        self.max_tokens = len(request.prompt) + request.config.max_length
         self.num_pending = 0  # sampled on the device, value not read yet
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
@@ -34,7 +35,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens to compute before the next one can be sampled."""
-        return self.num_known - self.num_computed
+        return len(self.tokens) + self.num_pending - self.num_computed
 
     @property
     def num_output(self) -> int:
@@ -43,7 +44,7 @@ class Sequence:
     @property
     def complete(self) -> bool:
         """Its last token has been sampled, though perhaps not read yet."""
-        return self.num_output + self.num_pending >= self.request.config.max_length
+        return len(self.tokens) + self.num_pending >= self.max_tokens
 
     @property
     def output(self) -> list[int]:
