@@ -5,7 +5,7 @@
 Prints one line per model, product and number of rows: microseconds of both, the best cut, and its share of the memory floor.
 First all cuts are compiled and checked in other processes (`gpu_rehearsal.py`), then those that are right are timed: graphs of
 launches that walk through more copies of the weights than L2 holds. cuBLAS means all that one launch of ours replaces: the
-product with bias or residual, and for gate and up the activation, too.
+product with bias or residual, and for gate and up the activation, too. A second table has all products of a layer in turn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ READ_BYTES_PER_S = 4.43e12  # measured on an H200
 _ROTATION_BYTES = 200e6  # of weights: more than three times L2
 _MIN_LAUNCHES = 24  # per graph, so that its own start does not count
 _REPEATS = 15
+_LAYERS = 12  # per graph
+_LAYER_COPIES = 3
 
 Launch = Callable[[torch.Tensor, torch.Tensor], None]  # weight, out
 
@@ -46,6 +48,12 @@ class Line:
     ours_us: dict[Cut, float] = dataclasses.field(default_factory=dict)
     errors: dict[Cut, float] = dataclasses.field(default_factory=dict)
     problems: dict[Cut, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def winner(self) -> Cut | None:
+        """The best cut if it is faster than cuBLAS."""
+        best = self.best
+        return best if best is not None and self.ours_us[best] < (self.cublas_us or float("inf")) else None
 
     @property
     def best(self) -> Cut | None:
@@ -86,27 +94,22 @@ def _side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def median_us(launch: Launch, weights: Sequence[torch.Tensor], out: torch.Tensor) -> float:
-    """Of one launch, in a graph of many over all the weights in turn."""
-    launches = len(weights) * max(1, -(-_MIN_LAUNCHES // len(weights)))
-
-    def work() -> None:
-        for index in range(launches):
-            launch(weights[index % len(weights)], out)
-
-    if out.device.type != "cuda":  # to try the benchmark itself; says nothing
+def median_us(turn: Callable[[int], None], turns: int, device: torch.device) -> float:
+    """Microseconds of one turn, in a graph of many."""
+    if device.type != "cuda":  # to try the benchmark itself; says nothing
         begin_s = time.perf_counter()
-        launch(weights[0], out)
+        turn(0)
         return (time.perf_counter() - begin_s) * 1e6
     side = _side_stream()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        launch(weights[0], out)
+        turn(0)
         side.synchronize()
         graph.capture_begin()
         try:
-            work()
+            for index in range(turns):
+                turn(index)
         finally:
             graph.capture_end()
         for _ in range(2):
@@ -118,7 +121,24 @@ def median_us(launch: Launch, weights: Sequence[torch.Tensor], out: torch.Tensor
             end.record()
         side.synchronize()
     times = sorted(begin.elapsed_time(end) for begin, end in marks)
-    return times[len(times) // 2] / launches * 1e3
+    return times[len(times) // 2] / turns * 1e3
+
+
+def product_us(launch: Launch, scene: Scene) -> float:
+    """One product, over all copies of its weights in turn."""
+    weights, out = scene.weights.copies, scene.out.zero_()
+    turns = len(weights) * max(1, -(-_MIN_LAUNCHES // len(weights)))
+    return median_us(lambda index: launch(weights[index % len(weights)], out), turns, out.device)
+
+
+def layer_us(steps: Sequence[tuple[Launch, Scene]]) -> float:
+    """All products of a layer, one after another: each has other neighbours than itself."""
+
+    def turn(index: int) -> None:
+        for launch, scene in steps:
+            launch(scene.weights.copies[index % len(scene.weights.copies)], scene.out)
+
+    return median_us(turn, _LAYERS, steps[0][1].out.device)
 
 
 def measure(line: Line, weights: Weights, cuts: Iterable[Cut], late: Callable[[], bool]) -> None:
@@ -128,7 +148,7 @@ def measure(line: Line, weights: Weights, cuts: Iterable[Cut], late: Callable[[]
         error = scene.error(scene.cublas)
         if not error < MAX_ERROR:
             line.problem = f"cuBLAS is off by {error:.2g}"
-        line.cublas_us = median_us(scene.cublas, weights.copies, scene.out)
+        line.cublas_us = product_us(scene.cublas, scene)
     except RuntimeError as problem:
         line.problem = f"cuBLAS: {problem}"
     for cut in cuts:
@@ -138,12 +158,42 @@ def measure(line: Line, weights: Weights, cuts: Iterable[Cut], late: Callable[[]
             launch = scene.ours(cut)
             error = scene.error(launch)
             if error < MAX_ERROR:
-                line.ours_us[cut] = median_us(launch, weights.copies, scene.out.zero_())
+                line.ours_us[cut] = product_us(launch, scene)
                 line.errors[cut] = error
             else:
                 line.problems[cut] = f"off by {error:.2g} of the largest output"
         except Exception as problem:  # whatever it is, the other cuts go on
             line.problems[cut] = f"{type(problem).__name__}: {str(problem)[:200]}"
+
+
+@dataclasses.dataclass(slots=True)
+class LayerLine:
+    """All products of a layer together: by cuBLAS, and each by its winner."""
+
+    model: str
+    rows: int
+    cublas_us: float
+    ours_us: float
+    floor_us: float
+
+
+def measure_layers(lines: Sequence[Line], device: torch.device, late: Callable[[], bool]) -> Iterable[LayerLine]:
+    """One line per model and number of rows of which all products were measured."""
+    for model in dict.fromkeys(line.product.model for line in lines):
+        own = [line for line in lines if line.product.model == model]
+        weights = {product: Weights(product, _LAYER_COPIES, device) for product in {line.product for line in own}}
+        for rows in sorted({line.rows for line in own}):
+            layer = [line for line in own if line.rows == rows]
+            if len(layer) < len(weights) or late():
+                continue
+            scenes = [Scene(weights[line.product], rows) for line in layer]
+            winners: list[Launch] = [
+                scene.cublas if line.winner is None else scene.ours(line.winner)
+                for line, scene in zip(layer, scenes, strict=True)
+            ]
+            theirs = layer_us([(scene.cublas, scene) for scene in scenes])
+            ours = layer_us(list(zip(winners, scenes, strict=True)))
+            yield LayerLine(model, rows, theirs, ours, sum(line.floor_us for line in layer))
 
 
 def named(cut: Cut) -> str:
@@ -193,7 +243,21 @@ def rehearsals_of(lines: Sequence[Line]) -> list[Rehearsal]:
     return [Rehearsal(product, cut, tuple(counts)) for (product, cut), counts in rows.items()]
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[Line]:
+@dataclasses.dataclass(slots=True)
+class Results:
+    lines: list[Line] = dataclasses.field(default_factory=list)
+    layers: list[LayerLine] = dataclasses.field(default_factory=list)
+
+    def save(self, options: argparse.Namespace) -> None:
+        if options.json:
+            layers = [dataclasses.asdict(layer) for layer in self.layers]
+            products = [line.as_json() for line in self.lines]
+            options.json.write_text(json.dumps({"products": products, "layers": layers}, indent=1))
+        if options.cuts:
+            options.cuts.write_text(table_text(self.lines, options.margin))
+
+
+def run(options: argparse.Namespace, device: torch.device, results: Results) -> None:
     """Rehearse, then measure line by line; those the budget did not reach are left out."""
     end = time.monotonic() + options.budget_s
 
@@ -214,7 +278,6 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Line]:
     print(
         "| model | product | rows | cuBLAS µs | ours µs | faster | of floor | cut |\n|---|---|---|---|---|---|---|---|"
     )
-    done: list[Line] = []
     for product in wanted:
         size = 2 * product.weight_rows * product.inputs
         copies = 3 if device.type == "cpu" else min(48, max(4, -(-int(_ROTATION_BYTES) // size)))
@@ -222,14 +285,20 @@ def run(options: argparse.Namespace, device: torch.device) -> list[Line]:
         for line in (line for line in lines if line.product == product):
             if late():
                 print(f"stopped: the budget of {options.budget_s:.0f} s is spent")
-                return done
+                return
             cuts = cuts_to_try(product, line.rows)
             line.problems = {cut: verdicts.get((product, cut)) or "no answer in time" for cut in cuts
                              if (product, cut) not in right}  # fmt: skip
             measure(line, weights, [cut for cut in cuts if (product, cut) in right], late)
             print_line(line)
-            done.append(line)
-    return done
+            results.lines.append(line)
+    print(
+        "| model | rows | products of a layer, cuBLAS µs | ours where faster µs | faster | of floor |\n|---|---|---|---|---|---|"
+    )
+    for whole in measure_layers(results.lines, device, late):
+        results.layers.append(whole)
+        print(f"| {whole.model:12} | {whole.rows:4d} | {whole.cublas_us:7.2f} | {whole.ours_us:7.2f} "
+              f"| {whole.cublas_us / whole.ours_us:4.2f}x | {whole.floor_us / whole.ours_us:5.0%} |", flush=True)  # fmt: skip
 
 
 def _names(allowed: Iterable[str]) -> Callable[[str], list[str]]:
@@ -264,14 +333,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begin_s = time.monotonic()
-    lines: list[Line] = []
-    with torch.inference_mode():
-        lines = run(options, device)
-    if options.json:
-        options.json.write_text(json.dumps([line.as_json() for line in lines], indent=1))
-    if options.cuts:
-        options.cuts.write_text(table_text(lines, options.margin))
-    print(f"{len(lines)} lines in {time.monotonic() - begin_s:.0f} s on {device.type}")
+    results = Results()
+    try:
+        with torch.inference_mode():
+            run(options, device, results)
+    finally:  # whatever happened, what was measured is kept
+        results.save(options)
+    print(f"{len(results.lines)} lines in {time.monotonic() - begin_s:.0f} s on {device.type}")
 
 
 if __name__ == "__main__":

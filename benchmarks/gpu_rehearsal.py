@@ -194,6 +194,7 @@ def rehearse(
                     spares -= 1
             if tasks.empty() and not any(process.is_alive() for process in crew):
                 break
+    tasks.cancel_join_thread()  # what nobody took must not hold up the end of this process
     for process in crew:
         process.terminate()
     for process in crew:

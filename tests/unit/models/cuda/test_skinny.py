@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.gpu_cuts import cuts_to_try
+from benchmarks.gpu_products import products_of
+from benchmarks.gpu_rehearsal import MAX_ERROR, Rehearsal, Scene, Weights, check
 from torch.nn.functional import linear, silu
 
 from tonle.models.cuda.pointwise import silu_mul
@@ -104,19 +107,45 @@ def test_a_cut_that_splits_needs_scratch_that_is_large_enough() -> None:
         skinny(numbers(3, 64), numbers(32, 64), torch.empty(3, 32), cut, scratch=SplitScratch(16, 2, CPU))
 
 
+def fits(cut: Cut, *, glu: bool) -> bool:
+    """Powers of two, whole cache lines ahead, and blocks under way that have room in shared memory: 227 KiB per program."""
+    sizes = (cut.block_n, cut.block_m, cut.block_k, cut.warps, max(64, cut.ahead))
+    weight_rows = cut.block_n * (2 if glu else 1)
+    buffers = cut.stages - (1 if weight_rows < 64 else 0)  # mma.sync needs one less
+    return (
+        all(size >= 4 and size & (size - 1) == 0 for size in sizes)
+        and buffers * 2 * cut.block_k * (cut.block_m + weight_rows) <= 227 * 1024
+        and not (cut.tma and (cut.ahead or (glu and cut.split > 1)))
+    )
+
+
 @pytest.mark.parametrize("model", SHAPES)
-def test_cuts_fit_the_device(model: str) -> None:
-    """Powers of two, whole cache lines ahead, and blocks under way that fit in shared memory: 227 KiB per program."""
+def test_chosen_cuts_fit_the_device(model: str) -> None:
     for outputs, inputs, glu in SHAPES[model]:
         for rows in range(2, 257):
             cut = cut_for(rows, outputs, inputs, glu=glu)
-            if cut is None:
-                continue
-            for size in (cut.block_n, cut.block_m, cut.block_k, cut.warps, max(64, cut.ahead)):
-                assert size >= 4 and size & (size - 1) == 0
-            per_turn = 2 * cut.block_k * (cut.block_m + cut.block_n * (2 if glu else 1))
-            assert cut.stages * per_turn <= 227 * 1024
-            assert not (cut.tma and glu and cut.split > 1) and not (cut.tma and cut.ahead)
+            assert cut is None or fits(cut, glu=glu)
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_cuts_to_try_fit_the_device(model: str) -> None:
+    products = products_of(model)
+    assert tuple((product.outputs, product.inputs, product.glu) for product in products) == SHAPES[model]
+    for product in products:
+        for rows in (2, 16, 32, 64, 100, 192, 256):
+            cuts = cuts_to_try(product, rows)
+            assert len(cuts) >= 6 and all(fits(cut, glu=product.glu) for cut in cuts)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_benchmark_tells_right_from_wrong(index: int) -> None:
+    product = products_of("tiny")[index]
+    weights = Weights(product, 3, CPU)
+    scene = Scene(weights, 5)
+    assert scene.error(scene.cublas) < MAX_ERROR
+    assert not scene.error(lambda weight, out: None) < MAX_ERROR
+    assert not scene.error(lambda weight, out: scene.cublas(weights.copies[0], out)) < MAX_ERROR
+    assert check(Rehearsal(product, cuts_to_try(product, 5)[0], (5,)), weights) is None
 
 
 def test_scratch_is_enough_for_every_number_of_rows() -> None:
