@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,100,256")
     parser.add_argument("--prompts", default="32,128,512,2048,8192")
     parser.add_argument("--context", type=int, default=400)
+    parser.add_argument("--beside", type=int, default=0, help="also each number of rows with a prompt of so many tokens")
     parser.add_argument("--profile", default="")
     options = parser.parse_args()
     rows = [int(n) for n in options.rows.split(",") if n]
@@ -129,6 +130,9 @@ def main() -> None:
             if count in profiled:
                 for name, part, launches in kernel_shares(work)[:14]:
                     print(f"      {part:7.3f} ms {launches:4d} x {name[:90]}")
+            if options.beside:
+                mixed = median_ms(step_work(runner, plan_of(count, options.context, options.beside)))
+                print(f"  decode {count:4d} and a prompt of {options.beside}: {mixed:7.3f} ms", flush=True)
         for count in prompts:
             ms = median_ms(step_work(runner, plan_of(0, 0, count)), 10)
             print(f"  prompt {count:5d}: {ms:7.3f} ms  {count / ms * 1e3:8.0f} tok/s", flush=True)
