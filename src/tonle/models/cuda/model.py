@@ -2,8 +2,8 @@
 
 Does: `decode` (a whole step of rows that go on from their last tokens), or `body` and `head` (a step with prompts in it),
 for a given number of tokens, with no allocation and no word to the host, so that each can be captured in a graph. Does not:
-capture (`engine/run/`), or fill the step's buffer. One token: our own products with everything fused. More: cuBLAS and
-small kernels between.
+capture (`engine/run/`), or fill the step's buffer. How a matrix is multiplied is for `matrix.py` to
+choose.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import torch
 from tonle.models.cuda.batch import Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.embed import embed, gather
-from tonle.models.cuda.gemv import gemv
-from tonle.models.cuda.pointwise import rms_norm, silu_mul
+from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
-from tonle.models.layers import Layer, Linear
+from tonle.models.layers import Layer
 from tonle.models.spec import ModelSpec
 
 
@@ -36,54 +35,26 @@ def unsupported(spec: ModelSpec) -> str | None:
 
 
 @dataclass(slots=True, eq=False)
-class _Matrix:
-    """A weight (out, in), its transpose as cuBLAS wants it, and its bias."""
-
-    weight: torch.Tensor
-    columns: torch.Tensor  # (in, out), a view
-    bias: torch.Tensor | None
-
-    @classmethod
-    def of(cls, linear: Linear) -> _Matrix:
-        """Weights that belong to a live model come in parts, and are copied into one here."""
-        weights = [part.weight.t() if part.transposed else part.weight for part in linear.parts]
-        biases = [part.bias for part in linear.parts if part.bias is not None]
-        weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
-        return cls(weight, weight.t(), torch.cat(biases) if biases else None)
-
-    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        if self.bias is None:
-            torch.mm(x, self.columns, out=out)
-        else:
-            torch.addmm(self.bias, x, self.columns, out=out)
-
-    def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        out.addmm_(x, self.columns)
-        if self.bias is not None:
-            out.add_(self.bias)
-
-
-@dataclass(slots=True, eq=False)
 class _CudaLayer:
-    qkv: _Matrix
-    o: _Matrix
-    gate_up: _Matrix
-    down: _Matrix
-    input_gain: torch.Tensor
-    mlp_gain: torch.Tensor
+    qkv: Matrix
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
+    input_norm: Norm
+    mlp_norm: Norm
     q_gain: torch.Tensor | None
     k_gain: torch.Tensor | None
     window: int | None
 
     @classmethod
-    def of(cls, layer: Layer, window: int | None) -> _CudaLayer:
+    def of(cls, layer: Layer, window: int | None, eps: float, normed: torch.Tensor) -> _CudaLayer:
         return cls(
-            qkv=_Matrix.of(layer.qkv),
-            o=_Matrix.of(layer.o),
-            gate_up=_Matrix.of(layer.gate_up),
-            down=_Matrix.of(layer.down),
-            input_gain=layer.input_norm.weight,
-            mlp_gain=layer.mlp_norm.weight,
+            qkv=Matrix.of(layer.qkv),
+            o=Matrix.of(layer.o),
+            gate_up=Matrix.of(layer.gate_up),
+            down=Matrix.of(layer.down),
+            input_norm=Norm(layer.input_norm.weight, eps, normed),
+            mlp_norm=Norm(layer.mlp_norm.weight, eps, normed),
             q_gain=None if layer.q_norm is None else layer.q_norm.weight,
             k_gain=None if layer.k_norm is None else layer.k_norm.weight,
             window=window,
@@ -98,12 +69,7 @@ class CudaModel:
         self.spec = spec
         self.sizes = sizes
         self.kv: KVCache | None = None
-        self._layers = [
-            _CudaLayer.of(layer, window) for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
-        ]
         self._embedding = decoder.weights.embedding
-        self._lm_head = _Matrix.of(decoder.weights.lm_head)
-        self._final_gain = decoder.weights.final_norm.weight
         self._angles = angle_table(decoder.rotary, num_positions, dtype, device)
 
         def buffer(rows: int, columns: int) -> torch.Tensor:
@@ -111,7 +77,7 @@ class CudaModel:
 
         tokens, rows = sizes.max_tokens, sizes.max_rows
         self._hidden = buffer(tokens, spec.hidden_size)
-        self._normed = buffer(tokens, spec.hidden_size)
+        normed = buffer(tokens, spec.hidden_size)
         self._qkv = buffer(tokens, spec.q_size + 2 * spec.kv_size)
         self._attended = buffer(tokens, spec.q_size)
         self._gate_up = buffer(tokens, 2 * spec.intermediate_size)
@@ -126,6 +92,14 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
+        self._layers = [
+            _CudaLayer.of(layer, window, spec.norm_eps, normed)
+            for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
+        ]
+        self._final_norm = Norm(decoder.weights.final_norm.weight, spec.norm_eps, normed)
+        self._lm_head = Matrix.of(decoder.weights.lm_head)
+        layers = [matrix for layer in self._layers for matrix in (layer.qkv, layer.o, layer.down)]
+        share_scratch([*layers, self._lm_head], device)
 
     # -- steps
 
@@ -164,7 +138,7 @@ class CudaModel:
         hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
         self._finish_layer(self._layers[-1], attended, hidden)
         logits = self.logits.new_empty(indices.shape[0], self.spec.vocab_size)
-        self._project(hidden, logits)
+        self._lm_head.apply(hidden, self._final_norm, logits)
         return logits.float()
 
     # -- their parts
@@ -178,42 +152,25 @@ class CudaModel:
     def _choose(self, hidden: torch.Tensor) -> None:
         """Logits and tokens of the step's samples, from their hidden states (S, hidden)."""
         logits = self.logits[: hidden.shape[0]]
-        self._project(hidden, logits)
+        self._lm_head.apply(hidden, self._final_norm, logits)
         counts = self.batch["counts"][4:5]
         sample(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.settings,
                self.sample_scratch, self.sampled, self.last)  # fmt: skip
 
-    def _project(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """Final norm and output matrix: hidden (n, hidden) -> logits (n, vocab)."""
-        lm_head, gain, eps = self._lm_head, self._final_gain, self.spec.norm_eps
-        if hidden.shape[0] == 1:
-            gemv(hidden, lm_head.weight, logits, gain=gain, eps=eps, bias=lm_head.bias)
-        else:
-            lm_head.apply(rms_norm(hidden, gain, eps, self._normed[: hidden.shape[0]]), logits)
-
     def _attend(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         """A layer up to its attention: hidden (T, hidden) -> `_attended`. `tiles` None: every row goes on."""
-        tokens, eps = hidden.shape[0], self.spec.norm_eps
+        tokens = hidden.shape[0]
         qkv = self._qkv[:tokens]
-        if tokens == 1:
-            gemv(hidden, layer.qkv.weight, qkv, gain=layer.input_gain, eps=eps, bias=layer.qkv.bias)
-        else:
-            layer.qkv.apply(rms_norm(hidden, layer.input_gain, eps, self._normed[:tokens]), qkv)
+        layer.qkv.apply(hidden, layer.input_norm, qkv)
         self._attention(index, layer, qkv, self._attended[:tokens], tiles)
 
     def _finish_layer(self, layer: _CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None:
         """A layer from its attention on: attended (n, heads * D) and the MLP are added to hidden (n, hidden)."""
-        count, eps = hidden.shape[0], self.spec.norm_eps
+        count = hidden.shape[0]
         active = self._active[:count]
-        if count == 1:
-            gemv(attended, layer.o.weight, hidden, bias=layer.o.bias, add=True)
-            gemv(hidden, layer.gate_up.weight, active, gain=layer.mlp_gain, eps=eps, bias=layer.gate_up.bias, glu=True)
-            gemv(active, layer.down.weight, hidden, bias=layer.down.bias, add=True)
-        else:
-            gate_up = self._gate_up[:count]
-            layer.o.add(attended, hidden)
-            layer.gate_up.apply(rms_norm(hidden, layer.mlp_gain, eps, self._normed[:count]), gate_up)
-            layer.down.add(silu_mul(gate_up, active), hidden)
+        layer.o.add(attended, hidden)
+        layer.gate_up.gate(hidden, layer.mlp_norm, self._gate_up[:count], active)
+        layer.down.add(active, hidden)
 
     def _attention(
         self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None

@@ -1,43 +1,66 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""A matrix times 2 to 256 rows on tensor cores, where reading the weight once should still be most of the time.
+"""A matrix times 2 to 16 rows on tensor cores, where reading the weight once is most of the time.
 
 Does: out = x @ W.T (+ bias), added to what `out` holds, or gated (silu(gate) * up), each in one kernel. Rows of W are the
-long side of the tensor cores' instruction and tokens the short one, so few tokens waste little. Long rows of few outputs may
-be split among programs; the last to arrive joins the parts in a fixed order, so results do not depend on who was first.
-Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is expected to be faster.
+long side of the tensor cores' instruction and tokens the short one, so few tokens waste little. Long rows of few outputs are
+split among programs; the last to arrive joins the parts in a fixed order, so results do not depend on who was first.
+Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is faster, as it is from 32 rows on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tonle.models.cuda.dependent import follow, launch_options
-from tonle.models.cuda.skinny_cuts import Cut, cut_for
+
+MAX_ROWS = 16
+_PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one product is cut into programs, and how many blocks of it are under way at a time."""
+
+    block_n: int  # outputs; gated products read twice as many rows of W
+    block_k: int  # inputs per turn of the loop
+    stages: int  # turns under way at a time
+    split: int = 1  # programs that share the inputs of one tile
+    ahead: int = 0  # inputs whose weights are asked for in L2 before the kernel ahead has ended
+    warps: int = 4
+
+
+def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
+    """Found by trying some 280 on two models on an H200 (`benchmarks/gpu_products.py`). None: cuBLAS is faster."""
+    if not 2 <= rows <= MAX_ROWS:
+        return None
+    if glu:
+        return Cut(32, 128, stages=4, ahead=256)
+    if inputs > 4096:
+        return Cut(64, 128, stages=6, split=max(1, _PROGRAMS // triton.cdiv(outputs, 64)), ahead=512)
+    numbers = outputs * inputs
+    if numbers <= 4 * 2**20:
+        return Cut(16, 128, stages=12, ahead=512)
+    return Cut(32, 128, stages=7, ahead=512) if numbers <= 12 * 2**20 else None
 
 
 class SplitScratch:
     """Where programs that share a tile leave their parts. One serves all layers and all products, one after another."""
 
-    def __init__(self, num_parts: int, num_tiles: int, device: torch.device) -> None:
-        self.parts = torch.zeros(max(1, num_parts), dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(max(1, num_tiles), dtype=torch.int32, device=device)  # 0 between kernels
-
-    @classmethod
-    def enough_for(cls, shapes: Iterable[tuple[int, int, bool]], max_rows: int, device: torch.device) -> SplitScratch:
-        """For all that `cut_for` says of these (outputs, inputs, glu) with up to `max_rows` rows."""
-        num_parts = num_tiles = 0
-        for outputs, inputs, glu in shapes:
-            for rows in range(1, max_rows + 1):
-                cut = cut_for(rows, outputs, inputs, glu=glu)
-                if cut is not None and cut.split > 1:
-                    num_parts = max(num_parts, cut.num_parts(rows, outputs, glu=glu))
-                    num_tiles = max(num_tiles, cut.num_tiles(rows, outputs))
-        return cls(num_parts, num_tiles, device)
+    def __init__(self, shapes: Iterable[tuple[int, Cut | None]], device: torch.device) -> None:
+        """Enough for all these (outputs, cut)."""
+        tiles = [
+            (triton.cdiv(outputs, cut.block_n), cut) for outputs, cut in shapes if cut is not None and cut.split > 1
+        ]
+        parts = max((count * cut.split * cut.block_n * MAX_ROWS for count, cut in tiles), default=1)
+        self.parts = torch.zeros(parts, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(
+            max((count for count, _ in tiles), default=1), dtype=torch.int32, device=device
+        )  # 0 between kernels
 
 
 @triton.jit
@@ -77,35 +100,31 @@ def _dot(w, x, acc, IEEE: tl.constexpr):
 
 
 @triton.jit
-def _places(PARTS, tile, m_left, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
+def _places(PARTS, tile, M, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
     """Where the first part (R, BM) of a tile lies, and which of its numbers belong to rows that exist."""
     r = tl.arange(0, R)
     m = tl.arange(0, BM)
     place = PARTS + tile.to(tl.int64) * (SPLIT * R * BM) + r[:, None] * BM + m[None, :]
-    return place, (m < m_left)[None, :] & (r >= 0)[:, None]
+    return place, (m < M)[None, :] & (r >= 0)[:, None]
 
 
 @triton.jit
-def _leave(acc, PARTS, ARRIVED, tile, part, m_left, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
+def _leave(acc, PARTS, ARRIVED, tile, part, M, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
     """Leave this program's part. Whether it was the last of its tile."""
-    place, some = _places(PARTS, tile, m_left, R, BM, SPLIT)
+    place, some = _places(PARTS, tile, M, R, BM, SPLIT)
     tl.store(place + part * (R * BM), acc, mask=some)
     tl.debug_barrier()
     return tl.atomic_add(ARRIVED + tile, 1, sem="acq_rel") == SPLIT - 1
 
 
 @triton.jit
-def _joined(PARTS, ARRIVED, tile, m_left, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
+def _joined(PARTS, ARRIVED, tile, M, R: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr):
     """The sum of all parts, in order; for the last program, which also leaves the tile's counter at 0."""
     tl.debug_barrier()
-    place, some = _places(PARTS, tile, m_left, R, BM, SPLIT)
+    place, some = _places(PARTS, tile, M, R, BM, SPLIT)
     acc = tl.load(place, mask=some, other=0.0, cache_modifier=".cg")
-    if R * BM <= 2048:  # few numbers per thread: all parts are read at once
-        for other in tl.static_range(1, SPLIT):
-            acc += tl.load(place + other * (R * BM), mask=some, other=0.0, cache_modifier=".cg")
-    else:
-        for other in tl.range(1, SPLIT, num_stages=1):
-            acc += tl.load(place + other * (R * BM), mask=some, other=0.0, cache_modifier=".cg")
+    for other in tl.static_range(1, SPLIT):  # unrolled: their reads are under way together
+        acc += tl.load(place + other * (R * BM), mask=some, other=0.0, cache_modifier=".cg")
     tl.store(ARRIVED + tile, 0)
     return acc
 
@@ -119,15 +138,13 @@ def _apart(acc, BN: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def _finish(y, up, BIAS, OUT, tile, m, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-            HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, MIXED: tl.constexpr):  # fmt: skip
-    """Bias, activation and residual on float32 sums. Gated: rounded where separate torch operations would round.
-
-    MIXED: y (2 BN, BM) holds gate and up as `_weight_rows` lays them; else y and `up` are (BN, BM) each.
-    """
+def _finish(y, BIAS, OUT, tile, m, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, HAS_BIAS: tl.constexpr,
+            ADD: tl.constexpr, GLU: tl.constexpr):  # fmt: skip
+    """Bias, activation and residual on float32 sums of `_weight_rows`. Gated: rounded where torch's operations would."""
     n = tile * BN + tl.arange(0, BN)
     DTYPE: tl.constexpr = OUT.dtype.element_ty
-    if MIXED:
+    up = y
+    if GLU:
         y, up = _apart(y, BN, BM)
     if HAS_BIAS:
         y += tl.load(BIAS + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -149,14 +166,13 @@ def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr
             HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr,
             PDL: tl.constexpr):  # fmt: skip
     """One tile (BN outputs, BM tokens), or one part of its inputs; blocks come by pointers."""
-    m_tile = tl.program_id(0)  # neighbours read the same weights
-    tile = tl.program_id(1)
-    part = tl.program_id(2)
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
     R: tl.constexpr = BN * 2 if GLU else BN
     TURNS: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT)
     # Every part takes as many turns, the last perhaps some of zeros: were a loop possibly empty, ptxas would serialize it.
     low = part * (TURNS * BK)
-    m = m_tile * BM + tl.arange(0, BM)
+    m = tl.arange(0, BM)
     k = tl.arange(0, BK)
     row = W + _weight_rows(tile, N, BN, GLU)[:, None] * K  # (R, 1)
     if AHEAD > 0:
@@ -176,44 +192,11 @@ def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr
             x = tl.load(own_x + first, mask=present & inside, other=0.0)
         acc = _dot(w, x, acc, IEEE)
     if SPLIT == 1:
-        _finish(acc, acc, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU, GLU)
+        _finish(acc, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU)
     else:
-        which = tile * tl.num_programs(0) + m_tile
-        left = M - m_tile * BM
-        if _leave(acc, PARTS, ARRIVED, which, part, left, R, BM, SPLIT):
-            total = _joined(PARTS, ARRIVED, which, left, R, BM, SPLIT)
-            _finish(total, total, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU, GLU)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _skinny_tma(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-                BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-                HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr,
-                PDL: tl.constexpr):  # fmt: skip
-    """The same with X and W as tensor descriptors: what lies outside of them reads as 0. Gated tiles are not split."""
-    tl.static_assert(SPLIT == 1 or not GLU)
-    m_tile = tl.program_id(0)
-    tile = tl.program_id(1)
-    part = tl.program_id(2)
-    TURNS: tl.constexpr = (K + BK * SPLIT - 1) // (BK * SPLIT)
-    follow(PDL)
-    acc = tl.zeros([BN, BM], tl.float32)
-    up = tl.zeros([BN, BM], tl.float32)
-    for turn in tl.range(0, TURNS, num_stages=STAGES):
-        first = (part * TURNS + turn) * BK
-        x = X.load([m_tile * BM, first])
-        acc = _dot(W.load([tile * BN, first]), x, acc, IEEE)
-        if GLU:
-            up = _dot(W.load([N + tile * BN, first]), x, up, IEEE)
-    m = m_tile * BM + tl.arange(0, BM)
-    if SPLIT == 1:
-        _finish(acc, up, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU, False)
-    else:
-        which = tile * tl.num_programs(0) + m_tile
-        left = M - m_tile * BM
-        if _leave(acc, PARTS, ARRIVED, which, part, left, BN, BM, SPLIT):
-            total = _joined(PARTS, ARRIVED, which, left, BN, BM, SPLIT)
-            _finish(total, up, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU, False)
+        if _leave(acc, PARTS, ARRIVED, tile, part, M, R, BM, SPLIT):
+            total = _joined(PARTS, ARRIVED, tile, M, R, BM, SPLIT)
+            _finish(total, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU)
 
 
 def skinny(
@@ -232,25 +215,18 @@ def skinny(
     `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds, rounded once.
     """
     (rows, inputs), outputs = x.shape, out.shape[1]
-    assert weight.numel() < 2**31 and out.numel() < 2**31  # places are 32-bit
-    grid = (triton.cdiv(rows, cut.block_m), triton.cdiv(outputs, cut.block_n), cut.split)
+    assert 0 < rows <= MAX_ROWS and weight.numel() < 2**31  # places are 32-bit
+    grid = (triton.cdiv(outputs, cut.block_n), cut.split)
     parts = arrived = None
     if cut.split > 1:
-        assert scratch is not None and scratch.parts.numel() >= cut.num_parts(rows, outputs, glu=glu)
-        assert scratch.arrived.numel() >= cut.num_tiles(rows, outputs)
+        assert scratch is not None and not glu and scratch.arrived.numel() >= grid[0]
+        assert scratch.parts.numel() >= grid[0] * cut.split * cut.block_n * MAX_ROWS
         parts, arrived = scratch.parts, scratch.arrived
+    stages = cut.stages if x.element_size() == 2 else cut.stages // 2  # in shared memory
     flags = (bias is not None, add, glu, x.dtype == torch.float32)
     pdl = launch_options()
-    if cut.tma:
-        _skinny_tma[grid](
-            TensorDescriptor.from_tensor(x, [cut.block_m, cut.block_k]),
-            TensorDescriptor.from_tensor(weight, [cut.block_n, cut.block_k]), bias, out, parts, arrived, rows, outputs,
-            inputs, cut.block_n, cut.block_m, cut.block_k, cut.stages, cut.split, *flags, num_warps=cut.warps, **pdl,
-        )  # fmt: skip
-    else:
-        _skinny[grid](
-            x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, cut.block_m, cut.block_k,
-            cut.stages, cut.split, cut.ahead if pdl["PDL"] else 0, 128 // x.element_size(), *flags,
-            num_warps=cut.warps, **pdl,
-        )  # fmt: skip
+    _skinny[grid](
+        x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, MAX_ROWS, cut.block_k, stages,
+        cut.split, cut.ahead if pdl["PDL"] else 0, 128 // x.element_size(), *flags, num_warps=cut.warps, **pdl,
+    )  # fmt: skip
     return out
