@@ -1,78 +1,52 @@
-"""Products of decode steps with 2 to 256 rows: cuBLAS against every cut of ours worth trying, on one GPU.
+"""Products of decode steps with 2 to 16 rows on one GPU: cuBLAS against our kernel, in the cut its rule gives.
 
-    python -m benchmarks.gpu_products --json products.json --cuts cuts.txt
+    python -m benchmarks.gpu_products --json products.json
 
-Prints one line per model, product and number of rows: microseconds of both, the best cut, and its share of the memory floor.
-First all cuts are compiled and checked in other processes (`gpu_rehearsal.py`), then those that are right are timed: graphs of
-launches that walk through more copies of the weights than L2 holds. cuBLAS means all that one launch of ours replaces: the
-product with bias or residual, and for gate and up the activation, too. A second table has all products of a layer in turn.
+Prints one line per model, product and number of rows. cuBLAS means all that one launch of ours replaces: the product with bias
+or residual, and for gate and up the activation, too. Times are of CUDA graphs that walk through more copies of the weights
+than L2 holds. Both results are compared with float32 beforehand; one that is off ends the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import linear, silu
 
-from benchmarks.gpu_cuts import Product, cuts_to_try
-from benchmarks.gpu_rehearsal import MAX_ERROR, Rehearsal, Scene, Weights, rehearse
+from benchmarks.gpu_step import READ_BYTES_PER_S, median_ms
 from benchmarks.workload import SHAPES
-from tonle.models.cuda.skinny_cuts import Cut
+from tonle.models.cuda.pointwise import silu_mul
+from tonle.models.cuda.skinny import SplitScratch, cut_for, skinny
 
-READ_BYTES_PER_S = 4.43e12  # measured on an H200
-_ROTATION_BYTES = 200e6  # of weights: more than three times L2
+MAX_ERROR = 1e-2  # of the largest output
+_ROTATION_BYTES = 200_000_000  # of weights: more than three times L2
 _MIN_LAUNCHES = 24  # per graph, so that its own start does not count
 _REPEATS = 15
-_LAYERS = 12  # per graph
-_LAYER_COPIES = 3
 
-Launch = Callable[[torch.Tensor, torch.Tensor], None]  # weight, out
+Launch = Callable[[torch.Tensor, torch.Tensor], object]  # weight, out
 
 
-@dataclasses.dataclass(slots=True)
-class Line:
-    """One line of the table. Times in microseconds; a cut has a time or a problem."""
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One matrix of a model: what it multiplies, and what rides along."""
 
-    product: Product
-    rows: int
-    cublas_us: float | None = None
-    problem: str | None = None
-    ours_us: dict[Cut, float] = dataclasses.field(default_factory=dict)
-    errors: dict[Cut, float] = dataclasses.field(default_factory=dict)
-    problems: dict[Cut, str] = dataclasses.field(default_factory=dict)
+    model: str
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool = False
+    add: bool = False
+    glu: bool = False
 
     @property
-    def winner(self) -> Cut | None:
-        """The best cut if it is faster than cuBLAS."""
-        best = self.best
-        return best if best is not None and self.ours_us[best] < (self.cublas_us or float("inf")) else None
-
-    @property
-    def best(self) -> Cut | None:
-        return min(self.ours_us, key=lambda cut: self.ours_us[cut], default=None)
-
-    @property
-    def floor_us(self) -> float:
-        return self.product.num_bytes(self.rows) / READ_BYTES_PER_S * 1e6
-
-    def as_json(self) -> dict[str, Any]:
-        cuts = [
-            dataclasses.asdict(cut)
-            | {"us": self.ours_us.get(cut), "error": self.errors.get(cut), "problem": self.problems.get(cut)}
-            for cut in (*self.ours_us, *self.problems)
-        ]
-        return {
-            "model": self.product.model, "product": self.product.name, "rows": self.rows, "floor_us": self.floor_us,
-            "cublas_us": self.cublas_us, "problem": self.problem, "cuts": cuts,
-        }  # fmt: skip
+    def weight_rows(self) -> int:
+        return self.outputs * (2 if self.glu else 1)
 
 
 def products_of(model: str) -> list[Product]:
@@ -88,258 +62,96 @@ def products_of(model: str) -> list[Product]:
     ]
 
 
-@functools.cache
-def _side_stream() -> torch.cuda.Stream:
-    """One for all graphs: cuBLAS keeps a workspace for every stream it has seen."""
-    return torch.cuda.Stream()
+class Case:
+    """One product with one number of rows, by cuBLAS and by ours."""
 
+    def __init__(self, product: Product, rows: int, device: torch.device) -> None:
+        self.product = product
+        self.cut = cut_for(rows, product.outputs, product.inputs, glu=product.glu)
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if on_gpu else torch.float32  # triton's interpreter has no bfloat16
+        self._x = torch.randn(rows, product.inputs, device=device, dtype=dtype)
+        self._bias = self._x.new_empty(product.weight_rows).normal_() if product.bias else None
+        self._wide = self._x.new_empty(rows, product.weight_rows)  # gate and up, of cuBLAS
+        self._scratch = SplitScratch([(product.outputs, self.cut)], device)
+        weight_bytes = 2 * product.weight_rows * product.inputs
+        self.floor_us = weight_bytes / READ_BYTES_PER_S * 1e6
+        shape = (max(4, -(-_ROTATION_BYTES // weight_bytes)) if on_gpu else 1, product.weight_rows, product.inputs)
+        self._weights = self._x.new_empty(shape).normal_(std=product.inputs**-0.5)
 
-def median_us(turn: Callable[[int], None], turns: int, device: torch.device) -> float:
-    """Microseconds of one turn, in a graph of many."""
-    if device.type != "cuda":  # to try the benchmark itself; says nothing
-        begin_s = time.perf_counter()
-        turn(0)
-        return (time.perf_counter() - begin_s) * 1e6
-    side = _side_stream()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        turn(0)
-        side.synchronize()
-        graph.capture_begin()
-        try:
-            for index in range(turns):
-                turn(index)
-        finally:
-            graph.capture_end()
-        for _ in range(2):
-            graph.replay()
-        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_REPEATS)]
-        for begin, end in marks:
-            begin.record()
-            graph.replay()
-            end.record()
-        side.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in marks)
-    return times[len(times) // 2] / turns * 1e3
+    def cublas(self, weight: torch.Tensor, out: torch.Tensor) -> None:
+        into = self._wide if self.product.glu else out
+        if self.product.add:
+            out.addmm_(self._x, weight.t())
+        elif self._bias is not None:
+            torch.addmm(self._bias, self._x, weight.t(), out=into)
+        else:
+            torch.mm(self._x, weight.t(), out=into)
+        if self.product.glu:
+            silu_mul(self._wide, out)
 
+    def ours(self, weight: torch.Tensor, out: torch.Tensor) -> None:
+        assert self.cut is not None
+        add, glu = self.product.add, self.product.glu
+        skinny(self._x, weight, out, self.cut, bias=self._bias, add=add, glu=glu, scratch=self._scratch)
 
-def product_us(launch: Launch, scene: Scene) -> float:
-    """One product, over all copies of its weights in turn."""
-    weights, out = scene.weights.copies, scene.out.zero_()
-    turns = len(weights) * max(1, -(-_MIN_LAUNCHES // len(weights)))
-    return median_us(lambda index: launch(weights[index % len(weights)], out), turns, out.device)
-
-
-def layer_us(steps: Sequence[tuple[Launch, Scene]]) -> float:
-    """All products of a layer, one after another: each has other neighbours than itself."""
-
-    def turn(index: int) -> None:
-        for launch, scene in steps:
-            launch(scene.weights.copies[index % len(scene.weights.copies)], scene.out)
-
-    return median_us(turn, _LAYERS, steps[0][1].out.device)
-
-
-def measure(line: Line, weights: Weights, cuts: Iterable[Cut], late: Callable[[], bool]) -> None:
-    """Fill in one line, until it is too late."""
-    scene = Scene(weights, line.rows)
-    try:
-        error = scene.error(scene.cublas)
+    def check(self, launch: Launch) -> None:
+        """Against float32. What is not written stays NaN, which is not less than anything."""
+        product, weight = self.product, self._weights[0]
+        out = self._x.new_full((self._x.shape[0], product.outputs), torch.nan)
+        expected = linear(self._x.float(), weight.float(), None if self._bias is None else self._bias.float())
+        if product.glu:
+            gate, up = expected.chunk(2, dim=-1)
+            expected = silu(gate) * up
+        if product.add:
+            expected += out.normal_()
+        launch(weight, out)
+        error = float((out - expected).abs().max() / expected.abs().max())
         if not error < MAX_ERROR:
-            line.problem = f"cuBLAS is off by {error:.2g}"
-        line.cublas_us = product_us(scene.cublas, scene)
-    except RuntimeError as problem:
-        line.problem = f"cuBLAS: {problem}"
-    for cut in cuts:
-        if late():
-            return
-        try:
-            launch = scene.ours(cut)
-            error = scene.error(launch)
-            if error < MAX_ERROR:
-                line.ours_us[cut] = product_us(launch, scene)
-                line.errors[cut] = error
-            else:
-                line.problems[cut] = f"off by {error:.2g} of the largest output"
-        except Exception as problem:  # whatever it is, the other cuts go on
-            line.problems[cut] = f"{type(problem).__name__}: {str(problem)[:200]}"
+            raise SystemExit(f"{launch.__name__} is off by {error:.2g} of the largest output: {product}, {self.cut}")
+
+    def median_us(self, launch: Launch) -> float:
+        """Microseconds of one launch, in a graph that takes all weights in turn."""
+        weights, out = self._weights, self._x.new_zeros(self._x.shape[0], self.product.outputs)
+        if out.device.type != "cuda":
+            return float("nan")  # results can be tried on a CPU, times cannot
+        turns = len(weights) * -(-_MIN_LAUNCHES // len(weights))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for turn in range(turns):
+                launch(weights[turn % len(weights)], out)
+        return median_ms(graph.replay, _REPEATS) / turns * 1e3
 
 
-@dataclasses.dataclass(slots=True)
-class LayerLine:
-    """All products of a layer together: by cuBLAS, and each by its winner."""
-
-    model: str
-    rows: int
-    cublas_us: float
-    ours_us: float
-    floor_us: float
-
-
-def measure_layers(lines: Sequence[Line], device: torch.device, late: Callable[[], bool]) -> Iterable[LayerLine]:
-    """One line per model and number of rows of which all products were measured."""
-    for model in dict.fromkeys(line.product.model for line in lines):
-        own = [line for line in lines if line.product.model == model]
-        weights = {product: Weights(product, _LAYER_COPIES, device) for product in {line.product for line in own}}
-        for rows in sorted({line.rows for line in own}):
-            layer = [line for line in own if line.rows == rows]
-            if len(layer) < len(weights) or late():
-                continue
-            scenes = [Scene(weights[line.product], rows) for line in layer]
-            winners: list[Launch] = [
-                scene.cublas if line.winner is None else scene.ours(line.winner)
-                for line, scene in zip(layer, scenes, strict=True)
-            ]
-            theirs = layer_us([(scene.cublas, scene) for scene in scenes])
-            ours = layer_us(list(zip(winners, scenes, strict=True)))
-            yield LayerLine(model, rows, theirs, ours, sum(line.floor_us for line in layer))
+def measure(product: Product, rows: int, device: torch.device) -> dict[str, Any]:
+    """One line of the table, printed. Without a cut the model uses cuBLAS, and there is nothing to compare."""
+    case = Case(product, rows, device)
+    case.check(case.cublas)
+    line = {**asdict(product), "rows": rows, "floor_us": case.floor_us, "cublas_us": case.median_us(case.cublas)}
+    text = f"| {product.model} | {product.name} | {rows} | {line['cublas_us']:.2f} |"
+    if case.cut is None:
+        print(text, "– | – | – | – |", flush=True)
+        return line
+    case.check(case.ours)
+    us, cut = case.median_us(case.ours), case.cut
+    shape = f"{cut.block_n} x {cut.block_k}, {cut.stages} stages, split {cut.split}"
+    print(f"{text} {us:.2f} | {line['cublas_us'] / us:.2f}x | {case.floor_us / us:.0%} | {shape} |", flush=True)
+    return {**line, "ours_us": us, "cut": asdict(cut)}
 
 
-def named(cut: Cut) -> str:
-    extras = [f"split {cut.split}"] * (cut.split > 1) + [f"ahead {cut.ahead}"] * (cut.ahead > 0) + ["tma"] * cut.tma
-    return " ".join([f"{cut.block_n}x{cut.block_m}x{cut.block_k} {cut.warps}w {cut.stages}s", *extras])
-
-
-def print_line(line: Line) -> None:
-    best = line.best
-    cublas = "      –" if line.cublas_us is None else f"{line.cublas_us:7.2f}"
-    ours, against, share, name = "      –", "    –", "    –", "no cut of ours ran"
-    if best is not None:
-        us = line.ours_us[best]
-        ours, share, name = f"{us:7.2f}", f"{line.floor_us / us:5.0%}", named(best)
-        against = "    –" if line.cublas_us is None else f"{line.cublas_us / us:4.2f}x"
-    print(f"| {line.product.model:12} | {line.product.name:7} | {line.rows:4d} | {cublas} | {ours} | {against} | {share} "
-          f"| {name} |{' ' + line.problem if line.problem else ''}", flush=True)  # fmt: skip
-
-
-def table_text(lines: Sequence[Line], margin: float) -> str:
-    """The body of the table in `tonle.models.cuda.skinny_cuts`: the best cut where it beats cuBLAS by `margin`."""
-    text = ""
-    for product in dict.fromkeys(line.product for line in lines):
-        text += f"    ({product.outputs}, {product.inputs}, {product.glu}): (  # {product.model} {product.name}\n"
-        for line in sorted((line for line in lines if line.product == product), key=lambda line: line.rows):
-            best = line.best
-            wins = best is not None and (line.cublas_us is None or line.ours_us[best] * (1 + margin) < line.cublas_us)
-            text += f"        ({line.rows}, {_call(best) if best is not None and wins else None}),\n"
-        text += "    ),\n"
-    return text
-
-
-def _call(cut: Cut) -> str:
-    """A cut as it is written in Python."""
-    extras = [f"split={cut.split}"] * (cut.split > 1) + [f"ahead={cut.ahead}"] * (cut.ahead > 0)
-    extras += ["tma=True"] * cut.tma
-    first = (cut.block_n, cut.block_m, cut.block_k)
-    return f"Cut({', '.join([*map(str, first), f'warps={cut.warps}', f'stages={cut.stages}', *extras])})"
-
-
-def rehearsals_of(lines: Sequence[Line]) -> list[Rehearsal]:
-    """Each cut of each product once, with all its numbers of rows."""
-    rows: dict[tuple[Product, Cut], list[int]] = {}
-    for line in lines:
-        for cut in cuts_to_try(line.product, line.rows):
-            rows.setdefault((line.product, cut), []).append(line.rows)
-    return [Rehearsal(product, cut, tuple(counts)) for (product, cut), counts in rows.items()]
-
-
-@dataclasses.dataclass(slots=True)
-class Results:
-    lines: list[Line] = dataclasses.field(default_factory=list)
-    layers: list[LayerLine] = dataclasses.field(default_factory=list)
-
-    def save(self, options: argparse.Namespace) -> None:
-        if options.json:
-            layers = [dataclasses.asdict(layer) for layer in self.layers]
-            products = [line.as_json() for line in self.lines]
-            options.json.write_text(json.dumps({"products": products, "layers": layers}, indent=1))
-        if options.cuts:
-            options.cuts.write_text(table_text(self.lines, options.margin))
-
-
-def run(options: argparse.Namespace, device: torch.device, results: Results) -> None:
-    """Rehearse, then measure line by line; those the budget did not reach are left out."""
-    end = time.monotonic() + options.budget_s
-
-    def late() -> bool:
-        return time.monotonic() > end
-
-    wanted = [product for model in options.models for product in products_of(model) if product.name in options.products]
-    lines = [Line(product, rows) for product in wanted for rows in options.rows]
-    rehearsals = rehearsals_of(lines)
-    begin_s = time.monotonic()
-    verdicts = rehearse(rehearsals, workers=options.workers, device=device.type, limit_s=options.budget_s * 0.6)
-    right = {key for key, problem in verdicts.items() if problem is None}
-    print(f"{len(right)} of {len(rehearsals)} cuts compiled and right after {time.monotonic() - begin_s:.0f} s")
-    for rehearsal in rehearsals:
-        problem = verdicts.get((rehearsal.product, rehearsal.cut), "no answer in time")
-        if problem is not None:
-            print(f"  skipped: {rehearsal.product.model} {rehearsal.product.name} {named(rehearsal.cut)}: {problem}")
-    print(
-        "| model | product | rows | cuBLAS µs | ours µs | faster | of floor | cut |\n|---|---|---|---|---|---|---|---|"
-    )
-    for product in wanted:
-        size = 2 * product.weight_rows * product.inputs
-        copies = 3 if device.type == "cpu" else min(48, max(4, -(-int(_ROTATION_BYTES) // size)))
-        weights = Weights(product, copies, device)
-        for line in (line for line in lines if line.product == product):
-            if late():
-                print(f"stopped: the budget of {options.budget_s:.0f} s is spent")
-                return
-            cuts = cuts_to_try(product, line.rows)
-            line.problems = {cut: verdicts.get((product, cut)) or "no answer in time" for cut in cuts
-                             if (product, cut) not in right}  # fmt: skip
-            measure(line, weights, [cut for cut in cuts if (product, cut) in right], late)
-            print_line(line)
-            results.lines.append(line)
-    print(
-        "| model | rows | products of a layer, cuBLAS µs | ours where faster µs | faster | of floor |\n|---|---|---|---|---|---|"
-    )
-    for whole in measure_layers(results.lines, device, late):
-        results.layers.append(whole)
-        print(f"| {whole.model:12} | {whole.rows:4d} | {whole.cublas_us:7.2f} | {whole.ours_us:7.2f} "
-              f"| {whole.cublas_us / whole.ours_us:4.2f}x | {whole.floor_us / whole.ours_us:5.0%} |", flush=True)  # fmt: skip
-
-
-def _names(allowed: Iterable[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        if unknown := [name for name in names if name not in allowed]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(allowed)}")
-        return names
-
-    return parse
-
-
-def _counts(text: str) -> list[int]:
-    counts = sorted({int(word) for word in text.split(",") if word})
-    if not counts or counts[0] < 1 or counts[-1] > 256:
-        raise argparse.ArgumentTypeError("numbers of rows from 1 to 256, with commas between them")
-    return counts
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+@torch.inference_mode()
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--models", type=_names(SHAPES), default="qwen2.5-1.5b,llama-3.2-3b")
-    parser.add_argument("--products", type=_names(("qkv", "o", "gate_up", "down")), default="qkv,o,gate_up,down")
-    parser.add_argument("--rows", type=_counts, default="2,8,16,32,64,100,128,192,256")
-    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
-    parser.add_argument("--budget-s", type=float, default=220.0, help="stop after so long and print what there is")
-    parser.add_argument(
-        "--margin", type=float, default=0.02, help="by which a cut must win to be in the table of --cuts"
-    )
-    parser.add_argument("--json", type=Path, help="every time of every cut")
-    parser.add_argument("--cuts", type=Path, help="the winners as they are written in skinny_cuts.py")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["qwen2.5-1.5b", "llama-3.2-3b", "llama-2-7b"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[2, 4, 8, 16])
+    parser.add_argument("--json", type=Path, help="save all lines here")
+    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    begin_s = time.monotonic()
-    results = Results()
-    try:
-        with torch.inference_mode():
-            run(options, device, results)
-    finally:  # whatever happened, what was measured is kept
-        results.save(options)
-    print(f"{len(results.lines)} lines in {time.monotonic() - begin_s:.0f} s on {device.type}")
+    print("| model | product | rows | cuBLAS µs | ours µs | faster | of floor | cut |\n" + "|---" * 8 + "|")
+    products = [product for model in options.models for product in products_of(model)]
+    lines = [measure(product, rows, device) for product in products for rows in options.rows]
+    if options.json:
+        options.json.write_text(json.dumps(lines, indent=1))
 
 
 if __name__ == "__main__":
