@@ -19,6 +19,46 @@ _LOG2E = 1.4426950408889634
 
 
 @triton.jit
+def _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr, D: tl.constexpr,
+            BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+            IEEE: tl.constexpr):  # fmt: skip
+    """One block of keys into the running softmax. Not MASKED: every query sees all of them."""
+    key = first + tl.arange(0, BN)
+    d = tl.arange(0, D)
+    if MASKED:
+        inside = key < high
+        block = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
+        place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
+        k = tl.load(K + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
+        v = tl.load(V + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
+    else:
+        block = tl.load(table + key // BLOCK).to(tl.int64)
+        place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
+        k = tl.load(K + place[:, None] + d[None, :]).to(q.dtype)
+        v = tl.load(V + place[:, None] + d[None, :]).to(q.dtype)
+    if IEEE:
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    else:
+        score = tl.dot(q, tl.trans(k)) * scale
+    if MASKED:
+        seen = key[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen &= key[None, :] > position[:, None] - WINDOW
+        score = tl.where(seen, score, -1.0e30)
+    top = tl.maximum(best, tl.max(score, 1))
+    p = tl.exp2(score - top[:, None])
+    if MASKED:
+        p = tl.where(seen, p, 0.0)
+    fade = tl.exp2(best - top)
+    total = total * fade + tl.sum(p, 1)
+    if IEEE:
+        acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+    return top, total, acc
+
+
+@triton.jit
 def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, OUT, scale, table_width,
              G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
              BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, IEEE: tl.constexpr,
@@ -41,37 +81,21 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
                     mask=real[:, None], other=0.0)  # fmt: skip
         K += (head // G) * D
         V += (head // G) * D
+        high = start + tl.minimum(first_query + BM, size)  # one past the last key any query of the tile sees
         low = 0
+        whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
         if WINDOW > 0:
             low = tl.maximum(start + first_query + 1 - WINDOW, 0) // BN * BN
-        high = start + tl.minimum(first_query + BM, size)  # one past the last key any query of the tile sees
+            whole = low
         best = tl.full([BM], -1.0e30, tl.float32)
         total = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, D], tl.float32)
-        for first in tl.range(low, high, BN):
-            key = first + tl.arange(0, BN)
-            inside = key < high
-            block = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
-            place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
-            k = tl.load(K + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
-            v = tl.load(V + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
-            if IEEE:
-                score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            else:
-                score = tl.dot(q, tl.trans(k)) * scale
-            seen = key[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen &= key[None, :] > position[:, None] - WINDOW
-            score = tl.where(seen, score, -1.0e30)
-            top = tl.maximum(best, tl.max(score, 1))
-            p = tl.where(seen, tl.exp2(score - top[:, None]), 0.0)
-            fade = tl.exp2(best - top)
-            total = total * fade + tl.sum(p, 1)
-            if IEEE:
-                acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
-            else:
-                acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-            best = top
+        for first in tl.range(low, whole, BN):
+            best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
+                                       BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
+        for first in tl.range(whole, high, BN):
+            best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
+                                       BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
         total = tl.where(real, total, 1.0)
         tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])

@@ -30,22 +30,19 @@ class Cut:
     block_k: int  # inputs per turn of the loop
     stages: int  # turns under way at a time
     split: int = 1  # programs that share the inputs of one tile
-    ahead: int = 0  # inputs whose weights are asked for in L2 before the kernel ahead has ended
     warps: int = 4
 
 
 def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
-    """Found by trying some 280 on two models on an H200 (`benchmarks/gpu_products.py`). None: cuBLAS is faster."""
+    """Found by trying some 280 on two models on an H200, alone and then in whole steps. None: cuBLAS is faster."""
     if not 2 <= rows <= MAX_ROWS:
         return None
     if glu:
-        return Cut(32, 128, stages=4, ahead=256)
+        return Cut(32, 128, stages=4)
     if inputs > 4096:
-        return Cut(64, 128, stages=6, split=max(1, _PROGRAMS // triton.cdiv(outputs, 64)), ahead=512)
-    numbers = outputs * inputs
-    if numbers <= 4 * 2**20:
-        return Cut(16, 128, stages=12, ahead=512)
-    return Cut(32, 128, stages=7, ahead=512) if numbers <= 12 * 2**20 else None
+        split = _PROGRAMS // triton.cdiv(outputs, 64)
+        return Cut(64, 128, stages=6, split=max(1, min(split, triton.cdiv(inputs, 128))))
+    return Cut(16, 128, stages=12) if outputs * inputs <= 4 * 2**20 else None
 
 
 class SplitScratch:
@@ -75,19 +72,6 @@ def _weight_rows(tile, N: tl.constexpr, BN: tl.constexpr, GLU: tl.constexpr):
         return tl.minimum(tile * BN + r // 16 * 8 + r % 8, N - 1) + r // 8 % 2 * N
     else:
         return tl.minimum(tile * BN + tl.arange(0, BN), N - 1)
-
-
-@triton.jit
-def _ask(pointers):
-    """One line of memory per pointer, into L2."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -162,7 +146,7 @@ def _finish(y, BIAS, OUT, tile, m, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.
 
 @triton.jit(do_not_specialize=["M"])
 def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-            BK: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, LINE: tl.constexpr,
+            BK: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
             HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr,
             PDL: tl.constexpr):  # fmt: skip
     """One tile (BN outputs, BM tokens), or one part of its inputs; blocks come by pointers."""
@@ -175,8 +159,6 @@ def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
     row = W + _weight_rows(tile, N, BN, GLU)[:, None] * K  # (R, 1)
-    if AHEAD > 0:
-        _ask(row + tl.minimum(low + tl.arange(0, AHEAD // LINE) * LINE, K - 1)[None, :])
     own_x = X + m[:, None] * K + k[None, :]  # (BM, BK)
     present = (m < M)[:, None] & (k >= 0)[None, :]
     follow(PDL)
@@ -224,9 +206,8 @@ def skinny(
         parts, arrived = scratch.parts, scratch.arrived
     stages = cut.stages if x.element_size() == 2 else cut.stages // 2  # in shared memory
     flags = (bias is not None, add, glu, x.dtype == torch.float32)
-    pdl = launch_options()
     _skinny[grid](
         x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, MAX_ROWS, cut.block_k, stages,
-        cut.split, cut.ahead if pdl["PDL"] else 0, 128 // x.element_size(), *flags, num_warps=cut.warps, **pdl,
+        cut.split, *flags, num_warps=cut.warps, **launch_options(),
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from tonle.models.cuda.pointwise import silu_mul
 from tonle.models.cuda.skinny import MAX_ROWS, Cut, SplitScratch, cut_for, skinny
 
 CPU = torch.device("cpu")
-WHOLE = Cut(16, 32, stages=3, ahead=256)
+WHOLE = Cut(16, 32, stages=3)
 SPLIT = Cut(32, 32, stages=2, split=3)
 MODELS = ("qwen2.5-1.5b", "llama-3.2-3b", "llama-2-7b")
 MAX_SHARED_BYTES = 227 * 1024  # of one program, on an H100 or H200
@@ -107,7 +107,7 @@ def test_chosen_cuts_fit_the_device(model: str) -> None:
             if cut is None:
                 continue
             weight_rows = cut.block_n * (2 if product.glu else 1)
-            sizes = (weight_rows, cut.block_k, cut.warps, cut.ahead)
+            sizes = (weight_rows, cut.block_k, cut.warps)
             assert all(size >= 4 and size & (size - 1) == 0 for size in sizes)  # arange takes powers of two
             assert cut.stages * 2 * cut.block_k * (weight_rows + MAX_ROWS) <= MAX_SHARED_BYTES
             tiles = -(-product.outputs // cut.block_n)
