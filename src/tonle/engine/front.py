@@ -52,6 +52,7 @@ class Generation:
             None if config.prompt_logprobs is None else [None] * len(prompt)
         )
         self.handles: list[int] = []  # of the continuations the engine still works on
+        self.whole = False  # nobody looks before the end: the front may hold tokens back until then
         self._left = config.n  # continuations without a finish reason
         self._deltas: deque[Delta] = deque()
         self._error: TonleError | None = None
@@ -76,7 +77,8 @@ class Generation:
         return self._pop()
 
     async def result(self) -> GenerationResult:
-        """Wait for all continuations."""
+        """Wait for all continuations. Costs less than iterating: tokens become text once, at the end."""
+        self.whole = True
         n = self.config.n
         texts, tokens = [""] * n, [list[int]() for _ in range(n)]
         logprobs = [list[TokenLogprob]() for _ in range(n)]
@@ -129,8 +131,9 @@ class Generation:
         self.wake()
 
     def close(self) -> None:
-        """No more deltas will come: those not read yet are dropped, and iteration ends."""
-        self._deltas.clear()
+        """No more deltas will come, and iteration ends. Those not read yet are dropped, unless all are wanted."""
+        if not self.whole:
+            self._deltas.clear()
         self._left = 0
         self.timings.finished_s = self.timings.finished_s or time.monotonic()
         self.wake()
@@ -141,14 +144,30 @@ class Generation:
 
 
 class _Continuation:
-    """One of a generation's n: its text so far."""
+    """One of a generation's n: its text so far, and tokens that nobody has asked for yet."""
 
-    __slots__ = ("generation", "index", "stream")
+    __slots__ = ("generation", "held", "held_logprobs", "index", "stream")
 
     def __init__(self, generation: Generation, index: int, stream: TextStream) -> None:
         self.generation = generation
         self.index = index
         self.stream = stream
+        self.held: list[int] = []
+        self.held_logprobs: list[TokenLogprob] = []
+
+    def hold(self, tokens: list[int], logprobs: list[TokenLogprob] | None, now: float) -> None:
+        self.held += tokens
+        self.held_logprobs += logprobs or ()
+        if self.generation.timings.first_token_s is None:
+            self.generation.timings.first_token_s = now
+
+    def delta(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
+        """These tokens, with those held before them, as text."""
+        if self.held:
+            tokens, self.held = self.held + tokens, []
+        if self.held_logprobs:
+            logprobs, self.held_logprobs = self.held_logprobs + (logprobs or []), []
+        return Delta(self.index, self.stream.push(tokens), tokens, logprobs)
 
 
 class Front:
@@ -242,8 +261,12 @@ class Front:
 
     def _withdraw(self, generation: Generation) -> None:
         """Let go of whatever the engine still works on for it."""
-        handles = [handle for handle in generation.handles if self._live.pop(handle, None) is not None]
+        handles = [handle for handle in generation.handles if handle in self._live]
         generation.handles.clear()
+        for handle in handles:
+            continuation = self._live.pop(handle)
+            if continuation.held:
+                generation.push(continuation.delta([], None), time.monotonic())
         if handles:
             self._send(Cancel(handles))
 
@@ -285,8 +308,12 @@ class Front:
                 known[first : first + len(records)] = records
         offset = 0
         for handle, count in zip(step.handles, step.counts, strict=True):
-            if handle in self._live:
-                self._deliver_tokens(handle, step.tokens[offset : offset + count], step, now)
+            if (continuation := self._live.get(handle)) is not None:
+                tokens, generation = step.tokens[offset : offset + count], continuation.generation
+                if generation.whole and not generation.config.stop and handle not in step.finished:
+                    continuation.hold(tokens, step.logprobs.get(handle), now)
+                else:
+                    self._deliver_tokens(handle, tokens, step, now)
             offset += count
         for handle, (reason, _) in step.finished.items():
             if handle in self._live:  # ended without a token: the step that carried it broke
@@ -296,7 +323,7 @@ class Front:
 
     def _deliver_tokens(self, handle: int, tokens: list[int], step: Step, now: float) -> None:
         continuation = self._live[handle]
-        delta = Delta(continuation.index, continuation.stream.push(tokens), tokens, step.logprobs.get(handle))
+        delta = continuation.delta(tokens, step.logprobs.get(handle))
         if continuation.stream.stopped is not None:
             delta.finish_reason, delta.stop_reason = "stop", continuation.stream.stopped
             if handle not in step.finished:

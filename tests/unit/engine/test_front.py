@@ -1,0 +1,79 @@
+"""Whoever waits for a whole result gets what iterating would have given, also when it ends early."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fakes.checkpoints import tiny_tokenizer
+from tonle.engine.front import Front, Generation
+from tonle.engine.messages import LoopStats, ModelCard, Step, Submit, ToEngine
+from tonle.engine.request import GenerationConfig, GenerationResult, TokenLogprob
+from tonle.engine.text import Text
+
+TOKENS = [11, 23, 35, 47, 19, 28]
+
+
+class Engine:
+    """A front whose engine is played by hand."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+        text = Text.from_live(tiny_tokenizer())
+        self.front = Front(text, "tiny", self.sent.append)
+        self.front.deliver(ModelCard("L", 512, 10_000, [], "cpu", "float32", 16, 100, 8, 64, 1.0))
+
+    def submit(self, config: GenerationConfig) -> Generation:
+        return self.front.submit([1, 2, 3], config)
+
+    def step(self, handle: int, token: int, *, last: bool = False) -> None:
+        finished: dict[int, tuple[str, int | None]] = {handle: ("length", None)} if last else {}
+        record = TokenLogprob(token, -token / 10, [])
+        self.front.deliver(Step([handle], [1], [token], finished, logprobs={handle: [record]}, stats=LoopStats()))
+
+
+async def play(config: GenerationConfig, *, waiting: bool, seen_before: int = 0) -> GenerationResult:
+    """All tokens, one per step. `waiting`: for the result from the start; else after `seen_before` steps."""
+    engine = Engine()
+    generation = engine.submit(config)
+    for token in TOKENS[:seen_before]:
+        engine.step(1, token)
+    result = asyncio.ensure_future(generation.result())
+    if waiting:
+        await asyncio.sleep(0)
+    for token in TOKENS[seen_before:]:
+        engine.step(1, token, last=token == TOKENS[-1])
+        if 1 not in engine.front._live:
+            break
+    return await result
+
+
+@pytest.mark.parametrize("stop", [[], ["zz"]], ids=["no stop strings", "a stop string"])
+@pytest.mark.parametrize(("waiting", "seen_before"), [(True, 0), (True, 2), (False, 5)])
+def test_a_result_is_all_deltas_joined(waiting: bool, seen_before: int, stop: list[str]) -> None:
+    config = GenerationConfig(max_length=len(TOKENS), logprobs=0, stop=stop)
+    result = asyncio.run(play(config, waiting=waiting, seen_before=seen_before))
+    assert result.output_ids == [TOKENS]
+    assert result.logprobs is not None and [record.token for record in result.logprobs[0]] == TOKENS
+    text = Text.from_live(tiny_tokenizer()).stream([1, 2, 3])
+    assert result.texts == [text.push(TOKENS) + text.finish()]
+    assert result.usage.completion_tokens == len(TOKENS)
+    assert result.finish_reasons == ["length"] and result.timings.first_token_s is not None
+
+
+def test_a_cancelled_result_keeps_what_was_generated() -> None:
+    async def scenario() -> GenerationResult:
+        engine = Engine()
+        generation = engine.submit(GenerationConfig(max_length=10))
+        result = asyncio.ensure_future(generation.result())
+        await asyncio.sleep(0)
+        for token in TOKENS[:3]:
+            engine.step(1, token)
+        generation.cancel()
+        assert isinstance(engine.sent[0], Submit) and len(engine.sent) == 2
+        return await result
+
+    result = asyncio.run(scenario())
+    assert result.output_ids == [TOKENS[:3]] and result.finish_reasons == ["cancelled"]
+    assert result.usage.completion_tokens == 3
