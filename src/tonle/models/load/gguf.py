@@ -6,6 +6,7 @@ compute on packed weights; they take the space of the dtype they are unpacked to
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -77,8 +78,10 @@ class GGUFWeights:
 
 def load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
     weights = GGUFWeights(path)
-    storage = Owned(device, dtype or default_dtype(weights.spec.dtype, device))
-    return Decoder(weights.spec, assemble(weights.spec, weights.fetch, storage))
+    spec = weights.spec
+    num_weights = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
+    storage = Owned(device, dtype or default_dtype(spec.dtype, device, num_weights=num_weights))
+    return Decoder(spec, assemble(spec, weights.fetch, storage))
 
 
 def gguf_name(name: str) -> str:

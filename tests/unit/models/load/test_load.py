@@ -42,6 +42,9 @@ def test_dtype_and_default_dtype(folder: Path) -> None:
     assert default_dtype("bfloat16", cpu) == torch.float32
     assert default_dtype("float16", cuda) == default_dtype("F16", cuda) == torch.float16
     assert default_dtype("Q4_1", cuda) == default_dtype("float32", cuda) == torch.bfloat16
+    assert default_dtype("Q4_1", cuda, num_weights=135_000_000) == torch.float32  # small and rounded once already
+    assert default_dtype("Q4_1", cuda, num_weights=7_000_000_000) == torch.bfloat16
+    assert default_dtype("BF16", cuda, num_weights=135_000_000) == torch.bfloat16
 
 
 def test_owned_weights_are_joined_and_do_not_hang_on_the_file(folder: Path) -> None:
