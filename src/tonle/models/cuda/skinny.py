@@ -4,7 +4,7 @@
 Does: out = x @ W.T (+ bias), added to what `out` holds, or gated (silu(gate) * up), each in one kernel. Rows of W are the
 long side of the tensor cores' instruction and tokens the short one, so few tokens waste little. Long rows of few outputs are
 split among programs; the last to arrive joins the parts in a fixed order, so results do not depend on who was first.
-Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is faster, as it is from 32 rows on.
+Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is as fast, as it is for layers of 32 rows.
 """
 
 from __future__ import annotations
