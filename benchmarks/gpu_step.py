@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,100,256")
     parser.add_argument("--prompts", default="32,128,512,2048,8192")
     parser.add_argument("--context", type=int, default=400)
-    parser.add_argument("--beside", type=int, default=0, help="also each number of rows with a prompt of so many tokens")
+    parser.add_argument(
+        "--beside", type=int, default=0, help="also each number of rows with a prompt of so many tokens"
+    )
     parser.add_argument("--profile", default="")
     options = parser.parse_args()
     rows = [int(n) for n in options.rows.split(",") if n]
