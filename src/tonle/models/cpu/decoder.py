@@ -104,7 +104,9 @@ class CpuDecoder:
         return self._fast(inputs, kv)
 
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
-        num_tokens, num_wanted = len(inputs.tokens), len(inputs.logit_indices)
+        num_tokens = len(inputs.tokens)
+        asked = inputs.logit_indices.numpy()  # a token may be wanted twice: to sample, and to describe
+        rising, places = np.unique(asked, return_inverse=True)
         cos, sin = self._rotary.angles(inputs.positions, torch.float32)  # (T, 1, dim)
         longest = max(inputs.context_lens)
         step = Inputs(
@@ -114,17 +116,18 @@ class CpuDecoder:
             positions=inputs.positions.numpy(),
             slots=inputs.slots.numpy(),
             tables=np.ascontiguousarray(inputs.block_tables.numpy()),
-            wanted=inputs.logit_indices.numpy(),
+            wanted=rising,
             cos=cos.squeeze(1).numpy(),
             sin=sin.squeeze(1).numpy(),
         )
-        logits = self._room_for(num_wanted)
+        logits = self._room_for(len(rising))
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
         packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
         self._team.run(lambda member: forward(packed, step, buffers, keys, values, eps, counter, member, size))
-        return torch.from_numpy(logits)[:, : self.spec.vocab_size]
+        found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
+        return found if np.array_equal(rising, asked) else found[torch.from_numpy(places)]
 
     def _room_for(self, num_wanted: int) -> Array:
         """Logits (S, vocabulary in whole blocks). The same memory for every usual step: fresh pages cost time."""

@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
     positions: Any  # (T,)
     slots: Any  # (T,)
     tables: Any  # (R, blocks) int32
-    wanted: Any  # (S,) which tokens
+    wanted: Any  # (S,) which tokens, rising
     cos: Any  # (T, dim)
     sin: Any
 
@@ -147,6 +147,24 @@ def _form(values: Any, out: Any, member: Any, size: Any) -> None:
 
 
 @compiled
+def _form_wanted(values: Any, wanted: Any, out: Any, member: Any, size: Any) -> None:
+    """out (`Floats` or `Digits`) = the wanted rows of values (T, K)."""
+    first, last = _share(wanted.shape[0], member, size)
+    for s in range(first, last):
+        for g in range(values.shape[1] // GROUP):
+            set_group(out, s, g, values, wanted[s] * values.shape[1] + g * GROUP)
+
+
+@compiled
+def _gather(hidden: Any, wanted: Any) -> None:
+    """Wanted rows of hidden (T, hidden) to its beginning, in place: `wanted` rises, so no row is overwritten before its turn."""
+    for s in range(wanted.shape[0]):
+        if wanted[s] != s:
+            for i in range(hidden.shape[1]):
+                hidden[s, i] = hidden[wanted[s], i]
+
+
+@compiled
 def _spread(packed: Packed, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, member: Any,
             size: Any) -> None:  # fmt: skip
     """From the qkv product: rotated queries to their buffer, rotated keys and values to the cache."""
@@ -191,41 +209,61 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
                step.positions[begin:end], window, room, scores, buffers.mixed[begin:end])  # fmt: skip
 
 
+@compiled
+def _attention(packed: Packed, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any,
+               met: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+    """A layer up to its attention, keys and values in the cache. Returns how often the threads have met."""
+    _norm(buffers.hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
+    met = meet(counter, met, size)
+    _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
+    met = meet(counter, met, size)
+    _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
+    met = meet(counter, met, size)
+    _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
+    return meet(counter, met, size)
+
+
+@compiled
+def _rest(packed: Packed, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, met: Any, member: Any,
+          size: Any, own: Any) -> Any:  # fmt: skip
+    """A layer from its output product on, with `to_o` filled, added to hidden (rows, hidden)."""
+    met = meet(counter, met, size)
+    _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
+    met = meet(counter, met, size)
+    _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
+    met = meet(counter, met, size)
+    _gate(packed.gate_up, layer, buffers.to_gate_up, hidden.shape[0], buffers.to_down, member, size, own)
+    met = meet(counter, met, size)
+    _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
+    return meet(counter, met, size)
+
+
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
 def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
             size: Any) -> None:  # fmt: skip
-    """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim)."""
-    own, hidden = _own(buffers.scratch, member), buffers.hidden
-    count = hidden.shape[0]
-    mixed = buffers.mixed.reshape(count, -1)  # (T, heads * dim)
+    """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim).
+
+    Once the last layer's keys and values are in the cache, a token without logits is done: the rest runs for the wanted ones.
+    """
+    own, hidden, wanted = _own(buffers.scratch, member), buffers.hidden, step.wanted
+    mixed = buffers.mixed.reshape(hidden.shape[0], -1)  # (T, heads * dim)
     met = 0
-    for layer in range(packed.input_norm.shape[0]):
-        _norm(hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
-        met = meet(counter, met, size)
-        _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
-        met = meet(counter, met, size)
-        _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
-        met = meet(counter, met, size)
-        _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
-        met = meet(counter, met, size)
+    last_layer = packed.input_norm.shape[0] - 1
+    for layer in range(last_layer):
+        met = _attention(packed, layer, step, buffers, keys, values, eps, counter, met, member, size, own)
         _form(mixed, buffers.to_o, member, size)
-        met = meet(counter, met, size)
-        _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
-        met = meet(counter, met, size)
-        _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
-        met = meet(counter, met, size)
-        _gate(packed.gate_up, layer, buffers.to_gate_up, count, buffers.to_down, member, size, own)
-        met = meet(counter, met, size)
-        _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
-        met = meet(counter, met, size)
-    first, last = _share(step.wanted.shape[0], member, size)
-    for s in range(first, last):
-        normalize(hidden[step.wanted[s]], packed.final_norm, eps, own.row)
-        for g in range(hidden.shape[1] // GROUP):
-            set_group(buffers.to_head, s, g, own.row, g * GROUP)
+        met = _rest(packed, layer, hidden, buffers, eps, counter, met, member, size, own)
+    met = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, met, member, size, own)
+    if wanted.shape[0] == 0:
+        return
+    if member == 0:
+        _gather(hidden, wanted)
+    _form_wanted(mixed, wanted, buffers.to_o, member, size)
+    hidden = hidden[: wanted.shape[0]]
+    met = _rest(packed, last_layer, hidden, buffers, eps, counter, met, member, size, own)
+    _norm(hidden, packed.final_norm, eps, buffers.to_head, member, size, own)
     met = meet(counter, met, size)
-    if step.wanted.shape[0]:
-        _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
+    _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]

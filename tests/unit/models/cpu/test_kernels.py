@@ -244,6 +244,16 @@ def _compare(decoder: CpuDecoder, vocab: int) -> None:
     assert torch.equal(fast.argmax(-1), slow.argmax(-1))
     assert float((caches[1].k - caches[0].k).norm() / caches[0].k.norm()) < 1e-3
     assert float((caches[1].v - caches[0].v).norm() / caches[0].v.norm()) < 1e-3
+    inputs.logit_indices = torch.cat(
+        [inputs.logit_indices, torch.arange(4, 24)]
+    )  # described too: twice, and out of order
+    slow = decoder._slow.forward(inputs, caches[0])
+    fast = decoder._fast(inputs, caches[1])
+    assert float((fast - slow).norm() / slow.norm()) < 1e-3
+    inputs.logit_indices = torch.arange(0)  # a part of a prompt: keys and values are all there is to do
+    caches[1].k.zero_()
+    assert decoder._fast(inputs, caches[1]).shape == (0, vocab)
+    assert float((caches[1].k[-1] != 0).float().sum()) == len(inputs.tokens) * spec.kv_size
 
 
 def test_without_numba_everything_runs_through_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
