@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# Some tests press Ctrl-C. Started in a shell's background, this process was told to ignore it, and so would its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is loaded: its threads must not spin while they wait. Tests often share a machine with others, and one
 # spinning thread there costs seconds.

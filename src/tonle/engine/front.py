@@ -77,7 +77,7 @@ class Generation:
         return self._pop()
 
     async def result(self) -> GenerationResult:
-        """Wait for all continuations. Costs less than iterating: tokens become text once, at the end."""
+        """Wait for all continuations. Costs less than iterating: tokens become text once, at the end; so do not iterate after."""
         self.whole = True
         n = self.config.n
         texts, tokens = [""] * n, [list[int]() for _ in range(n)]
@@ -158,7 +158,7 @@ class _Continuation:
     def hold(self, tokens: list[int], logprobs: list[TokenLogprob] | None, now: float) -> None:
         self.held += tokens
         self.held_logprobs += logprobs or ()
-        if self.generation.timings.first_token_s is None:
+        if tokens and self.generation.timings.first_token_s is None:
             self.generation.timings.first_token_s = now
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:

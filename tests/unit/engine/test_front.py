@@ -77,3 +77,31 @@ def test_a_cancelled_result_keeps_what_was_generated() -> None:
     result = asyncio.run(scenario())
     assert result.output_ids == [TOKENS[:3]] and result.finish_reasons == ["cancelled"]
     assert result.usage.completion_tokens == 3
+
+
+def test_several_continuations_end_one_after_another() -> None:
+    async def scenario() -> GenerationResult:
+        engine = Engine()
+        generation = engine.submit(GenerationConfig(max_length=3, n=2))
+        result = asyncio.ensure_future(generation.result())
+        await asyncio.sleep(0)
+        for place, token in enumerate(TOKENS[:3]):
+            engine.step(1, token, last=place == 2)
+            engine.step(2, token + 1, last=place == 2)
+        return await result
+
+    result = asyncio.run(scenario())
+    assert result.output_ids == [TOKENS[:3], [token + 1 for token in TOKENS[:3]]]
+    assert result.usage.completion_tokens == 6 and result.finish_reasons == ["length", "length"]
+
+
+def test_cancelled_before_anybody_waits() -> None:
+    async def scenario() -> GenerationResult:
+        engine = Engine()
+        generation = engine.submit(GenerationConfig(max_length=10))
+        engine.step(1, TOKENS[0])
+        generation.cancel()
+        generation.cancel()
+        return await generation.result()
+
+    assert asyncio.run(scenario()).finish_reasons == ["cancelled"]

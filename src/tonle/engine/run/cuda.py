@@ -3,8 +3,8 @@
 Nothing waits for the device until `land`.
 
 Rows live on the device: last tokens, block tables, sampling settings. A step is launched before the one ahead of it has
-been read (`lag` 1). Rows with penalties, log-probabilities and described prompts take extra operations after the graphs,
-still without a wait.
+been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs, described prompts between
+the two, still without a wait.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class StepBuffer:
             "row_items": rows,  # the row's first item
             "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
             "updates": 2 * updates,  # pairs: row * table width + place, block
-            "sample_indices": rows,  # tokens of the step whose logits are wanted; in a pure decode step all, in order
+            "sample_indices": rows,  # tokens of a mixed step whose logits are wanted; a pure decode step does not send it
             "row_begins": rows,  # the row's first token among the step's
             "row_sizes": rows,  # its tokens in this step
             "tile_rows": tiles,  # entry of the step

@@ -2,7 +2,7 @@
 """A matrix times one row, where time is reading the weight once: norm, activation and residual ride along.
 
 Does: out = act(norm(x) @ W.T + bias) (+ out), with fused multiply-adds on whole rows of W. A norm's scale is one number,
-so it is applied to the result; its sum of squares is taken in the same pass. Does not: serve more rows; there cuBLAS wins.
+so it is applied to the result; its sum of squares is taken in the same pass. Does not: serve more rows (`skinny.py`, cuBLAS).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.cons
 
 
 @triton.jit
-def _gemv_short(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
-                PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                   NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
+                   PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """A few rows of W, all their columns unrolled: the first block is under way before the kernel ahead has ended."""
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
@@ -99,10 +99,10 @@ def _prefetch_rows(W, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
 
 
 @triton.jit
-def _gemv_deep(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-               STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-               GLU: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """A few rows of W, column block by column block: for rows too long for registers."""
+def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                 STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+                 GLU: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """A few rows of W, column block by column block: where unrolled ones are too many, or did worse."""
     pid = tl.program_id(0)
     n = pid * BN + tl.arange(0, BN)
     live = n < N
@@ -133,9 +133,11 @@ def _gemv_deep(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN:
     tl.store(OUT + n, y, mask=live)
 
 
-def cut_for(outputs: int, inputs: int) -> Cut:
+def cut_for(outputs: int, inputs: int, *, norm: bool) -> Cut:
     """Found by trying some hundred of them inside whole decode steps of two models on an H200."""
     width = triton.next_power_of_2(inputs)
+    if inputs > (4096 if norm else 16384):
+        return Cut(8, 512, warps=8, stages=4)  # unrolled, so much would not fit into registers
     if inputs > 4096:
         return Cut(2, 512, warps=2) if outputs < 2048 else Cut(2, 256, warps=1)
     if outputs > 24576:
@@ -166,18 +168,18 @@ def gemv(
     `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds.
     """
     inputs, outputs = x.shape[1], out.shape[1]
-    cut = cut or cut_for(outputs, inputs)
+    cut = cut or cut_for(outputs, inputs, norm=gain is not None)
     grid = (triton.cdiv(outputs, cut.block_n),)
     flags = (gain is not None, bias is not None, add, glu)
     pdl = launch_options()
     prefetch = cut.prefetch and pdl["PDL"]
     if cut.stages == 0:
-        _gemv_short[grid](
+        _gemv_unrolled[grid](
             x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
             num_warps=cut.warps, **pdl,
         )  # fmt: skip
     else:
-        _gemv_deep[grid](
+        _gemv_looped[grid](
             x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags, prefetch,
             num_warps=cut.warps, **pdl,
         )  # fmt: skip

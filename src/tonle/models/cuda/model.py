@@ -2,8 +2,7 @@
 
 Does: `decode` (a whole step of rows that go on from their last tokens), or `body` and `head` (a step with prompts in it),
 for a given number of tokens, with no allocation and no word to the host, so that each can be captured in a graph. Does not:
-capture (`engine/run/`), or fill the step's buffer. How a matrix is multiplied is for `matrix.py` to
-choose.
+capture (`engine/run/`), fill the step's buffer, or choose how a matrix is multiplied (`matrix.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tonle.models.cuda.batch import Sizes, StepBuffer
+from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
@@ -107,7 +106,9 @@ class CudaModel:
         """A step where every row goes on from its last token, padded to `rows`: token i is sample i."""
         hidden = self._hidden[:rows]
         embed(self.batch, self.last, self._embedding, self.tables, hidden)
-        self._decode_layers(hidden)
+        for index, layer in enumerate(self._layers):
+            self._attend(index, layer, hidden, None)
+            self._finish_layer(layer, self._attended[:rows], hidden)
         self._choose(hidden)
 
     def body(self, tokens: int, *, tiles: int) -> None:
@@ -143,17 +144,11 @@ class CudaModel:
 
     # -- their parts
 
-    def _decode_layers(self, hidden: torch.Tensor) -> None:
-        """All layers of a step where every row goes on; hidden (rows, hidden) in place."""
-        for index, layer in enumerate(self._layers):
-            self._attend(index, layer, hidden, None)
-            self._finish_layer(layer, self._attended[: hidden.shape[0]], hidden)
-
     def _choose(self, hidden: torch.Tensor) -> None:
         """Logits and tokens of the step's samples, from their hidden states (S, hidden)."""
         logits = self.logits[: hidden.shape[0]]
         self._lm_head.apply(hidden, self._final_norm, logits)
-        counts = self.batch["counts"][4:5]
+        counts = self.batch["counts"][Count.SAMPLES :]
         sample(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.settings,
                self.sample_scratch, self.sampled, self.last)  # fmt: skip
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""The small kernels between matrix products: norm, gated activation. For steps of more than one token; `gemv.py` fuses them."""
+"""The small kernels between matrix products: norm, gated activation. Where a product does not fuse them (`matrix.py`)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,12 @@ import triton.language as tl
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
 
-_BLOCK_KEYS = 64
+_BLOCK_KEYS, _WARPS = 64, 4
+_EXACT_BLOCK_KEYS, _EXACT_WARPS = (
+    16,
+    8,
+)  # float32: without tensor cores operands are held in registers; more would spill
+_TWICE = {True: False, False: True}  # by exactness: a second loop takes registers, too
 _LOG2E = 1.4426950408889634
 
 
@@ -61,8 +66,9 @@ def _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_H
 @triton.jit
 def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, OUT, scale, table_width,
              G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-             BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, IEEE: tl.constexpr,
-             PDL: tl.constexpr):  # fmt: skip
+             BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, TWICE: tl.constexpr,
+             IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """TWICE: a loop of its own for keys that every query sees."""
     follow(PDL)
     head = tl.program_id(0)
     tile = tl.program_id(1)
@@ -83,17 +89,18 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
         V += (head // G) * D
         high = start + tl.minimum(first_query + BM, size)  # one past the last key any query of the tile sees
         low = 0
-        whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
         if WINDOW > 0:
             low = tl.maximum(start + first_query + 1 - WINDOW, 0) // BN * BN
-            whole = low
         best = tl.full([BM], -1.0e30, tl.float32)
         total = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, D], tl.float32)
-        for first in tl.range(low, whole, BN):
-            best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
-                                       BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
-        for first in tl.range(whole, high, BN):
+        if TWICE:
+            whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
+            for first in tl.range(low, whole, BN):
+                best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
+                                           BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
+            low = whole
+        for first in tl.range(low, high, BN):
             best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
                                        BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
@@ -115,9 +122,12 @@ def prefill_attention(
 ) -> None:
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = k_cache.shape[-3:]
+    exact = qkv.dtype == torch.float32
+    keys, warps = (_EXACT_BLOCK_KEYS, _EXACT_WARPS) if exact else (_BLOCK_KEYS, _WARPS)
+    twice = window is None and _TWICE[exact]
     _prefill[(num_heads, tiles)](
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, k_cache, v_cache, out, dim**-0.5 * _LOG2E,
-        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, _BLOCK_KEYS, window or 0,
-        qkv.dtype == torch.float32, num_warps=4, num_stages=2, **launch_options(),
+        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, keys, window or 0, twice,
+        exact, num_warps=warps, num_stages=2, **launch_options(),
     )  # fmt: skip

@@ -17,7 +17,8 @@ def load(model: ModelSource | Any, *, device: torch.device | None = None, dtype:
     """Build the decoder. Raises `ModelError` if the files are broken or the model is not supported.
 
     `device`: None = CPU for files, its own for a live model. `dtype`: None = float32 on a CPU, elsewhere the stored one
-    where that is a half-precision type and bfloat16 otherwise; a live model keeps its own.
+    where that is a half-precision type and bfloat16 otherwise, but for small quantized files (`precision.py`); a live model
+    keeps its own.
     """
     if not isinstance(model, ModelSource):
         from tonle.models.load.live import load_live

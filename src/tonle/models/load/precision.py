@@ -17,6 +17,11 @@ def default_dtype(stored: str, device: torch.device, *, num_weights: int | None 
     quantized models of few weights, where `num_weights` is given."""
     if device.type == "cpu":
         return torch.float32
-    if stored not in _HALVES and num_weights is not None and num_weights <= _SMALL_WEIGHTS:
+    if (
+        stored not in _HALVES
+        and stored not in ("float32", "F32")
+        and num_weights is not None
+        and num_weights <= _SMALL_WEIGHTS
+    ):
         return torch.float32
     return _HALVES.get(stored, torch.bfloat16)

@@ -33,7 +33,7 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for module in (cuts, decode):
         monkeypatch.setattr(module, "cut_for", lambda rows: cuts.Cut(32, 4, 3, programs=8, eager=rows < 3))
-    monkeypatch.setattr(gemv, "cut_for", lambda outputs, inputs: gemv.Cut(64, 32, warps=1))
+    monkeypatch.setattr(gemv, "cut_for", lambda outputs, inputs, norm: gemv.Cut(64, 32, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 2)
     monkeypatch.setattr(sample, "_BLOCK", 256)
 

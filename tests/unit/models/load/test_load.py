@@ -45,6 +45,7 @@ def test_dtype_and_default_dtype(folder: Path) -> None:
     assert default_dtype("Q4_1", cuda, num_weights=135_000_000) == torch.float32  # small and rounded once already
     assert default_dtype("Q4_1", cuda, num_weights=7_000_000_000) == torch.bfloat16
     assert default_dtype("BF16", cuda, num_weights=135_000_000) == torch.bfloat16
+    assert default_dtype("F32", cuda, num_weights=135_000_000) == torch.bfloat16  # not rounded before
 
 
 def test_owned_weights_are_joined_and_do_not_hang_on_the_file(folder: Path) -> None:
