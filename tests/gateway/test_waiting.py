@@ -46,6 +46,27 @@ def test_a_full_line_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
     run(main())
 
 
+def test_one_wish_without_end_does_not_fill_the_line(tmp_path: Path) -> None:
+    """The backend does not say how much it writes at the most."""
+
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with town(tmp_path, upstream, max_concurrent=1) as place:
+            gate = place.door.pool.backends[0].gate
+            asking = [asyncio.create_task(place.ask("inside"))]
+            await until(lambda: gate.num_inside == 1, "nobody is inside")
+            asking.append(asyncio.create_task(place.ask("for ever", max_tokens=2**31 - 1)))
+            await until(lambda: gate.num_queued == 1, "it does not wait")
+            asking.append(asyncio.create_task(place.ask("one more", max_tokens=10)))
+            await until(lambda: gate.num_queued == 2 or asking[2].done(), "it neither waits nor is refused")
+            assert gate.num_queued == 2
+            upstream.hang.set()
+            assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200] * 3
+
+    run(main())
+
+
 def test_a_deadline_ends_the_wait(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")

@@ -22,6 +22,7 @@ from tonle.gateway.routing.prefix import MAX_PIECES, PIECE_CHARS, PrefixMemory, 
 # Affinity gives way when its backend has this much more than the average.
 LOAD_FACTOR = 1.25
 LOAD_SLACK = 4.0  # requests
+UNKNOWN_CONTEXT = 131_072  # tokens: what a backend that does not say is taken to write at the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class Router:
         if entry is None:
             raise UnknownModel(f"there is no model {asked!r} here; GET /v1/models lists those there are", param="model")
         call.model = model
-        if entry.max_model_len:  # whatever was asked for, more is never written
-            call.new_tokens = min(call.new_tokens, entry.max_model_len)
+        # Whatever was asked for, more is never written: one absurd wish must not fill the line for everybody.
+        call.new_tokens = min(call.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT)
         call.model_config = {"root": entry.root, "parent": entry.parent, "max_model_len": entry.max_model_len}
 
     def _only_model(self) -> str:
