@@ -138,9 +138,8 @@ class Pipeline:
         try:
             answer = relay.answer()
             used = 0 if status == "cached" else used_tokens(call, relay.peek())
-        except (
-            Exception
-        ) as error:  # a server may say anything: its words may go unread, the request may not go unrecorded
+        except Exception as error:
+            # A server may say anything: its words may go unread, the request may not go unrecorded.
             log.exception("what %s answered could not be read, id %s", call.backend, call.request_id)
             answer, used, failure = Answer(), call.prompt_tokens, failure or error
         if call.lease is not None:

@@ -270,7 +270,6 @@ def test_nothing_to_verify_is_no_success(tmp_path: Path) -> None:
 
 
 def test_ed25519_lets_an_auditor_verify_without_the_secret(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
     write_days(tmp_path, {DAYS[0]: 2})
     assert load_key(tmp_path / KEY_NAME).algorithm == "ed25519"
     (tmp_path / KEY_NAME).unlink()

@@ -16,6 +16,7 @@ from tonle.models.cuda.batch import StepBuffer
 from tonle.models.cuda.cuts import cut_for, max_items
 from tonle.models.cuda.dependent import follow, launch_options
 from tonle.models.cuda.rope import turned
+from tonle.models.cuda.softmax import take_in, weigh
 
 _LOG2E = 1.4426950408889634
 
@@ -31,25 +32,6 @@ def _read(K, V, table, first, high, KV_HEADS: tl.constexpr, D: tl.constexpr, BLO
     k = tl.load(K + place, mask=inside[:, None], other=0.0)
     v = tl.load(V + place, mask=inside[:, None], other=0.0)
     return k, v, inside
-
-
-@triton.jit
-def _attend(q, k, v, inside, best, total, acc, scale, IEEE: tl.constexpr):
-    """One block of keys into the running softmax: best score, sum of weights, weighted values."""
-    if IEEE:
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    else:
-        score = tl.dot(q, tl.trans(k)) * scale
-    score = tl.where(inside[None, :], score, -1.0e30)
-    top = tl.maximum(best, tl.max(score, 1))
-    p = tl.where(inside[None, :], tl.exp2(score - top[:, None]), 0.0)
-    fade = tl.exp2(best - top)
-    total = total * fade + tl.sum(p, 1)
-    if IEEE:
-        acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
-    else:
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-    return top, total, acc
 
 
 @triton.jit
@@ -105,13 +87,15 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
             total = tl.where(at_end & (g >= 0), 1.0, 0.0)
             acc = tl.where(at_end & (g >= 0)[:, None], new_v.to(tl.float32), 0.0)
             if EAGER:
-                best, total, acc = _attend(q, k.to(q.dtype), v.to(q.dtype), inside, best, total, acc, scale, IEEE)
+                score = weigh(q, k.to(q.dtype), scale, IEEE)
+                best, total, acc = take_in(score, inside[None, :], v.to(q.dtype), best, total, acc, True, IEEE)
                 low += BN
         else:
             q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
         for first in tl.range(low, high, BN):
             k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
-            best, total, acc = _attend(q, k.to(q.dtype), v.to(q.dtype), inside, best, total, acc, scale, IEEE)
+            score = weigh(q, k.to(q.dtype), scale, IEEE)
+            best, total, acc = take_in(score, inside[None, :], v.to(q.dtype), best, total, acc, True, IEEE)
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:

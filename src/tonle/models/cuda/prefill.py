@@ -7,20 +7,30 @@ keys and values are in the cache before this runs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.softmax import take_in, weigh
 
-_BLOCK_KEYS, _WARPS = 64, 4
-_EXACT_BLOCK_KEYS, _EXACT_WARPS = (
-    16,
-    8,
-)  # float32: without tensor cores operands are held in registers; more would spill
-_TWICE = {True: False, False: True}  # by exactness: a second loop takes registers, too
 _LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tile of queries goes through its keys."""
+
+    block_keys: int  # per turn of the loop
+    warps: int
+    twice: bool  # a loop of its own, without masks, for keys that every query sees
+
+
+_HALF = Cut(64, warps=4, twice=True)
+_EXACT = Cut(16, warps=8, twice=False)  # float32: without tensor cores operands are held in registers; more would spill
 
 
 @triton.jit
@@ -41,26 +51,10 @@ def _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_H
         place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
         k = tl.load(K + place[:, None] + d[None, :]).to(q.dtype)
         v = tl.load(V + place[:, None] + d[None, :]).to(q.dtype)
-    if IEEE:
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    else:
-        score = tl.dot(q, tl.trans(k)) * scale
-    if MASKED:
-        seen = key[None, :] <= position[:, None]
-        if WINDOW > 0:
-            seen &= key[None, :] > position[:, None] - WINDOW
-        score = tl.where(seen, score, -1.0e30)
-    top = tl.maximum(best, tl.max(score, 1))
-    p = tl.exp2(score - top[:, None])
-    if MASKED:
-        p = tl.where(seen, p, 0.0)
-    fade = tl.exp2(best - top)
-    total = total * fade + tl.sum(p, 1)
-    if IEEE:
-        acc = tl.dot(p, v, acc * fade[:, None], input_precision="ieee")
-    else:
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-    return top, total, acc
+    seen = key[None, :] <= position[:, None]
+    if WINDOW > 0:
+        seen &= key[None, :] > position[:, None] - WINDOW
+    return take_in(weigh(q, k, scale, IEEE), seen, v, best, total, acc, MASKED, IEEE)
 
 
 @triton.jit
@@ -123,11 +117,10 @@ def prefill_attention(
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = k_cache.shape[-3:]
     exact = qkv.dtype == torch.float32
-    keys, warps = (_EXACT_BLOCK_KEYS, _EXACT_WARPS) if exact else (_BLOCK_KEYS, _WARPS)
-    twice = window is None and _TWICE[exact]
+    cut = _EXACT if exact else _HALF
     _prefill[(num_heads, tiles)](
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, k_cache, v_cache, out, dim**-0.5 * _LOG2E,
-        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, keys, window or 0, twice,
-        exact, num_warps=warps, num_stages=2, **launch_options(),
+        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
+        window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2, **launch_options(),
     )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
+
 from tests.fakes.checkpoints import tiny_model
 from tests.fakes.driver import Driver
 from tests.parity.test_engine import assert_same, prompts, reference

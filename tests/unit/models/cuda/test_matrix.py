@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 
+pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
+
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.skinny import cut_for
 from tonle.models.layers import Linear, LinearPart

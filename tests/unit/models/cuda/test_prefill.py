@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
+
 from tonle.models.cuda import prefill
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
 
@@ -27,8 +29,7 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, win
 def test_every_query_sees_what_it_may(
     window: int | None, twice: bool, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "_TWICE", {True: twice})
-    monkeypatch.setattr(prefill, "_EXACT_BLOCK_KEYS", keys)
+    monkeypatch.setattr(prefill, "_EXACT", prefill.Cut(keys, warps=4, twice=twice))
     rng = torch.Generator().manual_seed(keys)
     batch = StepBuffer(Sizes(max_rows=4, max_tokens=300, max_updates=1, max_items=1), device=torch.device("cpu"))
     width = 20

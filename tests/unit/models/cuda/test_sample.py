@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
+
 from tonle.engine.sample.draw import draw
 from tonle.engine.sample.noise import uniform
 from tonle.models.cuda import sample as device

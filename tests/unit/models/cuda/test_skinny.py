@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.gpu_products import products_of
 from torch.nn.functional import linear, silu
+
+pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
+
+from benchmarks.gpu_products import products_of
 
 from tonle.models.cuda.pointwise import silu_mul
 from tonle.models.cuda.skinny import MAX_ROWS, Cut, SplitScratch, cut_for, skinny
