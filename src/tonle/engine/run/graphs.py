@@ -6,9 +6,11 @@ the model's fixed buffers and read counts from the device, so a graph for n toke
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,7 +43,8 @@ class Graphs:
         self._head: dict[int, torch.cuda.CUDAGraph] = {}
         self.capture_s = 0.0
         if capture:
-            self._capture_all()
+            with _no_garbage():
+                self._capture_all()
         self._decode_rungs, self._mixed_rungs, self._head_rungs = (
             sorted(self._decode),
             sorted(self._mixed),
@@ -89,6 +92,19 @@ class Graphs:
             self._head[samples] = _captured(lambda n=samples: model.head(n), pool)  # type: ignore[misc]
         torch.cuda.synchronize()
         self.capture_s = time.monotonic() - began
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect what is left of earlier engines now, not in a capture: to free a graph there would end it with an error."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

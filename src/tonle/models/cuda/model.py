@@ -7,6 +7,8 @@ capture (`engine/run/`), fill the step's buffer, or choose how a matrix is multi
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
+from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
@@ -91,6 +94,8 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
+        # prompts' attention, bound by arithmetic, runs here beside that of decoding rows, bound by reading
+        self._beside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._layers = [
             _CudaLayer.of(layer, window, spec.norm_eps, normed)
             for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
@@ -170,16 +175,39 @@ class CudaModel:
     def _attention(
         self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
     ) -> None:
+        if tiles is None:
+            self._decode_attention(index, layer, qkv, out, fused=True)
+            return
         assert self.kv is not None
         spec, k_cache, v_cache = self.spec, self.kv.k[index], self.kv.v[index]
-        if tiles is not None:
-            rotate_and_store(self.batch, qkv, k_cache, v_cache, self._angles, layer.q_gain, layer.k_gain,
-                             spec.norm_eps, spec.num_heads)  # fmt: skip
+        rotate_and_store(self.batch, qkv, k_cache, v_cache, self._angles, layer.q_gain, layer.k_gain,
+                         spec.norm_eps, spec.num_heads)  # fmt: skip
+        beside = self._beside if qkv.shape[0] > MAX_ROWS else None
+        with _forked(beside):
             prefill_attention(self.batch, self.tables, qkv, k_cache, v_cache, out, tiles=tiles,
-                              num_heads=spec.num_heads, window=layer.window)  # fmt: skip
-        rows = min(qkv.shape[0], self.sizes.max_rows)
+                              num_heads=spec.num_heads, window=layer.window, early=beside is None)  # fmt: skip
+        self._decode_attention(index, layer, qkv, out, fused=False)
+        if beside is not None:
+            torch.cuda.current_stream().wait_stream(beside)
+
+    def _decode_attention(
+        self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, *, fused: bool
+    ) -> None:
+        assert self.kv is not None
+        spec = self.spec
         decode_attention(
-            self.batch, self.tables, qkv, k_cache, v_cache, out, self._decode_scratch, rows=rows,
-            num_heads=spec.num_heads, window=layer.window, angles=self._angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
+            self.batch, self.tables, qkv, self.kv.k[index], self.kv.v[index], out, self._decode_scratch,
+            rows=min(qkv.shape[0], self.sizes.max_rows), num_heads=spec.num_heads, window=layer.window,
+            angles=self._angles, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=spec.norm_eps, fused=fused,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _forked(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Launch on `stream` what may run beside what follows on the current one. None: on the current one."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield

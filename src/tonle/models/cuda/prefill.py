@@ -113,6 +113,7 @@ def prefill_attention(
     tiles: int,
     num_heads: int,
     window: int | None,
+    early: bool = True,
 ) -> None:
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = k_cache.shape[-3:]
@@ -122,5 +123,6 @@ def prefill_attention(
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, k_cache, v_cache, out, dim**-0.5 * _LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
-        window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2, **launch_options(),
+        window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
+        **launch_options(early=early),
     )  # fmt: skip
