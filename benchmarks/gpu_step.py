@@ -27,12 +27,12 @@ from tonle.models.source import ModelSource
 READ_BYTES_PER_S = 4.43e12  # measured on an H200
 
 
-def machine(name: str, rows: int, tokens: int) -> CudaRunner:
+def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto") -> CudaRunner:
     with tempfile.TemporaryDirectory() as root:
         spec = read_spec(ModelSource("folder", write_config(name, Path(root)), name))
     decoder = Decoder.random(spec, torch.device("cuda"), torch.bfloat16)
     config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=4096,
-                          memory_pool_size=16 * 2**30)  # fmt: skip
+                          memory_pool_size=16 * 2**30, kv_cache_dtype=kv_cache_dtype)  # fmt: skip
     made = cuda_machine(decoder, config)
     assert made is not None and isinstance(made.runner, CudaRunner)
     return made.runner
@@ -113,12 +113,13 @@ def main() -> None:
     parser.add_argument(
         "--beside", type=int, default=0, help="also each number of rows with a prompt of so many tokens"
     )
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--profile", default="")
     options = parser.parse_args()
     rows = [int(n) for n in options.rows.split(",") if n]
     prompts = [int(n) for n in options.prompts.split(",") if n]
     profiled = [int(n) for n in options.profile.split(",") if n]
-    runner = machine(options.model, max(rows) + 1, 8192)
+    runner = machine(options.model, max(rows) + 1, 8192, options.kv_cache_dtype)
     floor = weight_bytes(options.model) / READ_BYTES_PER_S * 1e3
     print(
         f"{options.model}: {runner._graphs.num_graphs} graphs in {runner._graphs.capture_s:.2f} s; weights {floor:.3f} ms"

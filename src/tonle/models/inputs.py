@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,15 @@ class StepInputs:
     logit_indices: torch.Tensor  # (S,) int64 into the T tokens: whose logits are wanted
 
 
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, and in eight bits what the largest number of each head of each token was."""
+
+    k: torch.Tensor  # (blocks, block, kv heads, D)
+    v: torch.Tensor
+    k_sizes: torch.Tensor | None = None  # (blocks, kv heads, block) float32
+    v_sizes: torch.Tensor | None = None
+
+
 class KVCache:
     """Keys and values of every layer in blocks of `block_size` tokens."""
 
@@ -38,6 +48,16 @@ class KVCache:
         self.block_size = block_size
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device)
+        self.k_sizes: torch.Tensor | None = None
+        self.v_sizes: torch.Tensor | None = None
+        if dtype == torch.float8_e4m3fn:
+            sizes = (num_layers, num_blocks, num_kv_heads, block_size)
+            self.k_sizes, self.v_sizes = (torch.zeros(sizes, dtype=torch.float32, device=device) for _ in range(2))
+
+    def layer(self, index: int) -> LayerCache:
+        if self.k_sizes is None or self.v_sizes is None:
+            return LayerCache(self.k[index], self.v[index])
+        return LayerCache(self.k[index], self.v[index], self.k_sizes[index], self.v_sizes[index])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -15,30 +15,76 @@ import triton.language as tl
 from tonle.models.cuda.batch import StepBuffer
 from tonle.models.cuda.cuts import cut_for, max_items
 from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.fp8 import LARGEST, stretched
 from tonle.models.cuda.rope import turned
-from tonle.models.cuda.softmax import take_in, weigh
+from tonle.models.cuda.softmax import score_scale, take_in, take_in_stretched, weigh
+from tonle.models.inputs import LayerCache
 
-_LOG2E = 1.4426950408889634
+_LARGEST = tl.constexpr(LARGEST)
+
+
+@triton.jit
+def _places(table, first, high, BLOCK: tl.constexpr, BN: tl.constexpr):
+    """Keys (BN,) from `first` on: their blocks and offsets there, and which of them lie below `high`."""
+    key = first + tl.arange(0, BN)
+    inside = key < high
+    return tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64), key % BLOCK, inside
 
 
 @triton.jit
 def _read(K, V, table, first, high, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
     """Keys and values (BN, D) of one head from `first` on, and which of them lie below `high`."""
-    key = first + tl.arange(0, BN)
-    d = tl.arange(0, D)
-    inside = key < high
-    block = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
-    place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + d[None, :]
+    block, offset, inside = _places(table, first, high, BLOCK, BN)
+    place = ((block * BLOCK + offset) * (KV_HEADS * D))[:, None] + tl.arange(0, D)[None, :]
     k = tl.load(K + place, mask=inside[:, None], other=0.0)
     v = tl.load(V + place, mask=inside[:, None], other=0.0)
     return k, v, inside
 
 
 @triton.jit
-def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, PART, PART_MAX, PART_SUM, ARRIVED,
-            ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr, HEADS: tl.constexpr,
-            KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
-            FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, best, total, acc, scale, KV_HEADS: tl.constexpr,
+            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+    """One block of keys into the running softmax."""
+    if K_SIZES is None:
+        k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
+        return take_in(weigh(q, k, scale, IEEE), inside[None, :], v, None, best, total, acc, True, IEEE)
+    else:
+        block, offset, inside = _places(table, first, high, BLOCK, BN)
+        return take_in_stretched(q, K, V, K_SIZES, V_SIZES, block, offset, inside, inside[None, :], best, total, acc,
+                                 scale, KV_HEADS, D, BLOCK, True, IEEE)  # fmt: skip
+
+
+@triton.jit
+def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.constexpr, GP: tl.constexpr,
+            D: tl.constexpr):  # fmt: skip
+    """What the `active` stretches of a row have left, as one: (GP, D)."""
+    d = tl.arange(0, D)
+    best = tl.full([GP], -1.0e30, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    acc = tl.zeros([GP, D], tl.float32)
+    for first in tl.range(first_item, first_item + active, 8):
+        for more in tl.static_range(8):  # unrolled: their reads are under way together
+            part = (first + more) * HEADS + head
+            real = some & (first + more < first_item + active)
+            its_best = tl.load(PART_MAX + part, mask=real, other=-1.0e30, cache_modifier=".cg")
+            its_total = tl.load(PART_SUM + part, mask=real, other=0.0, cache_modifier=".cg")
+            its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=real[:, None], other=0.0,
+                              cache_modifier=".cg")  # fmt: skip
+            top = tl.maximum(best, its_best)
+            mine = tl.exp2(best - top)
+            its = tl.exp2(its_best - top)
+            total = total * mine + its_total * its
+            acc = acc * mine[:, None] + its_acc * its[:, None]
+            best = top
+    return acc / tl.where(some, total, 1.0)[:, None]
+
+
+@triton.jit
+def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, PART, PART_MAX,
+            PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr,
+            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
+            WINDOW: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
+            PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
     # but the new ones: reading them need not wait.
     if not FUSED:
@@ -63,6 +109,9 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
         QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         K += kv_head * D
         V += kv_head * D
+        if K_SIZES is not None:
+            K_SIZES += kv_head * BLOCK
+            V_SIZES += kv_head * BLOCK
         table = TABLES + row * table_width
         best = tl.full([GP], -1.0e30, tl.float32)
         total = tl.zeros([GP], tl.float32)
@@ -77,25 +126,38 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
             one = tl.arange(0, 1)
             new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
             new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]
-            new_k = new_k.to(K.dtype.element_ty)
-            new_v = new_v.to(V.dtype.element_ty)
+            if K_SIZES is not None:
+                new_k, k_size = stretched(new_k)
+                new_v, v_size = stretched(new_v)
             if at_end:
                 place = (new_block * BLOCK + last % BLOCK) * (KV_HEADS * D) + d[None, :]
                 tl.store(K + place, new_k)
                 tl.store(V + place, new_v)
-            best = tl.where(at_end, tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale, -1.0e30)
+                if K_SIZES is not None:
+                    size_place = new_block * (KV_HEADS * BLOCK) + last % BLOCK + one
+                    tl.store(K_SIZES + size_place, k_size)
+                    tl.store(V_SIZES + size_place, v_size)
+            new_score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
+            new_v = new_v.to(tl.float32)
+            if K_SIZES is not None:
+                new_score = new_score * k_size
+                new_v = new_v * v_size[:, None]
+            best = tl.where(at_end, new_score, -1.0e30)
             total = tl.where(at_end & (g >= 0), 1.0, 0.0)
-            acc = tl.where(at_end & (g >= 0)[:, None], new_v.to(tl.float32), 0.0)
+            acc = tl.where(at_end & (g >= 0)[:, None], new_v, 0.0)
             if EAGER:
-                score = weigh(q, k.to(q.dtype), scale, IEEE)
-                best, total, acc = take_in(score, inside[None, :], v.to(q.dtype), best, total, acc, True, IEEE)
+                score = weigh(q, k, scale, IEEE)
+                best, total, acc = take_in(score, inside[None, :], v, None, best, total, acc, True, IEEE)
                 low += BN
         else:
             q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
+        if K_SIZES is not None and not IEEE:
+            q = q.to(tl.float16)
         for first in tl.range(low, high, BN):
-            k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
-            score = weigh(q, k.to(q.dtype), scale, IEEE)
-            best, total, acc = take_in(score, inside[None, :], v.to(q.dtype), best, total, acc, True, IEEE)
+            best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, best, total, acc, scale, KV_HEADS, D,
+                                       BLOCK, BN, IEEE)  # fmt: skip
+        if K_SIZES is not None:
+            acc = acc * (1.0 / _LARGEST)
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:
@@ -109,26 +171,9 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, OUT, 
             counter = ARRIVED + b * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
-                best = tl.full([GP], -1.0e30, tl.float32)
-                total = tl.zeros([GP], tl.float32)
-                acc = tl.zeros([GP, D], tl.float32)
-                for first in tl.range(first_item, first_item + active, 8):
-                    for more in tl.static_range(8):  # unrolled: their reads are under way together
-                        part = (first + more) * HEADS + head
-                        real = some & (first + more < first_item + active)
-                        its_best = tl.load(PART_MAX + part, mask=real, other=-1.0e30, cache_modifier=".cg")
-                        its_total = tl.load(PART_SUM + part, mask=real, other=0.0, cache_modifier=".cg")
-                        its_acc = tl.load(PART + part[:, None] * D + d[None, :], mask=real[:, None], other=0.0,
-                                          cache_modifier=".cg")  # fmt: skip
-                        top = tl.maximum(best, its_best)
-                        mine = tl.exp2(best - top)
-                        its = tl.exp2(its_best - top)
-                        total = total * mine + its_total * its
-                        acc = acc * mine[:, None] + its_acc * its[:, None]
-                        best = top
+                joined = _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS, GP, D)
                 tl.store(counter, 0)
-                total = tl.where(some, total, 1.0)
-                tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
+                tl.store(out, joined.to(OUT.dtype.element_ty), mask=some[:, None])
 
 
 class DecodeScratch:
@@ -146,8 +191,7 @@ def decode_attention(
     batch: StepBuffer,
     tables: torch.Tensor,
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: LayerCache,
     out: torch.Tensor,
     scratch: DecodeScratch,
     *,
@@ -162,16 +206,17 @@ def decode_attention(
 ) -> None:
     """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
 
-    Caches (blocks, block, kv heads, D); tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
+    Tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
     turned already and the new keys and values are in the cache.
     """
-    block, kv_heads, dim = k_cache.shape[-3:]
+    block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
     cut = cut_for(rows)
+    eager = cut.eager and cache.k_sizes is None
     _decode[(kv_heads, max_items(rows, kv_heads))](
-        batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, k_cache,
-        v_cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        dim**-0.5 * _LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
-        block, cut.block_keys, window or 0, fused, cut.eager, q_gain is not None, qkv.dtype == torch.float32,
+        batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, *cache,
+        out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
+        score_scale(cache), tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
+        block, cut.block_keys, window or 0, fused, eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
     )  # fmt: skip

@@ -179,12 +179,12 @@ class CudaModel:
             self._decode_attention(index, layer, qkv, out, fused=True)
             return
         assert self.kv is not None
-        spec, k_cache, v_cache = self.spec, self.kv.k[index], self.kv.v[index]
-        rotate_and_store(self.batch, qkv, k_cache, v_cache, self._angles, layer.q_gain, layer.k_gain,
+        spec, cache = self.spec, self.kv.layer(index)
+        rotate_and_store(self.batch, qkv, cache, self._angles, layer.q_gain, layer.k_gain,
                          spec.norm_eps, spec.num_heads)  # fmt: skip
         beside = self._beside if qkv.shape[0] > MAX_ROWS else None
         with _forked(beside):
-            prefill_attention(self.batch, self.tables, qkv, k_cache, v_cache, out, tiles=tiles,
+            prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles,
                               num_heads=spec.num_heads, window=layer.window, early=beside is None)  # fmt: skip
         self._decode_attention(index, layer, qkv, out, fused=False)
         if beside is not None:
@@ -196,7 +196,7 @@ class CudaModel:
         assert self.kv is not None
         spec = self.spec
         decode_attention(
-            self.batch, self.tables, qkv, self.kv.k[index], self.kv.v[index], out, self._decode_scratch,
+            self.batch, self.tables, qkv, self.kv.layer(index), out, self._decode_scratch,
             rows=min(qkv.shape[0], self.sizes.max_rows), num_heads=spec.num_heads, window=layer.window,
             angles=self._angles, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=spec.norm_eps, fused=fused,
         )  # fmt: skip

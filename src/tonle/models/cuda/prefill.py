@@ -15,9 +15,11 @@ import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
-from tonle.models.cuda.softmax import take_in, weigh
+from tonle.models.cuda.fp8 import LARGEST
+from tonle.models.cuda.softmax import score_scale, take_in, take_in_stretched, weigh
+from tonle.models.inputs import LayerCache
 
-_LOG2E = 1.4426950408889634
+_LARGEST = tl.constexpr(LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +36,37 @@ _EXACT = Cut(16, warps=8, twice=False)  # float32: without tensor cores operands
 
 
 @triton.jit
-def _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr, D: tl.constexpr,
-            BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr,
+            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
             IEEE: tl.constexpr):  # fmt: skip
     """One block of keys into the running softmax. Not MASKED: every query sees all of them."""
     key = first + tl.arange(0, BN)
-    d = tl.arange(0, D)
     if MASKED:
         inside = key < high
         block = tl.load(table + key // BLOCK, mask=inside, other=0).to(tl.int64)
-        place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
-        k = tl.load(K + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
-        v = tl.load(V + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
     else:
+        inside = key >= 0
         block = tl.load(table + key // BLOCK).to(tl.int64)
-        place = (block * BLOCK + key % BLOCK) * (KV_HEADS * D)
-        k = tl.load(K + place[:, None] + d[None, :]).to(q.dtype)
-        v = tl.load(V + place[:, None] + d[None, :]).to(q.dtype)
     seen = key[None, :] <= position[:, None]
     if WINDOW > 0:
         seen &= key[None, :] > position[:, None] - WINDOW
-    return take_in(weigh(q, k, scale, IEEE), seen, v, best, total, acc, MASKED, IEEE)
+    if K_SIZES is not None:
+        return take_in_stretched(q, K, V, K_SIZES, V_SIZES, block, key % BLOCK, inside, seen, best, total, acc, scale,
+                                 KV_HEADS, D, BLOCK, MASKED, IEEE)  # fmt: skip
+    else:
+        place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + tl.arange(0, D)[None, :]
+        if MASKED:
+            k = tl.load(K + place, mask=inside[:, None], other=0.0)
+            v = tl.load(V + place, mask=inside[:, None], other=0.0)
+        else:
+            k = tl.load(K + place)
+            v = tl.load(V + place)
+        return take_in(weigh(q, k, scale, IEEE), seen, v, None, best, total, acc, MASKED, IEEE)
 
 
 @triton.jit
-def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, OUT, scale, table_width,
-             G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, scale,
+             table_width, G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
              BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, TWICE: tl.constexpr,
              IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """TWICE: a loop of its own for keys that every query sees."""
@@ -81,6 +88,11 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
                     mask=real[:, None], other=0.0)  # fmt: skip
         K += (head // G) * D
         V += (head // G) * D
+        if K_SIZES is not None:
+            K_SIZES += (head // G) * BLOCK
+            V_SIZES += (head // G) * BLOCK
+            if not IEEE:
+                q = q.to(tl.float16)
         high = start + tl.minimum(first_query + BM, size)  # one past the last key any query of the tile sees
         low = 0
         if WINDOW > 0:
@@ -91,14 +103,16 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
         if TWICE:
             whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
             for first in tl.range(low, whole, BN):
-                best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
-                                           BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
+                best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total,
+                                           acc, scale, KV_HEADS, D, BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
             low = whole
         for first in tl.range(low, high, BN):
-            best, total, acc = _attend(q, K, V, table, first, high, position, best, total, acc, scale, KV_HEADS, D,
-                                       BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
+            best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total, acc,
+                                       scale, KV_HEADS, D, BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
         total = tl.where(real, total, 1.0)
+        if K_SIZES is not None:
+            total *= _LARGEST
         tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
 
 
@@ -106,8 +120,7 @@ def prefill_attention(
     batch: StepBuffer,
     tables: torch.Tensor,
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: LayerCache,
     out: torch.Tensor,
     *,
     tiles: int,
@@ -116,12 +129,12 @@ def prefill_attention(
     early: bool = True,
 ) -> None:
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
-    block, kv_heads, dim = k_cache.shape[-3:]
+    block, kv_heads, dim = cache.k.shape[-3:]
     exact = qkv.dtype == torch.float32
     cut = _EXACT if exact else _HALF
     _prefill[(num_heads, tiles)](
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
-        batch["row_begins"], batch["row_sizes"], tables, qkv, k_cache, v_cache, out, dim**-0.5 * _LOG2E,
+        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, score_scale(cache),
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
         window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
         **launch_options(early=early),

@@ -12,6 +12,8 @@ import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.fp8 import stretched
+from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
 
@@ -42,15 +44,15 @@ def turned(HEADS, head, some, position, GAIN, ANGLES, eps, D: tl.constexpr, NORM
 
 
 @triton.jit
-def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, ANGLES, Q_GAIN, K_GAIN, eps,
+def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SIZES, V_SIZES, ANGLES, Q_GAIN, K_GAIN, eps,
                       HEADS: tl.constexpr, HEADS_P: tl.constexpr, KV_HEADS: tl.constexpr, KV_P: tl.constexpr,
-                      D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                      D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     follow(PDL)
     t = tl.program_id(0)
     if t < tl.load(COUNTS + 3):
         d = tl.arange(0, D)
         position = tl.load(POSITIONS + t).to(tl.int64)
-        slot = tl.load(SLOTS + t).to(tl.int64) * (KV_HEADS * D)
+        slot = tl.load(SLOTS + t).to(tl.int64)
         QKV += t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         head = tl.arange(0, HEADS_P)
         q = turned(QKV, head, head < HEADS, position, Q_GAIN, ANGLES, eps, D, NORM)
@@ -59,8 +61,15 @@ def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, ANGLES, Q_GAIN, K_GAI
         k = turned(QKV + HEADS * D, kv, kv < KV_HEADS, position, K_GAIN, ANGLES, eps, D, NORM)
         place = kv[:, None] * D + d[None, :]
         v = tl.load(QKV + (HEADS + KV_HEADS) * D + place, mask=some, other=0.0)
-        tl.store(K + slot + place, k.to(K.dtype.element_ty), mask=some)
-        tl.store(V + slot + place, v.to(V.dtype.element_ty), mask=some)
+        if K_SIZES is not None:
+            k, k_size = stretched(k)
+            v, v_size = stretched(v)
+            size_place = (slot // BLOCK * KV_HEADS + kv) * BLOCK + slot % BLOCK
+            tl.store(K_SIZES + size_place, k_size, mask=kv < KV_HEADS)
+            tl.store(V_SIZES + size_place, v_size, mask=kv < KV_HEADS)
+        slot *= KV_HEADS * D
+        tl.store(K + slot + place, k, mask=some)
+        tl.store(V + slot + place, v, mask=some)
         tl.debug_barrier()  # each head's two halves were read by threads that may not be the ones to write them
         tl.store(QKV + head[:, None] * D + d[None, :], q, mask=(head < HEADS)[:, None])
 
@@ -68,18 +77,17 @@ def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, ANGLES, Q_GAIN, K_GAI
 def rotate_and_store(
     batch: StepBuffer,
     qkv: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    cache: LayerCache,
     angles: torch.Tensor,
     q_gain: torch.Tensor | None,
     k_gain: torch.Tensor | None,
     eps: float,
     num_heads: int,
 ) -> None:
-    """qkv (T, heads + 2 kv heads, D): queries turned in place; keys and values to (blocks, block, kv heads, D) caches."""
-    kv_heads, dim = k_cache.shape[-2:]
+    """qkv (T, heads + 2 kv heads, D): queries turned in place; keys and values to the cache."""
+    block, kv_heads, dim = cache.k.shape[-3:]
     _rotate_and_store[(qkv.shape[0],)](
-        batch["counts"], batch["positions"], batch["slots"], qkv, k_cache, v_cache, angles, q_gain, k_gain, eps,
-        num_heads, triton.next_power_of_2(num_heads), kv_heads, triton.next_power_of_2(kv_heads), dim,
+        batch["counts"], batch["positions"], batch["slots"], qkv, *cache, angles, q_gain, k_gain, eps,
+        num_heads, triton.next_power_of_2(num_heads), kv_heads, triton.next_power_of_2(kv_heads), dim, block,
         q_gain is not None, num_warps=4, **launch_options(),
     )  # fmt: skip
