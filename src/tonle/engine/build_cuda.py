@@ -42,7 +42,7 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
     sizes = Sizes(max_rows, max_tokens, _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads))
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
-        dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else decoder.dtype
+        dtype = _kv_dtype(decoder, config)
         num_bytes = config.memory_pool_size or _free_after_profile(model, config, dtype)
         kv, context_length = kv_cache(decoder, config, num_bytes, dtype)
         model.kv = kv
@@ -54,6 +54,17 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
              str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, ready - began, graphs.num_graphs,
              graphs.capture_s)  # fmt: skip
     return Machine(runner, kv, context_length, min(max_rows, kv.num_blocks), sizes.max_tokens)
+
+
+def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:
+    if config.kv_cache_dtype != "fp8":
+        return decoder.dtype
+    if decoder.device.type == "cuda" and (has := torch.cuda.get_device_capability(decoder.device)) < (8, 9):
+        raise ConfigError(
+            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer (Ada, Hopper), this one has {has[0]}.{has[1]}; "
+            "leave it auto", param="kv_cache_dtype",
+        )  # fmt: skip
+    return torch.float8_e4m3fn
 
 
 def _free_after_profile(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> int:

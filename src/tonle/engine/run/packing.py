@@ -88,16 +88,16 @@ class Packer:
         return Packed(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
 
     def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
-        """Cut the contexts (n,) of decoding rows into stretches of equal length."""
+        """Cut the contexts (n,) of decoding rows into stretches."""
         counts = buffer.host("counts")
-        stretch = stretch_tokens(len(contexts), int(contexts.sum()), self._kv_heads)
-        per_row = -(-contexts // stretch)
+        stretches = stretch_tokens(contexts, self._kv_heads)
+        per_row = -(-contexts // stretches)
         ends = per_row.cumsum()
         num_items = int(ends[-1]) if len(ends) else 0
         buffer.host("row_items")[: len(contexts)] = ends - per_row
         buffer.host("item_rows")[:num_items] = np.repeat(self._identity[: len(contexts)], per_row)
+        buffer.host("row_stretches")[: len(contexts)] = stretches
         counts[Count.ITEMS] = num_items
-        counts[Count.STRETCH] = stretch
 
     def _pack_mixed(self, plan: Plan, buffer: StepBuffer) -> Packed:
         count = len(plan.rows)

@@ -26,7 +26,6 @@ class Count(IntEnum):
     UPDATES = 5  # new entries of block tables
     TILES = 6  # pieces of at most `TILE_TOKENS` queries of one row, for prefill attention
     ITEMS = 7  # stretches of decoding rows' contexts, for decode attention
-    STRETCH = 8  # their length, tokens
 
 
 TILE_TOKENS = 64  # queries one program of prefill attention handles
@@ -57,6 +56,7 @@ class StepBuffer:
             "sample_rows": rows,
             "sample_positions": rows,  # the place the sampled token will take
             "row_items": rows,  # the row's first item
+            "row_stretches": rows,  # tokens of context in each of its items, the last one's excepted
             "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
             "updates": 2 * updates,  # pairs: row * table width + place, block
             "sample_indices": rows,  # tokens of a mixed step whose logits are wanted; a pure decode step does not send it

@@ -5,9 +5,9 @@ Does: lengths and bounds. Does not: need triton or a device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_GRAIN = 64  # stretches are multiples of this, tokens
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +16,21 @@ class Cut:
 
     block_keys: int  # keys per turn of the loop
     warps: int
-    stages: int
+    stages: int  # 3 and 4: the next turn's keys are asked for when this one ends; 5: before it begins
     programs: int  # about so many for the whole step, if contexts are long enough
     eager: bool  # the first keys and values are read before the queries are there
 
 
 _FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, eager=True)
 _MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
+_FEW_FP8 = replace(_FEW, eager=False)
+_MANY_FP8 = replace(_MANY, stages=5)  # a turn has half the bytes
 
 
-def cut_for(rows: int) -> Cut:
+def cut_for(rows: int, *, fp8: bool = False) -> Cut:
     """Few rows: as little latency as possible. Many: as many reads in flight as possible."""
+    if fp8:
+        return _FEW_FP8 if rows <= 4 else _MANY_FP8
     return _FEW if rows <= 4 else _MANY
 
 
@@ -35,7 +39,14 @@ def max_items(rows: int, kv_heads: int) -> int:
     return rows + cut_for(rows).programs // kv_heads
 
 
-def stretch_tokens(rows: int, total_context: int, kv_heads: int) -> int:
-    """How long a stretch is so that all rows together fill the device."""
-    wanted = -(-total_context * kv_heads // cut_for(rows).programs)
-    return max(1, -(-wanted // _GRAIN)) * _GRAIN
+def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
+    """How long the stretches of each row are, so that all rows together fill the device: (n,) of contexts (n,), tokens.
+
+    A row's stretches are equally long, but for the last. A row is not cut for the sake of a rest shorter than half a stretch:
+    joining costs more than waiting for it.
+    """
+    cut = cut_for(len(contexts))
+    wanted = np.maximum(contexts.sum() * kv_heads / cut.programs, 1.0)
+    pieces = np.maximum((contexts / wanted + 0.5).astype(np.int64), 1)
+    turns: np.ndarray = -(-contexts // (pieces * cut.block_keys))
+    return turns * cut.block_keys

@@ -80,8 +80,8 @@ def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.
 
 
 @triton.jit
-def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, PART, PART_MAX,
-            PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr,
+def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, PART,
+            PART_MAX, PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
             WINDOW: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
             PDL: tl.constexpr):  # fmt: skip
@@ -92,8 +92,8 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROWS, STARTS, TABLES, QKV, K, V, K_SIZ
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     if item < tl.load(COUNTS + 7):
-        stretch = tl.load(COUNTS + 8)
         b = tl.load(ITEM_ROWS + item)
+        stretch = tl.load(ROW_STRETCHES + b)
         first_item = tl.load(ROW_ITEMS + b)
         last = tl.load(STARTS + b)  # the new token's position
         row = tl.load(ROWS + b).to(tl.int64)
@@ -211,12 +211,11 @@ def decode_attention(
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
-    cut = cut_for(rows)
-    eager = cut.eager and cache.k_sizes is None
+    cut = cut_for(rows, fp8=cache.k_sizes is not None)
     _decode[(kv_heads, max_items(rows, kv_heads))](
-        batch["counts"], batch["item_rows"], batch["row_items"], batch["rows"], batch["starts"], tables, qkv, *cache,
-        out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        score_scale(cache), tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim,
-        block, cut.block_keys, window or 0, fused, eager, q_gain is not None, qkv.dtype == torch.float32,
+        batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
+        tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
+        score_scale(cache), tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
+        cut.block_keys, window or 0, fused, cut.eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
     )  # fmt: skip

@@ -79,9 +79,16 @@ def test_stretches_fit_their_buffers_however_long_and_uneven_the_contexts(rows: 
     cases = [[LONG] * rows, [1] * rows, [LONG, *[1] * (rows - 1)],
              *([int(LONG ** rng.random()) for _ in range(rows)] for _ in range(20))]  # fmt: skip
     for contexts in cases:
-        stretch = stretch_tokens(rows, sum(contexts), kv_heads)
-        num_items = sum(-(-context // stretch) for context in contexts)
-        assert stretch % 64 == 0 and num_items <= max_items(rows, kv_heads) <= max_items(ROWS, kv_heads)
+        stretches = stretch_tokens(np.array(contexts), kv_heads)
+        num_items = int((-(-np.array(contexts) // stretches)).sum())
+        assert not (stretches % 32).any() and num_items <= max_items(rows, kv_heads) <= max_items(ROWS, kv_heads)
+
+
+def test_rows_are_cut_evenly_or_not_at_all() -> None:
+    """100 rows and 8 heads: 800 programs as they are, and a quarter more would be joined with the rest for nothing."""
+    assert set(stretch_tokens(np.full(100, 401), 8).tolist()) == {416}
+    assert set(stretch_tokens(np.full(256, 901), 2).tolist()) == {480}  # two pieces, not 448, 448 and 5
+    assert stretch_tokens(np.array([100] * 99 + [9000]), 8).tolist() == [128] * 99 + [160]  # the long one in many
 
 
 def test_a_decode_step_of_long_rows_is_packed_exactly() -> None:
@@ -89,10 +96,11 @@ def test_a_decode_step_of_long_rows_is_packed_exactly() -> None:
     rows, starts = list(range(ROWS)), [LONG - 1 - row for row in range(ROWS)]
     packed = office.pack(plan(rows, starts, [None] * ROWS))
     counts = packed.buffer.host("counts")
-    stretch, num_items = int(counts[Count.STRETCH]), int(counts[Count.ITEMS])
-    assert num_items == sum(-(-(start + 1) // stretch) for start in starts) <= max_items(ROWS, 2)
+    stretches, num_items = packed.buffer.host("row_stretches")[:ROWS], int(counts[Count.ITEMS])
+    pieces = [-(-(start + 1) // int(stretch)) for start, stretch in zip(starts, stretches, strict=True)]
+    assert num_items == sum(pieces) <= max_items(ROWS, 2)
     owners = packed.buffer.host("item_rows")[:num_items]
-    assert np.array_equal(np.bincount(owners, minlength=ROWS), [-(-(start + 1) // stretch) for start in starts])
+    assert np.array_equal(np.bincount(owners, minlength=ROWS), pieces)
     assert np.array_equal(packed.buffer.host("sample_positions")[:ROWS], np.array(starts) + 1)
     assert packed.size < TOKENS, "tokens, positions and slots are not sent"
 
@@ -153,10 +161,10 @@ def test_yarn_gives_qwen_its_long_context(tmp_path: object) -> None:
 
 @pytest.mark.parametrize(("name", "gib"), [("qwen2.5-1.5b", 3.5), ("llama-3.2-3b", 14.0)])
 def test_what_one_long_request_needs(name: str, gib: float, tmp_path: object) -> None:
-    """Keys and values of 131,072 tokens in bfloat16; in fp8 half of it."""
+    """Keys and values of 131,072 tokens in bfloat16; in fp8 half of it, and 4 bytes per head and token."""
     shape, config = Shape(spec_of(name, tmp_path)), EngineConfig(max_sequence_length=None, block_size=BLOCK)
     assert LONG // BLOCK * block_bytes(shape, config, torch.bfloat16) == gib * 2**30
-    assert 2 * block_bytes(shape, config, torch.float8_e4m3fn) == block_bytes(shape, config, torch.bfloat16)
+    assert block_bytes(shape, config, torch.float8_e4m3fn) * 256 == block_bytes(shape, config, torch.bfloat16) * 132
 
 
 def test_a_cache_too_small_for_the_context_limits_requests_instead_of_failing(tmp_path: object) -> None:
