@@ -1,13 +1,13 @@
 """The engine on one GPU, measured as its callers see it: one command prints the table.
 
-    python -m benchmarks.gpu --models qwen2.5-1.5b,llama-3.2-3b --users 1,10,40,100,256 --json out.json
-    python -m benchmarks.gpu --models qwen2.5-1.5b --users 100 --http --gateway    # and over loopback
+    python -m benchmarks.gpu --http --gateway --json out.json                      # all of docs/performance.md's targets
+    python -m benchmarks.gpu --models llama-2-7b --users 1,10,100                  # another model
     python -m benchmarks.gpu --device cpu --models tiny --users 8 --http --gateway # the benchmark itself, anywhere
 
 The engine runs in a process of its own, as in `tonle serve`; the closed loop of users shares this process with the
 engine's front. No HTTP and no tokenizer. Weights are random and built on the device; sampling is greedy. With --http the
-same users then call `tonle serve` as streams over loopback, and with --gateway `tonle gateway` with a key, limits and audit
-in front of it (`gpu_http.py`).
+first model's users (--http-users) then call `tonle serve` as streams over loopback, and with --gateway `tonle gateway` with a
+key, limits and audit in front of it (`gpu_http.py`). Ends with our targets and what came of them (`gpu_targets.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from benchmarks.closed_loop import drive
 from benchmarks.gpu_http import http_rows, jobs_for
+from benchmarks.gpu_targets import machine, table
 from benchmarks.workload import SHAPES, Job, decode_one, offline, serving, weight_bytes, write_config
 from tonle.config.engine import EngineConfig
 from tonle.engine.front import Front
@@ -178,22 +179,29 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     )  # fmt: skip
 
 
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--models", default="qwen2.5-1.5b,llama-3.2-3b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--workloads", default="decode1,serving,offline")
-    parser.add_argument("--users", type=lambda text: [int(n) for n in text.split(",")], default=[1, 10, 40, 100, 256])
+    parser.add_argument("--users", type=numbers, default=[1, 10, 40, 100, 256])
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=4096)
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, or fp8")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu")
-    parser.add_argument("--http", action="store_true", help="also `tonle serve` over loopback, and its share")
+    parser.add_argument("--http", action="store_true", help="also the first model by `tonle serve` over loopback")
+    parser.add_argument("--http-users", type=numbers, help="default: 100 if among --users, else all of them")
     parser.add_argument("--gateway", action="store_true", help="with --http: also behind `tonle gateway`")
     parser.add_argument("--frontends", type=int, default=FRONTENDS, help=f"of `tonle serve` (default {FRONTENDS})")
     parser.add_argument("--clients", type=int, default=CLIENTS, help=f"processes of users (default {CLIENTS})")
     parser.add_argument("--profile", action="store_true", help="time the parts of a step on the host")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.http_users is None:
+        options.http_users = [100] if 100 in options.users else options.users
     options.dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
     try:
         import uvloop
@@ -201,16 +209,23 @@ def main() -> None:
         run: Any = uvloop.run
     except ImportError:
         run = asyncio.run
+    print(machine())
     rows: list[dict[str, Any]] = []
-    for name in options.models.split(","):
-        found = run(measure(name, options))
-        rows += found
-        if options.http:
-            rows += over_http(name, options, found)
+
+    def keep(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Saved as it comes: a run takes minutes."""
+        rows.extend(found)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+        return found
+
+    for place, name in enumerate(options.models.split(",")):
+        found = keep(run(measure(name, options)))
+        if options.http and place == 0:
+            keep(over_http(name, options, found))
         if "offline" in options.workloads:
-            rows.append(offline_api(name, options))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+            keep([offline_api(name, options)])
+    print("", *table(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def behind_gateway(upstream: str, folder: Path, options: argparse.Namespace, log
         sys.executable, "-m", "tonle", "gateway", "--backend", upstream, "--port", _free_port(), "--api-key", KEY,
         "--state-db", str(folder / "state.db"), "--audit-dir", str(folder / "audit"),
         "--requests-per-minute", str(BEYOND), "--tokens-per-minute", str(BEYOND),
-        "--max-concurrent", str(max(options.users)), "--log-level", "WARNING",
+        "--max-concurrent", str(max(options.http_users)), "--log-level", "WARNING",
     ]  # fmt: skip
     server = Served(command, log, key=KEY)
     try:
@@ -150,11 +150,11 @@ def http_rows(name: str, root: Path, options: argparse.Namespace) -> list[dict[s
     rows = []
     with Users(options.clients) as users, served(folder, options, root / "serve.log") as server:
         users.drive(server.url, name, serving(64, seed=77), 32)  # warm
-        rows += [_row("http", server, [server], users, name, count) for count in options.users]
+        rows += [_row("http", server, [server], users, name, count) for count in options.http_users]
         if options.gateway:
             with behind_gateway(server.url, root, options, root / "gateway.log") as door:
                 users.drive(door.url, name, serving(64, seed=78), 32, api_key=KEY)
-                rows += [_row("gateway", door, [server, door], users, name, count, KEY) for count in options.users]
+                rows += [_row("gateway", door, [server, door], users, name, count, KEY) for count in options.http_users]
     return rows
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+_SHORTEST = 64  # stretch, tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -49,4 +51,4 @@ def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
     wanted = np.maximum(contexts.sum() * kv_heads / cut.programs, 1.0)
     pieces = np.maximum((contexts / wanted + 0.5).astype(np.int64), 1)
     turns: np.ndarray = -(-contexts // (pieces * cut.block_keys))
-    return turns * cut.block_keys
+    return np.maximum(turns * cut.block_keys, _SHORTEST)
