@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fakes.checkpoints import save_folder
 from tonle.engine import EngineConfig, GenerationConfig, InferenceEngine, RequestPriority
+from tonle.engine import engine as engine_module
+from tonle.engine.build import build
 from tonle.errors import ConfigError, ContextOverflow, InvalidRequest, NotFound
 
 GREEDY = GenerationConfig(max_length=12, do_sample=False, early_stopping=False)
@@ -363,6 +367,26 @@ class TestInferenceEngineIntegration:
         assert engine.get_stats()["cache_info"]["num_entries"] > 0
         engine.optimize_memory()
         _wait(lambda: engine.get_stats()["cache_info"]["num_entries"] == 0)
+
+    def test_a_stopped_engine_gives_its_memory_back(
+        self, live: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a GPU the next one needs it: the KV cache takes what is free. torch gives back what nobody holds any more."""
+        held: list[weakref.ref[Any]] = []
+        when_asked: list[list[Any]] = []
+
+        def build_and_watch(*args: Any) -> Any:
+            loop, card = build(*args)
+            held.extend(weakref.ref(part) for part in (loop, loop._runner._kv))
+            return loop, card
+
+        monkeypatch.setattr(engine_module, "build", build_and_watch)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: when_asked.append([part() for part in held]))
+        with InferenceEngine(*live, EngineConfig(max_batch_size=2, max_sequence_length=64)) as engine:
+            engine.result(engine.submit_request("hello", GREEDY))
+            assert all(part() is not None for part in held) and not when_asked
+        assert when_asked == [[None, None]]
 
 
 class TestBenchmarks:

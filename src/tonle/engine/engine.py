@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import torch
+
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
 from tonle.engine.front import Front, Generation
@@ -86,7 +88,7 @@ class InferenceEngine:
         return self
 
     def stop(self) -> None:
-        """Cancel what still runs and end both threads."""
+        """Cancel what still runs, end both threads and give the model's memory back."""
         if self._status == "stopped":
             return
         self._status = "stopped"
@@ -96,6 +98,7 @@ class InferenceEngine:
         self._aio.call_soon_threadsafe(self._shut_down)
         self._threads[0].join()
         self._aio.close()
+        _give_back()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -214,7 +217,7 @@ class InferenceEngine:
         """Forget every idle cached block and return unused memory."""
         if self._mailbox is not None:
             self._mailbox.put(DropCache())
-        gc.collect()
+        _give_back()
 
     @property
     def tokenizer(self) -> Text:
@@ -358,3 +361,10 @@ def _failed(generation: Generation, error: TonleError) -> GenerationResult:
         output_ids=[list[int]() for _ in range(n)], finish_reasons=["error"] * n, usage=Usage(len(generation.prompt)),
         timings=Timings(generation.timings.arrived_s, finished_s=time.monotonic()), error=error.message,
     )  # fmt: skip
+
+
+def _give_back() -> None:
+    """Memory nobody uses any more: on a GPU to the driver, so that the next engine, of any process, finds it free."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

@@ -50,5 +50,5 @@ def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
     cut = cut_for(len(contexts))
     wanted = np.maximum(contexts.sum() * kv_heads / cut.programs, 1.0)
     pieces = np.maximum((contexts / wanted + 0.5).astype(np.int64), 1)
-    turns: np.ndarray = -(-contexts // (pieces * cut.block_keys))
-    return np.maximum(turns * cut.block_keys, _SHORTEST)
+    stretches: np.ndarray = np.maximum(-(-contexts // (pieces * cut.block_keys)) * cut.block_keys, _SHORTEST)
+    return stretches

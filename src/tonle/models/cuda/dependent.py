@@ -51,9 +51,6 @@ def dependent_launch_available() -> bool:
     return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
-def launch_options(*, early: bool = True) -> dict[str, bool]:
-    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one.
-
-    `early` False: the kernel begins once those it depends on have ended. So it must be on a stream beside the step's own.
-    """
-    return {"PDL": True, "launch_pdl": True} if early and dependent_launch_available() else {"PDL": False}
+def launch_options() -> dict[str, bool]:
+    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one."""
+    return {"PDL": True, "launch_pdl": True} if dependent_launch_available() else {"PDL": False}

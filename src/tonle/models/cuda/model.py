@@ -7,8 +7,6 @@ capture (`engine/run/`), fill the step's buffer, or choose how a matrix is multi
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +18,6 @@ from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
-from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
@@ -94,8 +91,6 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
-        # prompts' attention, bound by arithmetic, runs here beside that of decoding rows, bound by reading
-        self._beside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._layers = [
             _CudaLayer.of(layer, window, spec.norm_eps, normed)
             for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
@@ -175,39 +170,15 @@ class CudaModel:
     def _attention(
         self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
     ) -> None:
-        if tiles is None:
-            self._decode_attention(index, layer, qkv, out, fused=True)
-            return
         assert self.kv is not None
         spec, cache = self.spec, self.kv.layer(index)
-        rotate_and_store(self.batch, qkv, cache, self._angles, layer.q_gain, layer.k_gain,
-                         spec.norm_eps, spec.num_heads)  # fmt: skip
-        beside = self._beside if qkv.shape[0] > MAX_ROWS else None
-        with _forked(beside):
-            prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles,
-                              num_heads=spec.num_heads, window=layer.window, early=beside is None)  # fmt: skip
-        self._decode_attention(index, layer, qkv, out, fused=False)
-        if beside is not None:
-            torch.cuda.current_stream().wait_stream(beside)
-
-    def _decode_attention(
-        self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, *, fused: bool
-    ) -> None:
-        assert self.kv is not None
-        spec = self.spec
+        if tiles is not None:
+            rotate_and_store(self.batch, qkv, cache, self._angles, layer.q_gain, layer.k_gain, spec.norm_eps,
+                             spec.num_heads)  # fmt: skip
+            prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles, num_heads=spec.num_heads,
+                              window=layer.window)  # fmt: skip
         decode_attention(
-            self.batch, self.tables, qkv, self.kv.layer(index), out, self._decode_scratch,
-            rows=min(qkv.shape[0], self.sizes.max_rows), num_heads=spec.num_heads, window=layer.window,
-            angles=self._angles, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=spec.norm_eps, fused=fused,
+            self.batch, self.tables, qkv, cache, out, self._decode_scratch, rows=min(qkv.shape[0], self.sizes.max_rows),
+            num_heads=spec.num_heads, window=layer.window, angles=self._angles, q_gain=layer.q_gain,
+            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _forked(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Launch on `stream` what may run beside what follows on the current one. None: on the current one."""
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield

@@ -126,7 +126,6 @@ def prefill_attention(
     tiles: int,
     num_heads: int,
     window: int | None,
-    early: bool = True,
 ) -> None:
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = cache.k.shape[-3:]
@@ -137,5 +136,5 @@ def prefill_attention(
         batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, score_scale(cache),
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
         window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
-        **launch_options(early=early),
+        **launch_options(),
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +64,32 @@ def test_steps_padded_as_graphs_pad_them(monkeypatch: pytest.MonkeyPatch) -> Non
     config = replace(CONFIG, max_batch_size=6)
     asked = prompts([2, 20, 3, 33, 9], model.config.vocab_size)  # rungs: 1, 2, 4, 6 rows and samples; 16, 32, 40 tokens
     assert_greedy(model, asked, Driver(model, config).generate(asked, GREEDY, arrive_every=1))
+
+
+def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that was dropped before may own graphs; to free them in the middle of a capture ends it with an error."""
+    model = tiny_model("qwen2")
+    collected: list[bool] = []  # whether a capture was under way
+    under_way = [False]
+
+    def captured(work: Any, pool: Any) -> SimpleNamespace:
+        under_way[0] = True
+        garbage: Any = torch.nn.Module()  # anything that can be watched
+        garbage.itself = [garbage]
+        weakref.finalize(garbage, lambda: collected.append(under_way[0]))
+        del garbage
+        _ = [[] for _ in range(3000)]  # more than the collector waits for
+        work()
+        under_way[0] = False
+        return SimpleNamespace(replay=work)
+
+    monkeypatch.setattr(graphs, "_captured", captured)
+    for name in ("graph_pool_handle", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(build_module, "_cuda_machine", cuda_machine)
+    driver = Driver(model, replace(CONFIG, max_batch_size=1, max_num_batched_tokens=16))
+    gc.collect()
+    assert collected == [False] * driver.loop._runner._graphs.num_graphs  # type: ignore[attr-defined]
 
 
 def test_biases_and_tied_embeddings() -> None:
