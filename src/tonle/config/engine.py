@@ -30,7 +30,7 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     memory_pool_size: int | None = GIB  # bytes of KV cache; None = 640 MiB on a CPU, what is free on a GPU
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory to use, when memory_pool_size is None
-    kv_cache_dtype: str = "auto"  # auto = as the weights | fp8: half the bytes per token, on CUDA only
+    kv_cache_dtype: str = "auto"  # auto = as the weights | fp8: about half the bytes per token, on CUDA only
     kv_cache_max_size: int | None = None  # most idle blocks kept for reuse; None = all that fit
     gc_threshold: float = 1.0  # share of the pool above which idle cached blocks are dropped, oldest first
 

@@ -96,7 +96,7 @@ class ServeConfig(AuditConfig):
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
         kinds.choice("auto", "fp8"),
-        "auto: as the weights; fp8: half the bytes per token, on a GPU only.",
+        "auto: as the weights; fp8: about half the bytes per token, on a GPU only.",
     )
     kv_cache_max_size: int | None = _engine(
         "kv_cache_max_size",

@@ -39,7 +39,7 @@ class Machine:
 
 def block_bytes(decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> int:
     spec = decoder.spec
-    per_head = spec.head_dim * dtype.itemsize + (4 if dtype == torch.float8_e4m3fn else 0)  # and its size, float32
+    per_head = spec.head_dim * dtype.itemsize + (4 if dtype == torch.float8_e4m3fn else 0)  # and its scale, float32
     return 2 * spec.num_layers * config.block_size * spec.num_kv_heads * per_head
 
 

@@ -28,12 +28,12 @@ class StepInputs:
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, and in eight bits what the largest number of each head of each token was."""
+    """Keys and values of one layer; of eight bits also what each head of each token is multiplied with."""
 
     k: torch.Tensor  # (blocks, block, kv heads, D)
     v: torch.Tensor
-    k_sizes: torch.Tensor | None = None  # (blocks, kv heads, block) float32
-    v_sizes: torch.Tensor | None = None
+    k_scales: torch.Tensor | None = None  # (blocks, kv heads, block) float32
+    v_scales: torch.Tensor | None = None
 
 
 class KVCache:
@@ -48,16 +48,16 @@ class KVCache:
         self.block_size = block_size
         self.k = _zeros(shape, dtype, device)
         self.v = _zeros(shape, dtype, device)
-        self.k_sizes: torch.Tensor | None = None
-        self.v_sizes: torch.Tensor | None = None
+        self.k_scales: torch.Tensor | None = None
+        self.v_scales: torch.Tensor | None = None
         if dtype == torch.float8_e4m3fn:
-            sizes = (num_layers, num_blocks, num_kv_heads, block_size)
-            self.k_sizes, self.v_sizes = (torch.zeros(sizes, dtype=torch.float32, device=device) for _ in range(2))
+            scales = (num_layers, num_blocks, num_kv_heads, block_size)
+            self.k_scales, self.v_scales = (torch.zeros(scales, dtype=torch.float32, device=device) for _ in range(2))
 
     def layer(self, index: int) -> LayerCache:
-        if self.k_sizes is None or self.v_sizes is None:
+        if self.k_scales is None or self.v_scales is None:
             return LayerCache(self.k[index], self.v[index])
-        return LayerCache(self.k[index], self.v[index], self.k_sizes[index], self.v_sizes[index])
+        return LayerCache(self.k[index], self.v[index], self.k_scales[index], self.v_scales[index])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ class Cut:
 
     block_keys: int  # keys per turn of the loop
     warps: int
-    stages: int  # 3 and 4: the next turn's keys are asked for when this one ends; 5: before it begins
+    stages: int  # of the loop, as triton counts them: with 5 one more turn's keys are under way than with 3 or 4
     programs: int  # about so many for the whole step, if contexts are long enough
     eager: bool  # the first keys and values are read before the queries are there
 

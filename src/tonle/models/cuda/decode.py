@@ -15,12 +15,10 @@ import triton.language as tl
 from tonle.models.cuda.batch import StepBuffer
 from tonle.models.cuda.cuts import cut_for, max_items
 from tonle.models.cuda.dependent import follow, launch_options
-from tonle.models.cuda.fp8 import LARGEST, stretched
+from tonle.models.cuda.fp8 import exponent, halved, packed, reciprocal
 from tonle.models.cuda.rope import turned
-from tonle.models.cuda.softmax import score_scale, take_in, take_in_stretched, weigh
+from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
-
-_LARGEST = tl.constexpr(LARGEST)
 
 
 @triton.jit
@@ -42,15 +40,15 @@ def _read(K, V, table, first, high, KV_HEADS: tl.constexpr, D: tl.constexpr, BLO
 
 
 @triton.jit
-def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, best, total, acc, scale, KV_HEADS: tl.constexpr,
+def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, scale, KV_HEADS: tl.constexpr,
             D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """One block of keys into the running softmax."""
-    if K_SIZES is None:
+    if K_SCALES is None:
         k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
         return take_in(weigh(q, k, scale, IEEE), inside[None, :], v, None, best, total, acc, True, IEEE)
     else:
         block, offset, inside = _places(table, first, high, BLOCK, BN)
-        return take_in_stretched(q, K, V, K_SIZES, V_SIZES, block, offset, inside, inside[None, :], best, total, acc,
+        return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, offset, inside, inside[None, :], best, total, acc,
                                  scale, KV_HEADS, D, BLOCK, True, IEEE)  # fmt: skip
 
 
@@ -80,7 +78,7 @@ def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.
 
 
 @triton.jit
-def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, PART,
+def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, PART,
             PART_MAX, PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
             WINDOW: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
@@ -109,9 +107,9 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
         QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         K += kv_head * D
         V += kv_head * D
-        if K_SIZES is not None:
-            K_SIZES += kv_head * BLOCK
-            V_SIZES += kv_head * BLOCK
+        if K_SCALES is not None:
+            K_SCALES += kv_head * BLOCK
+            V_SCALES += kv_head * BLOCK
         table = TABLES + row * table_width
         best = tl.full([GP], -1.0e30, tl.float32)
         total = tl.zeros([GP], tl.float32)
@@ -126,38 +124,37 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             one = tl.arange(0, 1)
             new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
             new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]
-            if K_SIZES is not None:
-                new_k, k_size = stretched(new_k)
-                new_v, v_size = stretched(new_v)
+            if K_SCALES is not None:
+                new_k, k_scale = packed(new_k)
+                new_v, v_scale = packed(new_v)
             if at_end:
                 place = (new_block * BLOCK + last % BLOCK) * (KV_HEADS * D) + d[None, :]
                 tl.store(K + place, new_k)
                 tl.store(V + place, new_v)
-                if K_SIZES is not None:
-                    size_place = new_block * (KV_HEADS * BLOCK) + last % BLOCK + one
-                    tl.store(K_SIZES + size_place, k_size)
-                    tl.store(V_SIZES + size_place, v_size)
-            new_score = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
-            new_v = new_v.to(tl.float32)
-            if K_SIZES is not None:
-                new_score = new_score * k_size
-                new_v = new_v * v_size[:, None]
-            best = tl.where(at_end, new_score, -1.0e30)
-            total = tl.where(at_end & (g >= 0), 1.0, 0.0)
-            acc = tl.where(at_end & (g >= 0)[:, None], new_v, 0.0)
+                if K_SCALES is not None:
+                    scale_place = new_block * (KV_HEADS * BLOCK) + last % BLOCK + one
+                    tl.store(K_SCALES + scale_place, k_scale)
+                    tl.store(V_SCALES + scale_place, v_scale)
+            best = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
+            total = tl.where(g >= 0, 1.0, 0.0)
+            if K_SCALES is not None:
+                best = best * k_scale + exponent(v_scale)
+                total = total * reciprocal(v_scale)
+            best = tl.where(at_end, best, -1.0e30)
+            total = tl.where(at_end, total, 0.0)
+            acc = tl.where(at_end & (g >= 0)[:, None], new_v.to(tl.float32), 0.0)
             if EAGER:
                 score = weigh(q, k, scale, IEEE)
                 best, total, acc = take_in(score, inside[None, :], v, None, best, total, acc, True, IEEE)
                 low += BN
         else:
             q = tl.load(QKV + (kv_head * G + g)[:, None] * D + d[None, :], mask=some[:, None], other=0.0)
-        if K_SIZES is not None and not IEEE:
-            q = q.to(tl.float16)
+        factor = scale
+        if K_SCALES is not None and not IEEE:
+            q, factor = halved(q, scale)
         for first in tl.range(low, high, BN):
-            best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, best, total, acc, scale, KV_HEADS, D,
+            best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, factor, KV_HEADS, D,
                                        BLOCK, BN, IEEE)  # fmt: skip
-        if K_SIZES is not None:
-            acc = acc * (1.0 / _LARGEST)
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:
@@ -211,11 +208,11 @@ def decode_attention(
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
-    cut = cut_for(rows, fp8=cache.k_sizes is not None)
+    cut = cut_for(rows, fp8=cache.k_scales is not None)
     _decode[(kv_heads, max_items(rows, kv_heads))](
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
         tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        score_scale(cache), tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
+        dim**-0.5 * LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
         cut.block_keys, window or 0, fused, cut.eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
     )  # fmt: skip

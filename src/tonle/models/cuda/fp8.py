@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""Keys and values in eight bits (e4m3): each head of each token is stretched so that its largest number is `LARGEST`.
+"""Keys and values in eight bits (e4m3), with a scale for each head of each token: how they are written and read.
 
-How large that number was, its size, is kept beside it. Read back, numbers stay stretched and in float16, which holds every
-e4m3 number: scores are multiplied with the keys' sizes, weights with the values', and results are divided by `LARGEST` once.
+Read back, numbers are not multiplied with their scales, and are float16, which holds every e4m3 number. Attention multiplies
+scores with the keys' scales, and takes the values' into its weights (`softmax.py`). Scales are powers of two: to multiply with
+them rounds nothing, and their logarithms and reciprocals are a subtraction each.
 """
 
 from __future__ import annotations
@@ -12,18 +13,36 @@ import triton.language as tl
 
 from tonle.models.cuda.dependent import INTERPRETED
 
-LARGEST = 256.0  # what the largest number of a head becomes; e4m3 ends at 448, so no rounding leads beyond its end
-_LARGEST = tl.constexpr(LARGEST)
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
-def stretched(x):
-    """x (heads, D) -> (heads, D) e4m3, and sizes (heads,) float32."""
+def _power(x):
+    """The largest power of two that is not above (n,) float32 x: its bits without those after the first. 1 where x is tiny."""
+    return tl.where(x > 1.0e-30, (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1.0)
+
+
+@triton.jit
+def exponent(scale):
+    """log2 of powers of two (n,) float32."""
+    return ((scale.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
+
+
+@triton.jit
+def reciprocal(scale):
+    """1 / powers of two (n,) float32."""
+    return (0x7F000000 - scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def packed(x):
+    """x (heads, D) -> (heads, D) e4m3, and scales (heads,) float32, powers of two: their product is x.
+
+    The largest number of a head becomes 128 to 256; e4m3 ends at 448, so no rounding leads beyond its end.
+    """
     x = x.to(tl.float32)
-    size = tl.max(tl.abs(x), 1)
-    stretch = 1.0 / tl.where(size > 0, size, 1.0) * _LARGEST
-    return (x * stretch[:, None]).to(tl.float8e4nv), size
+    scale = _power(tl.max(tl.abs(x), 1)) * (1.0 / 128)
+    return (x * reciprocal(scale)[:, None]).to(tl.float8e4nv), scale
 
 
 @triton.jit
@@ -53,7 +72,7 @@ def _halves(x):
 
 
 @triton.jit
-def read_stretched(CACHE, place, inside, D: tl.constexpr):
+def read_packed(CACHE, place, inside, D: tl.constexpr):
     """float16 (n, D) of e4m3 numbers from (n,) `place` on, which are multiples of D; 0 where not `inside`."""
     if _INTERPRETED:  # it knows no assembly
         at = CACHE + place[:, None] + tl.arange(0, D)[None, :]
@@ -61,3 +80,14 @@ def read_stretched(CACHE, place, inside, D: tl.constexpr):
     else:
         at = CACHE.to(tl.pointer_type(tl.int32)) + (place // 4)[:, None] + tl.arange(0, D // 4)[None, :]
         return _halves(tl.load(at, mask=inside[:, None], other=0))
+
+
+@triton.jit
+def halved(q, scale):
+    """q (queries, D) as float16, none above 2, and what its scores are multiplied with to make up for it: (queries, 1).
+
+    As they are, queries of bfloat16 may lie beyond float16.
+    """
+    q = q.to(tl.float32)
+    power = _power(tl.max(tl.abs(q), 1))
+    return (q * reciprocal(power)[:, None]).to(tl.float16), (power * scale)[:, None]

@@ -18,6 +18,7 @@ from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
+from tonle.models.cuda.skinny import roomy
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
@@ -28,6 +29,8 @@ def unsupported(spec: ModelSpec) -> str | None:
     """Why these kernels cannot run a model, or None."""
     if spec.head_dim not in (16, 32, 64, 128, 256):
         return f"head_dim {spec.head_dim} is none of 16, 32, 64, 128, 256"
+    if spec.head_dim == 256 and not roomy():
+        return "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
     if spec.hidden_size % 16 or spec.intermediate_size % 16:
         return "hidden_size and intermediate_size must be multiples of 16"
     return None

@@ -15,11 +15,9 @@ import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
-from tonle.models.cuda.fp8 import LARGEST
-from tonle.models.cuda.softmax import score_scale, take_in, take_in_stretched, weigh
+from tonle.models.cuda.fp8 import halved
+from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
-
-_LARGEST = tl.constexpr(LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ _EXACT = Cut(16, warps=8, twice=False)  # float32: without tensor cores operands
 
 
 @triton.jit
-def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr,
+def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr,
             D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
             IEEE: tl.constexpr):  # fmt: skip
     """One block of keys into the running softmax. Not MASKED: every query sees all of them."""
@@ -50,8 +48,8 @@ def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total
     seen = key[None, :] <= position[:, None]
     if WINDOW > 0:
         seen &= key[None, :] > position[:, None] - WINDOW
-    if K_SIZES is not None:
-        return take_in_stretched(q, K, V, K_SIZES, V_SIZES, block, key % BLOCK, inside, seen, best, total, acc, scale,
+    if K_SCALES is not None:
+        return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, key % BLOCK, inside, seen, best, total, acc, scale,
                                  KV_HEADS, D, BLOCK, MASKED, IEEE)  # fmt: skip
     else:
         place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + tl.arange(0, D)[None, :]
@@ -65,7 +63,7 @@ def _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total
 
 
 @triton.jit
-def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, K_SIZES, V_SIZES, OUT, scale,
+def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, scale,
              table_width, G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
              BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, TWICE: tl.constexpr,
              IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
@@ -88,11 +86,12 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
                     mask=real[:, None], other=0.0)  # fmt: skip
         K += (head // G) * D
         V += (head // G) * D
-        if K_SIZES is not None:
-            K_SIZES += (head // G) * BLOCK
-            V_SIZES += (head // G) * BLOCK
-            if not IEEE:
-                q = q.to(tl.float16)
+        if K_SCALES is not None:
+            K_SCALES += (head // G) * BLOCK
+            V_SCALES += (head // G) * BLOCK
+        factor = scale
+        if K_SCALES is not None and not IEEE:
+            q, factor = halved(q, scale)
         high = start + tl.minimum(first_query + BM, size)  # one past the last key any query of the tile sees
         low = 0
         if WINDOW > 0:
@@ -103,16 +102,14 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
         if TWICE:
             whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
             for first in tl.range(low, whole, BN):
-                best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total,
-                                           acc, scale, KV_HEADS, D, BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
+                best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total,
+                                           acc, factor, KV_HEADS, D, BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
             low = whole
         for first in tl.range(low, high, BN):
-            best, total, acc = _attend(q, K, V, K_SIZES, V_SIZES, table, first, high, position, best, total, acc,
-                                       scale, KV_HEADS, D, BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
+            best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total, acc,
+                                       factor, KV_HEADS, D, BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
         total = tl.where(real, total, 1.0)
-        if K_SIZES is not None:
-            total *= _LARGEST
         tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
 
 
@@ -133,7 +130,7 @@ def prefill_attention(
     cut = _EXACT if exact else _HALF
     _prefill[(num_heads, tiles)](
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
-        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, score_scale(cache),
+        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, dim**-0.5 * LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
         window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
         **launch_options(),

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
 from tonle.models.cuda.dependent import follow, launch_options
-from tonle.models.cuda.fp8 import stretched
+from tonle.models.cuda.fp8 import packed
 from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
@@ -44,7 +44,7 @@ def turned(HEADS, head, some, position, GAIN, ANGLES, eps, D: tl.constexpr, NORM
 
 
 @triton.jit
-def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SIZES, V_SIZES, ANGLES, Q_GAIN, K_GAIN, eps,
+def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SCALES, V_SCALES, ANGLES, Q_GAIN, K_GAIN, eps,
                       HEADS: tl.constexpr, HEADS_P: tl.constexpr, KV_HEADS: tl.constexpr, KV_P: tl.constexpr,
                       D: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     follow(PDL)
@@ -61,12 +61,12 @@ def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SIZES, V_SIZES, ANG
         k = turned(QKV + HEADS * D, kv, kv < KV_HEADS, position, K_GAIN, ANGLES, eps, D, NORM)
         place = kv[:, None] * D + d[None, :]
         v = tl.load(QKV + (HEADS + KV_HEADS) * D + place, mask=some, other=0.0)
-        if K_SIZES is not None:
-            k, k_size = stretched(k)
-            v, v_size = stretched(v)
-            size_place = (slot // BLOCK * KV_HEADS + kv) * BLOCK + slot % BLOCK
-            tl.store(K_SIZES + size_place, k_size, mask=kv < KV_HEADS)
-            tl.store(V_SIZES + size_place, v_size, mask=kv < KV_HEADS)
+        if K_SCALES is not None:
+            k, k_scale = packed(k)
+            v, v_scale = packed(v)
+            scale_place = (slot // BLOCK * KV_HEADS + kv) * BLOCK + slot % BLOCK
+            tl.store(K_SCALES + scale_place, k_scale, mask=kv < KV_HEADS)
+            tl.store(V_SCALES + scale_place, v_scale, mask=kv < KV_HEADS)
         slot *= KV_HEADS * D
         tl.store(K + slot + place, k, mask=some)
         tl.store(V + slot + place, v, mask=some)

@@ -38,7 +38,7 @@ class Cut:
 
 def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
     """Found by trying some 280 on two models on an H200, alone and then in whole steps. None: cuBLAS is faster."""
-    if not 2 <= rows <= MAX_ROWS or outputs * inputs >= 2**31 or not _roomy():
+    if not 2 <= rows <= MAX_ROWS or outputs * inputs >= 2**31 or not roomy():
         return None
     if glu:
         return Cut(32, 128, stages=4)
@@ -49,7 +49,7 @@ def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
 
 
 @functools.cache
-def _roomy() -> bool:
+def roomy() -> bool:
     """Whether what is under way has room in shared memory: on data center GPUs from the A100 on, not on smaller ones."""
     if INTERPRETED or not torch.cuda.is_available():
         return True
