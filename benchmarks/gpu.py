@@ -26,7 +26,16 @@ from typing import Any, cast
 from benchmarks.closed_loop import drive
 from benchmarks.gpu_http import http_rows, jobs_for
 from benchmarks.gpu_targets import machine, table
-from benchmarks.workload import SHAPES, Job, decode_one, offline, serving, weight_bytes, write_config
+from benchmarks.workload import (
+    READ_BYTES_PER_S,
+    SHAPES,
+    Job,
+    decode_one,
+    offline,
+    serving,
+    weight_bytes,
+    write_config,
+)
 from tonle.config.engine import EngineConfig
 from tonle.engine.front import Front
 from tonle.engine.process import EngineProcess
@@ -34,7 +43,6 @@ from tonle.engine.request import GenerationConfig
 from tonle.engine.text import Text
 from tonle.models.source import ModelSource
 
-READ_BYTES_PER_S = 4.43e12  # measured on an H200
 FRONTENDS, CLIENTS = 6, 4  # for 16 cores; what a token costs each is in docs/gpu.md
 COLUMNS = ("users", "requests", "out_tok_s", "requests_per_s", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean",
            "tpot_p99", "itl_p50", "itl_p99", "e2e_mean", "e2e_p99")  # fmt: skip
@@ -211,14 +219,15 @@ def main() -> None:
         run: Any = uvloop.run
     except ImportError:
         run = asyncio.run
-    print(machine())
+    host = machine()
+    print(host)
     rows: list[dict[str, Any]] = []
 
     def keep(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Saved as it comes: a run takes minutes."""
         rows.extend(found)
         if options.json:
-            options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+            options.json.write_text(json.dumps({"machine": host, "rows": rows}, indent=1))
         return found
 
     for place, name in enumerate(options.models.split(",")):

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, silu
 
-from benchmarks.gpu_step import READ_BYTES_PER_S, median_ms
-from benchmarks.workload import SHAPES
+from benchmarks.gpu_step import median_ms
+from benchmarks.workload import READ_BYTES_PER_S, SHAPES
 from tonle.models.cuda.pointwise import silu_mul
 from tonle.models.cuda.skinny import SplitScratch, cut_for, skinny
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.workload import SHAPES, weight_bytes, write_config
+from benchmarks.workload import READ_BYTES_PER_S, SHAPES, weight_bytes, write_config
 from tonle.config.engine import EngineConfig
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.plan import Plan
@@ -23,8 +23,6 @@ from tonle.engine.run.cuda import CudaRunner
 from tonle.models.decoder import Decoder
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
-
-READ_BYTES_PER_S = 4.43e12  # measured on an H200
 
 
 def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto") -> CudaRunner:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gateway.town import Upstream, run, town, until
 from tonle.gateway.relay import Relay
+
+
+@asynccontextmanager
+async def one_inside(tmp_path: Path, *, stream: bool = False, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """A town whose backend takes one request, has it and hangs: the town, the backend, its gate, and who is inside."""
+    upstream = Upstream("m")
+    upstream.hang.clear()
+    async with town(tmp_path, upstream, max_concurrent=1, **settings) as place:
+        gate = place.door.pool.backends[0].gate
+        running = asyncio.create_task(place.ask("running", stream=stream))
+        await until(lambda: gate.num_inside == 1, "it never came")
+        yield place, upstream, gate, running
 
 
 def test_requests_wait_their_turn(tmp_path: Path) -> None:
@@ -50,12 +65,8 @@ def test_one_wish_without_end_does_not_fill_the_line(tmp_path: Path) -> None:
     """The backend does not say how much it writes at the most."""
 
     async def main() -> None:
-        upstream = Upstream("m")
-        upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=1) as place:
-            gate = place.door.pool.backends[0].gate
-            asking = [asyncio.create_task(place.ask("inside"))]
-            await until(lambda: gate.num_inside == 1, "nobody is inside")
+        async with one_inside(tmp_path) as (place, upstream, gate, running):
+            asking = [running]
             asking.append(asyncio.create_task(place.ask("for ever", max_tokens=2**31 - 1)))
             await until(lambda: gate.num_queued == 1, "it does not wait")
             asking.append(asyncio.create_task(place.ask("one more", max_tokens=10)))
@@ -69,12 +80,7 @@ def test_one_wish_without_end_does_not_fill_the_line(tmp_path: Path) -> None:
 
 def test_a_deadline_ends_the_wait(tmp_path: Path) -> None:
     async def main() -> None:
-        upstream = Upstream("m")
-        upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=1) as place:
-            gate = place.door.pool.backends[0].gate
-            running = asyncio.create_task(place.ask("running"))
-            await until(lambda: gate.num_inside == 1, "it never came")
+        async with one_inside(tmp_path) as (place, upstream, gate, running):
             gate.service_s = 0.01  # nobody can know that this one takes long
             late = await place.ask(headers={"x-request-deadline-ms": "100"})
             assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
@@ -108,12 +114,7 @@ def comments(monkeypatch: pytest.MonkeyPatch) -> set[Relay]:
 
 def test_a_waiting_stream_is_kept_alive(tmp_path: Path, comments: set[Relay]) -> None:
     async def main() -> None:
-        upstream = Upstream("m")
-        upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=1, keep_alive_s=0.05) as place:
-            running = asyncio.create_task(place.ask("running", stream=True))
-            gate = place.door.pool.backends[0].gate
-            await until(lambda: gate.num_inside == 1, "it never came")
+        async with one_inside(tmp_path, stream=True, keep_alive_s=0.05) as (place, upstream, gate, running):
             waiting = asyncio.create_task(place.ask("waiting", stream=True))
             await until(lambda: gate.num_queued == 1, "it does not wait")
             await until(lambda: len(comments) == 2, "not both were kept alive")
@@ -146,12 +147,7 @@ def test_an_error_after_a_comment_is_an_event(tmp_path: Path, comments: set[Rela
 
 def test_who_hangs_up_while_waiting_leaves_the_line(tmp_path: Path) -> None:
     async def main() -> None:
-        upstream = Upstream("m")
-        upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=1) as place:
-            gate = place.door.pool.backends[0].gate
-            running = asyncio.create_task(place.ask("running"))
-            await until(lambda: gate.num_inside == 1, "it never came")
+        async with one_inside(tmp_path) as (place, upstream, gate, running):
             waiting = asyncio.create_task(place.ask("waiting"))
             await until(lambda: gate.num_queued == 1, "it does not wait")
             waiting.cancel()

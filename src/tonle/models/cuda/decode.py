@@ -49,7 +49,7 @@ def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, s
     else:
         block, offset, inside = _places(table, first, high, BLOCK, BN)
         return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, offset, inside, inside[None, :], best, total, acc,
-                                 scale, KV_HEADS, D, BLOCK, True, IEEE)  # fmt: skip
+                              scale, KV_HEADS, D, BLOCK, True, IEEE)  # fmt: skip
 
 
 @triton.jit

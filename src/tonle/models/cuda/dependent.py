@@ -9,15 +9,11 @@ order of the whole stream.
 
 from __future__ import annotations
 
-import functools
-import os
-
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tl_cuda
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from tonle.models.cuda.device import dependent_launch_available
 
 
 @triton.jit
@@ -43,12 +39,6 @@ def prefetch_bytes(pointer, num_bytes):
         is_pure=False,
         pack=1,
     )
-
-
-@functools.cache
-def dependent_launch_available() -> bool:
-    """Hopper and newer; never under Triton's interpreter."""
-    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
 def launch_options() -> dict[str, bool]:

@@ -13,12 +13,12 @@ import torch
 
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
+from tonle.models.cuda.device import roomy
 from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
-from tonle.models.cuda.skinny import roomy
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer

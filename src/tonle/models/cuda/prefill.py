@@ -50,7 +50,7 @@ def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, tot
         seen &= key[None, :] > position[:, None] - WINDOW
     if K_SCALES is not None:
         return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, key % BLOCK, inside, seen, best, total, acc, scale,
-                                 KV_HEADS, D, BLOCK, MASKED, IEEE)  # fmt: skip
+                              KV_HEADS, D, BLOCK, MASKED, IEEE)  # fmt: skip
     else:
         place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + tl.arange(0, D)[None, :]
         if MASKED:

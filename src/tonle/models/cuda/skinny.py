@@ -9,20 +9,18 @@ Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import driver
 
-from tonle.models.cuda.dependent import INTERPRETED, follow, launch_options
+from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.device import roomy
 
 MAX_ROWS = 16
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
-_SHARED_BYTES = 128 * 1024  # of one program; no cut takes more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +44,6 @@ def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
         split = _PROGRAMS // triton.cdiv(outputs, 64)
         return Cut(64, 128, stages=6, split=max(1, min(split, triton.cdiv(inputs, 128))))
     return Cut(16, 128, stages=12) if outputs * inputs <= 4 * 2**20 else None
-
-
-@functools.cache
-def roomy() -> bool:
-    """Whether what is under way has room in shared memory: on data center GPUs from the A100 on, not on smaller ones."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return True
-    properties = driver.active.utils.get_device_properties(torch.cuda.current_device())
-    return bool(properties["max_shared_mem"] >= _SHARED_BYTES)
 
 
 class SplitScratch:
