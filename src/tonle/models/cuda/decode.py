@@ -84,9 +84,8 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             WINDOW: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
             PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
-    # but the new ones: reading them need not wait.
-    if not FUSED:
-        follow(PDL)
+    # but the new ones: reading them need not wait. In a mixed step the kernel ahead is the prompts' attention, of which
+    # nothing is read here, and what it waited for is all there: the two run side by side.
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     if item < tl.load(COUNTS + 7):
@@ -171,6 +170,8 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
                 joined = _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS, GP, D)
                 tl.store(counter, 0)
                 tl.store(out, joined.to(OUT.dtype.element_ty), mask=some[:, None])
+    if not FUSED and item + kv_head == 0:  # one is enough: this kernel must not end before the one ahead
+        follow(PDL)
 
 
 class DecodeScratch:
