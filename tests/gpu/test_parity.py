@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+import triton
 from benchmarks.eager import TIES, gaps, reference_logits
 from benchmarks.workload import SHAPES, write_config
 
@@ -225,3 +227,20 @@ def _told(case: Case, count: int, kv_cache_dtype: str) -> tuple[torch.Tensor, to
     said = [r.logprob for step in driver.steps for records in step.logprobs.values() for r in records]
     assert len(told) == sum(map(len, asked)) - count and len(said) == count * NEW
     return torch.tensor(told), torch.tensor(said)
+
+
+def test_nothing_is_compiled_once_steps_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start compiles, side by side, whatever steps of any size launch: nothing is left for later, one after the other."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("tonle.models.cuda.")]
+    for kernel in {it for module in ours for it in vars(module).values() if isinstance(it, triton.JITFunction)}:
+        kernel.device_caches.clear()  # as in a new process
+    early, late = [], []
+
+    def compiled(*, repr: str, is_manual_warmup: bool, **_: Any) -> None:
+        (early if is_manual_warmup else late).append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
+    driver = Driver(case.source, config(case))
+    driver.generate(prompts(40, seed=30), GREEDY, arrive_every=1)
+    assert len(early) > 8
+    assert not late

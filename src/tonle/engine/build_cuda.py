@@ -43,16 +43,20 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
         dtype = _kv_dtype(decoder, config)
-        num_bytes = config.memory_pool_size or _free_after_profile(model, config, dtype)
+        model.kv = _one_block(model, config, dtype)
+        if capture:
+            model.compile()
+        compiled = time.monotonic()
+        num_bytes = config.memory_pool_size or _free_after_profile(model, config)
         kv, context_length = kv_cache(decoder, config, num_bytes, dtype)
         model.kv = kv
         ready = time.monotonic()
         graphs = Graphs(model, capture=capture)
     packer = Packer(sizes, table_width, config.block_size, spec.num_kv_heads, pinned=decoder.device.type == "cuda")
     runner = CudaRunner(model, packer, RowKeeper(model, list(spec.eos_ids)), graphs, lag=lag)
-    log.info("KV cache of %.1f GiB in %s: %d tokens; profile %.1f s, %d graphs in %.1f s", num_bytes / 2**30,
-             str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, ready - began, graphs.num_graphs,
-             graphs.capture_s)  # fmt: skip
+    log.info("KV cache of %.1f GiB in %s: %d tokens; kernels %.1f s, profile %.1f s, %d graphs in %.1f s",
+             num_bytes / 2**30, str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, compiled - began,
+             ready - compiled, graphs.num_graphs, graphs.capture_s)  # fmt: skip
     return Machine(runner, kv, context_length, min(max_rows, kv.num_blocks), sizes.max_tokens)
 
 
@@ -67,13 +71,18 @@ def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:
     return torch.float8_e4m3fn
 
 
-def _free_after_profile(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Run the largest steps once, with nothing in them to write, and see what memory is left."""
-    spec, device = model.spec, model.logits.device
-    model.kv = KVCache(
+def _one_block(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> KVCache:
+    """A cache for steps with nothing in them, before we know how large the real one can be."""
+    spec = model.spec
+    return KVCache(
         num_layers=spec.num_layers, num_blocks=1, block_size=config.block_size, num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim, dtype=dtype, device=device,
+        head_dim=spec.head_dim, dtype=dtype, device=model.logits.device,
     )  # fmt: skip
+
+
+def _free_after_profile(model: CudaModel, config: EngineConfig) -> int:
+    """Run the largest steps once, with nothing in them to write, and see what memory is left."""
+    device = model.logits.device
     model.body(model.sizes.max_tokens, tiles=1)
     model.head(model.sizes.max_rows)
     model.decode(model.sizes.max_rows)

@@ -3,8 +3,9 @@
 
 `follow()` stands in every kernel of ours, after the reads of weights (which nothing writes) and before the first access
 to the results of the kernel ahead. It waits for that one, then lets the one behind begin: so whatever was written two
-kernels back or earlier may be read before `follow()`, too. A kernel launched this way without `follow()` would break the
-order of the whole stream.
+kernels back or earlier may be read before `follow()`, too. A kernel that needs nothing of the one ahead calls it at its end, and
+in one program at least: it must not end first. A kernel launched this way without `follow()` would break the order of the whole
+stream.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tl_cuda
-
-from tonle.models.cuda.device import dependent_launch_available
 
 
 @triton.jit
@@ -39,8 +38,3 @@ def prefetch_bytes(pointer, num_bytes):
         is_pure=False,
         pack=1,
     )
-
-
-def launch_options() -> dict[str, bool]:
-    """Keyword arguments for every launch: the kernel's own flag, and the launcher's where it knows one."""
-    return {"PDL": True, "launch_pdl": True} if dependent_launch_available() else {"PDL": False}

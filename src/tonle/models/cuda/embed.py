@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
+from tonle.models.cuda.launch import launch
 
 _UPDATES_PER_PROGRAM = 256
 
@@ -41,10 +42,11 @@ def embed(
 ) -> None:
     """Apply the step's block table updates; out (T, hidden) = embeddings of its tokens. `last` (rows,) int32."""
     hidden = table.shape[1]
-    _embed[(out.shape[0],)](
+    launch(
+        _embed, (out.shape[0],),
         batch["counts"], batch["rows"], batch["tokens"], last, table, out, batch["updates"],
         block_tables, hidden, triton.next_power_of_2(hidden), _UPDATES_PER_PROGRAM,
-        num_warps=4, **launch_options(),
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -73,7 +75,8 @@ def gather(
 ) -> None:
     """Rows of hidden (T, hidden) and attended (T, heads * D) of the tokens whose logits are wanted, to (S, …) each."""
     x_size, y_size = hidden.shape[1], attended.shape[1]
-    _gather[(out_hidden.shape[0],)](
+    launch(
+        _gather, (out_hidden.shape[0],),
         batch["counts"], batch["sample_indices"], hidden, attended, out_hidden, out_attended, x_size,
-        triton.next_power_of_2(x_size), y_size, triton.next_power_of_2(y_size), num_warps=4, **launch_options(),
+        triton.next_power_of_2(x_size), y_size, triton.next_power_of_2(y_size), num_warps=4,
     )  # fmt: skip

@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, launch_options, prefetch_bytes
+from tonle.models.cuda.dependent import follow, prefetch_bytes
+from tonle.models.cuda.device import dependent_launch_available
+from tonle.models.cuda.launch import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +173,17 @@ def gemv(
     cut = cut or cut_for(outputs, inputs, norm=gain is not None)
     grid = (triton.cdiv(outputs, cut.block_n),)
     flags = (gain is not None, bias is not None, add, glu)
-    pdl = launch_options()
-    prefetch = cut.prefetch and pdl["PDL"]
+    prefetch = cut.prefetch and dependent_launch_available()
     if cut.stages == 0:
-        _gemv_unrolled[grid](
+        launch(
+            _gemv_unrolled, grid,
             x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
-            num_warps=cut.warps, **pdl,
+            num_warps=cut.warps,
         )  # fmt: skip
     else:
-        _gemv_looped[grid](
+        launch(
+            _gemv_looped, grid,
             x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags, prefetch,
-            num_warps=cut.warps, **pdl,
+            num_warps=cut.warps,
         )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.device import roomy
 from tonle.models.cuda.embed import embed, gather
+from tonle.models.cuda.launch import side_by_side
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
@@ -23,6 +24,8 @@ from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
 from tonle.models.spec import ModelSpec
+
+_KINDS = (1, 2, 8, 16, 32)  # rows or tokens: between these and beyond them, steps launch the same kernels
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -102,6 +105,15 @@ class CudaModel:
         self._lm_head = Matrix.of(decoder.weights.lm_head)
         layers = [matrix for layer in self._layers for matrix in (layer.qkv, layer.o, layer.down)]
         share_scratch([*layers, self._lm_head], device)
+
+    def compile(self) -> None:
+        """Compile what steps of any size launch, side by side. Nothing of ours runs; cuBLAS does, on zeros."""
+        with side_by_side():
+            for size in (size for size in _KINDS if size <= self.sizes.max_rows):
+                self.decode(size)
+                self.head(size)
+            for size in (size for size in _KINDS if size <= self.sizes.max_tokens):
+                self.body(size, tiles=1)
 
     # -- steps
 

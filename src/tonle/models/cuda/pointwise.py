@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
+from tonle.models.cuda.launch import launch
 
 
 @triton.jit
@@ -25,7 +26,7 @@ def _rms_norm(X, GAIN, OUT, eps, HIDDEN: tl.constexpr, HP: tl.constexpr, PDL: tl
 def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, out: torch.Tensor) -> torch.Tensor:
     """x, out (T, hidden)."""
     tokens, hidden = x.shape
-    _rms_norm[(tokens,)](x, gain, out, eps, hidden, triton.next_power_of_2(hidden), num_warps=4, **launch_options())
+    launch(_rms_norm, (tokens,), x, gain, out, eps, hidden, triton.next_power_of_2(hidden), num_warps=4)
     return out
 
 
@@ -45,5 +46,5 @@ def silu_mul(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """x (T, 2 * size), gate and up side by side -> out (T, size)."""
     tokens, size = out.shape
     block = min(1024, triton.next_power_of_2(size))
-    _silu_mul[(tokens, triton.cdiv(size, block))](x, out, size, block, num_warps=4, **launch_options())
+    launch(_silu_mul, (tokens, triton.cdiv(size, block)), x, out, size, block, num_warps=4)
     return out

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import halved
+from tonle.models.cuda.launch import launch
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 
@@ -128,10 +129,10 @@ def prefill_attention(
     block, kv_heads, dim = cache.k.shape[-3:]
     exact = qkv.dtype == torch.float32
     cut = _EXACT if exact else _HALF
-    _prefill[(num_heads, tiles)](
+    launch(
+        _prefill, (num_heads, tiles),
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, dim**-0.5 * LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
         window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
-        **launch_options(),
     )  # fmt: skip

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import packed
+from tonle.models.cuda.launch import launch
 from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
@@ -86,8 +87,9 @@ def rotate_and_store(
 ) -> None:
     """qkv (T, heads + 2 kv heads, D): queries turned in place; keys and values to the cache."""
     block, kv_heads, dim = cache.k.shape[-3:]
-    _rotate_and_store[(qkv.shape[0],)](
+    launch(
+        _rotate_and_store, (qkv.shape[0],),
         batch["counts"], batch["positions"], batch["slots"], qkv, *cache, angles, q_gain, k_gain, eps,
         num_heads, triton.next_power_of_2(num_heads), kv_heads, triton.next_power_of_2(kv_heads), dim, block,
-        q_gain is not None, num_warps=4, **launch_options(),
+        q_gain is not None, num_warps=4,
     )  # fmt: skip

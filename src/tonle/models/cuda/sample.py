@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
+from tonle.models.cuda.launch import launch
 
 _STRETCHES = 32
 _BLOCK = 4096
@@ -196,12 +197,14 @@ def sample(
     rows, positions, out, last: int32; `positions[s]` is the place the token will take.
     """
     samples, vocab = logits.shape
-    _survey[(samples, _STRETCHES)](
+    launch(
+        _survey, (samples, _STRETCHES),
         count, rows, logits, settings.temperature, scratch.best, scratch.place, scratch.total, vocab, _BLOCK,
-        _STRETCHES, num_warps=8, **launch_options(),
+        _STRETCHES, num_warps=8,
     )  # fmt: skip
-    _choose[(samples,)](
+    launch(
+        _choose, (samples,),
         count, rows, positions, logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p,
         settings.seed, scratch.best, scratch.place, scratch.total, out, last, vocab, _BLOCK, _STRETCHES,
-        num_warps=8, **launch_options(),
+        num_warps=8,
     )  # fmt: skip

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, launch_options
+from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.device import roomy
+from tonle.models.cuda.launch import launch
 
 MAX_ROWS = 16
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
@@ -207,8 +208,9 @@ def skinny(
         parts, arrived = scratch.parts, scratch.arrived
     stages = cut.stages if x.element_size() == 2 else cut.stages // 2  # in shared memory
     flags = (bias is not None, add, glu, x.dtype == torch.float32)
-    _skinny[grid](
+    launch(
+        _skinny, grid,
         x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, MAX_ROWS, cut.block_k, stages,
-        cut.split, *flags, num_warps=cut.warps, **launch_options(),
+        cut.split, *flags, num_warps=cut.warps,
     )  # fmt: skip
     return out
