@@ -79,7 +79,8 @@ def text_of(figure: float, column: str) -> str:
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of markdown: those of which something was measured."""
-    measured = [(*line, figures) for line in LINES if any(figures := [goal.figure(rows) for goal in line[2]])]
+    lines = [(*line, [goal.figure(rows) for goal in line[2]]) for line in LINES]
+    measured = [line for line in lines if any(figure is not None for figure in line[3])]
     if measured:
         yield "| | vLLM 0.25.1 | target | Tonle | |"
         yield "|---|---|---|---|---|"

@@ -26,6 +26,7 @@ from benchmarks.workload import SHAPES, write_config
 from tests.fakes.driver import Driver
 from tonle.config.engine import EngineConfig
 from tonle.engine import build as build_module
+from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.request import GenerationConfig
 from tonle.engine.sample.draw import draw
 from tonle.engine.sample.noise import uniform
@@ -156,6 +157,15 @@ def test_more_rows_than_the_largest_graph(small: Case) -> None:
     judge(small, asked[::20], outputs[::20])
 
 
+def test_mixed_steps_without_long_rows(small: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of one token: a mixed step with nothing for the prompts' attention, here without a graph that has room for some."""
+    monkeypatch.setattr(
+        build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
+    )
+    asked = prompts(60, seed=14, high=1)
+    judge(small, asked, Driver(small.source, config(small)).generate(asked, GREEDY, arrive_every=1))
+
+
 def test_draws_are_those_of_the_reference(small: Case) -> None:
     asked = prompts(12, seed=20)
     same = total = 0
@@ -242,5 +252,7 @@ def test_nothing_is_compiled_once_steps_run(case: Case, monkeypatch: pytest.Monk
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
     driver = Driver(case.source, config(case))
     driver.generate(prompts(40, seed=30), GREEDY, arrive_every=1)
+    penalized = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False, repetition_penalty=1.2)
+    driver.generate(prompts(7, seed=31), penalized, arrive_every=1)
     assert len(early) > 8
     assert not late

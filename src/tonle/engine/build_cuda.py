@@ -1,4 +1,4 @@
-"""The CUDA machine: buffers, a profile run, the KV cache in what memory is left, graphs. In this order.
+"""The CUDA machine: buffers, kernels, a profile run, the KV cache in what memory is left, graphs. In this order.
 
 Imports triton; `build.py` imports this only where there is a CUDA device.
 """

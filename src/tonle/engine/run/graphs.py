@@ -108,7 +108,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    work()  # compiles kernels and lets cuBLAS make its choices
+    work()  # loads kernels and lets cuBLAS make its choices
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()

@@ -12,7 +12,6 @@ from tonle.engine.plan import Join
 from tonle.engine.request import GenerationConfig
 from tonle.engine.sample.adjust import Adjuster, needs_adjusting
 from tonle.models.cuda.model import CudaModel
-from tonle.models.cuda.sample import sample
 
 _Settings = tuple[float, int, float, float, int]  # temperature, top_k, top_p, min_p, seed
 _GREEDY: _Settings = (0.0, 0, 1.0, 0.0, 0)
@@ -89,13 +88,17 @@ class RowKeeper:
         for i, adjuster in enumerate(adjusters):
             adjuster.apply(logits[i])
         drawn = torch.zeros(len(places), dtype=torch.int32, device=device)
+        rest = [0] * (-len(places) % 4)  # to 16 bytes each: kernels are compiled for aligned addresses
         numbers = torch.tensor(
-            [[len(places)] * len(places), [rows[i] for i in places], [positions[i] for i in places]],
+            [
+                [len(places)] * len(places) + rest,
+                [rows[i] for i in places] + rest,
+                [positions[i] for i in places] + rest,
+            ],
             dtype=torch.int32,
             device=device,
         )
-        sample(numbers[0], numbers[1].contiguous(), numbers[2].contiguous(), logits, model.settings,
-               model.sample_scratch, drawn, model.last)  # fmt: skip
+        model.draw(numbers[0], numbers[1], numbers[2], logits, drawn)
         model.sampled.index_copy_(0, where, drawn)
         long = drawn.long()
         for i, adjuster in enumerate(adjusters):

@@ -86,7 +86,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
     # but the new ones: reading them need not wait. In a mixed step the kernel ahead is the prompts' attention, of which
-    # nothing is read here, and what it waited for is all there: the two run side by side.
+    # nothing is read here; it has waited for all that is, and writes other rows: the two run side by side.
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     if item < tl.load(COUNTS + 7):

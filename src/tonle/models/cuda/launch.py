@@ -1,7 +1,7 @@
 """How every kernel of ours is started: `launch(kernel, grid, *arguments)`.
 
-Does: what all launches share (programmatic dependent launch, see `dependent.py`), and `side_by_side`, in which a launch only
-compiles, on a thread of its own. Does not: know the kernels: whoever runs steps in `side_by_side` compiles what those steps
+Does: what all launches share (programmatic dependent launch, see `dependent.py`), and `compiling_only`, in which a launch
+compiles on a thread of its own and nothing runs. Does not: know the kernels: whoever runs steps in it compiles what those steps
 would launch. A kernel takes up to three seconds to compile, a model has some twenty of them.
 """
 
@@ -34,9 +34,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 @contextmanager
-def side_by_side() -> Iterator[None]:
-    """Launches of this thread compile instead; all are compiled when this ends."""
-    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as threads, triton.AsyncCompileMode(threads):
+def compiling_only() -> Iterator[None]:
+    """Launches of this thread compile instead, side by side; all are compiled when this ends.
+
+    A kernel that cannot be compiled says so at its first launch: an error here would leave triton's mode on.
+    """
+    with (
+        ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as threads,
+        triton.AsyncCompileMode(threads, ignore_errors=True),
+    ):
         token = _compiling.set(True)
         try:
             yield

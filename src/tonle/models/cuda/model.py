@@ -15,17 +15,19 @@ from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.device import roomy
 from tonle.models.cuda.embed import embed, gather
-from tonle.models.cuda.launch import side_by_side
+from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.prefill import prefill_attention
 from tonle.models.cuda.rope import angle_table, rotate_and_store
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
+from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
 from tonle.models.spec import ModelSpec
 
-_KINDS = (1, 2, 8, 16, 32)  # rows or tokens: between these and beyond them, steps launch the same kernels
+_ROWS = (1, 2, 5, MAX_ROWS + 1)  # from each of these on, decode steps launch other kernels
+_TOKENS = (MAX_ROWS, MAX_ROWS + 1)  # and mixed steps; smaller ones are padded to the first
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -108,12 +110,14 @@ class CudaModel:
 
     def compile(self) -> None:
         """Compile what steps of any size launch, side by side. Nothing of ours runs; cuBLAS does, on zeros."""
-        with side_by_side():
-            for size in (size for size in _KINDS if size <= self.sizes.max_rows):
-                self.decode(size)
-                self.head(size)
-            for size in (size for size in _KINDS if size <= self.sizes.max_tokens):
-                self.body(size, tiles=1)
+        with compiling_only():
+            for rows in {min(rows, self.sizes.max_rows) for rows in _ROWS}:
+                self.decode(rows)
+                self.head(rows)
+            for tokens in {min(tokens, self.sizes.max_tokens) for tokens in _TOKENS}:
+                self.body(tokens, tiles=1)
+            nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
+            self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
 
     # -- steps
 
@@ -164,8 +168,13 @@ class CudaModel:
         logits = self.logits[: hidden.shape[0]]
         self._lm_head.apply(hidden, self._final_norm, logits)
         counts = self.batch["counts"][Count.SAMPLES :]
-        sample(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.settings,
-               self.sample_scratch, self.sampled, self.last)  # fmt: skip
+        self.draw(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.sampled)
+
+    def draw(
+        self, count: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Tokens of the first `count[0]` of logits (S, vocab), by their rows' settings, to out (S,) and to `last`."""
+        sample(count, rows, positions, logits, self.settings, self.sample_scratch, out, self.last)
 
     def _attend(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
         """A layer up to its attention: hidden (T, hidden) -> `_attended`. `tiles` None: every row goes on."""

@@ -130,7 +130,7 @@ def prefill_attention(
     exact = qkv.dtype == torch.float32
     cut = _EXACT if exact else _HALF
     launch(
-        _prefill, (num_heads, tiles),
+        _prefill, (num_heads, max(1, tiles)),  # never an empty grid: decode attention counts on the wait of this kernel
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, dim**-0.5 * LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,

@@ -110,3 +110,14 @@ def test_half_precision_holds_eight_bits_of_any_size(q_size: float, k_size: floa
     expected = reference(q.double(), k.double(), v.double(), 0, None).float()
     off = (out.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert float(off[1:].max()) < 0.05, "of each query; the interpreter cuts bfloat16 where a GPU rounds"
+
+
+def test_launched_with_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode attention does not wait for the kernel before this one, so this one must run: an empty grid would not."""
+    grids = []
+    monkeypatch.setattr(prefill, "launch", lambda _, grid, *arguments, **options: grids.append(grid))
+    batch = StepBuffer(Sizes(max_rows=4, max_tokens=8, max_updates=1, max_items=1), device=torch.device("cpu"))
+    cache = LayerCache(*(torch.zeros(2, BLOCK, KV_HEADS, D) for _ in range(2)), None, None)
+    qkv, tables = torch.zeros(4, HEADS + 2 * KV_HEADS, D), torch.zeros(4, 1, dtype=torch.int32)
+    prefill.prefill_attention(batch, tables, qkv, cache, qkv, tiles=0, num_heads=HEADS, window=None)
+    assert grids == [(HEADS, 1)]
