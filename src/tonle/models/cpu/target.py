@@ -15,13 +15,21 @@ from tonle.models.source import cache_dir
 
 @functools.cache
 def kernels_dir() -> Path:
-    """Where compiled code lies: a folder for each version of the kernels.
+    """Where compiled code lies: a folder for each version of the kernels, installation and kind of CPU."""
+    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return cache_dir() / "kernels" / _version(Path(__file__).parent, f"{numba.__version__} {cpu}")
 
-    Numba alone would look at the file of the outermost function only, and keep code whose inner functions have changed.
+
+def _version(folder: Path, compiler: str) -> str:
+    """Changes with all that numba asks for before it takes what it has kept, so that a folder is whole or empty.
+
+    It asks for the path, the size and the time of a file, and for the CPU; but for the file of the outermost function only, and
+    would keep code whose inner functions have changed.
     """
-    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    version = hashlib.blake2b(f"{numba.__version__} ".encode() + sources, digest_size=8).hexdigest()
-    return cache_dir() / "kernels" / version
+    known = hashlib.blake2b(f"{compiler} {folder}".encode(), digest_size=8)
+    for file in sorted(folder.glob("*.py")):
+        known.update(f"{file.name} {file.stat().st_mtime_ns}".encode() + file.read_bytes())
+    return known.hexdigest()
 
 
 def prepare_numba() -> None:
