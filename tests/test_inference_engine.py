@@ -23,7 +23,9 @@ from tests.fakes.checkpoints import save_folder
 from tonle.engine import EngineConfig, GenerationConfig, InferenceEngine, RequestPriority
 from tonle.engine import engine as engine_module
 from tonle.engine.build import build
-from tonle.errors import ConfigError, ContextOverflow, InvalidRequest, NotFound
+from tonle.engine.llm import LLM
+from tonle.engine.schedule import Scheduler
+from tonle.errors import ConfigError, ContextOverflow, InternalError, InvalidRequest, NotFound, TonleError
 
 GREEDY = GenerationConfig(max_length=12, do_sample=False, early_stopping=False)
 
@@ -320,8 +322,48 @@ class TestInferenceEngineIntegration:
             engine.submit_request([])
         with pytest.raises(InvalidRequest, match="string"):
             engine.submit_request(5)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="GenerationConfig"):
+            engine.submit_request("Hi", {"max_length": 3})  # type: ignore[arg-type]
+        for priority in ("urgent", None, 9, -3, 1.5, float("nan")):
+            with pytest.raises(InvalidRequest, match="priority must be a RequestPriority"):
+                engine.submit_request("Hi", GREEDY, priority)  # type: ignore[arg-type]
         with pytest.raises(NotFound):
             engine.result("nobody")
+        assert engine.result(engine.submit_request("Hi", GREEDY), timeout=60).text is not None  # it runs as before
+
+    def test_bad_arguments_are_told_at_once(self, live: tuple[Any, Any]) -> None:
+        with pytest.raises(ConfigError, match="EngineConfig"):
+            InferenceEngine(*live, {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="EngineConfig"):
+            LLM(*live, {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="max_batch_size must be a whole number"):
+            LLM(*live, max_batch_size="a")
+        with pytest.raises(ConfigError, match="model must be a path"):
+            LLM(5)
+        with LLM(*live) as llm, pytest.raises(InvalidRequest, match="prompts must be"):
+            llm.generate(5)  # type: ignore[arg-type]
+
+    def test_a_context_beyond_the_model_is_told(self, live: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+        own = live[0].config.max_position_embeddings
+        with LLM(*live) as llm, pytest.raises(ContextOverflow, match=f"holds {own} "):
+            llm.generate("Hi", GenerationConfig(max_length=own))
+        with caplog.at_level("WARNING"), LLM(*live, max_sequence_length=own + 1):
+            assert f"max_sequence_length is {own + 1}, but the model was made for {own}" in caplog.text
+
+    def test_an_engine_that_has_died_says_so(self, live: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        def die(self: object, now: float) -> None:
+            raise RuntimeError("out of order")
+
+        with InferenceEngine(*live) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(Scheduler, "plan", die)
+                with pytest.raises(TonleError, match="out of order"):
+                    engine.result(engine.submit_request("Hi", GREEDY), timeout=60)
+            with pytest.raises(InternalError, match="has ended with an error"):
+                engine.submit_request("Hi", GREEDY)
+            engine.stop()
+            engine.start()
+            assert engine.result(engine.submit_request("Hi", GREEDY), timeout=60).text is not None
 
     def test_life(self, live: tuple[Any, Any]) -> None:
         engine = InferenceEngine(*live)

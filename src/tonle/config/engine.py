@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, fields
 
+from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
 GIB = 1024**3
@@ -54,6 +55,8 @@ class EngineConfig:
 
     def validate(self) -> None:
         """Raise `ConfigError` naming the field, its value and what to do."""
+        if (wrong := wrong_type(self)) is not None:
+            raise ConfigError(wrong[1], param=wrong[0])
         for name in ("max_batch_size", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)

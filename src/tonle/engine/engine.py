@@ -50,6 +50,8 @@ class InferenceEngine:
     """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model)."""
 
     def __init__(self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None) -> None:
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, not {config!r}", param="config")
         self.config = replace(config or EngineConfig())  # a copy: later edits of the caller's do not reach us
         self.config.validate()
         self._model = model
@@ -240,6 +242,10 @@ class InferenceEngine:
             source = resolve(self._model)
             text = load_text(source) if self._tokenizer is None else Text.from_live(self._tokenizer)
             return source, text, source.name
+        if not hasattr(self._model, "state_dict"):
+            raise ConfigError(
+                f"model must be a path, a hub name, a transformers model or None, not {self._model!r}", param="model"
+            )
         if self._tokenizer is None:
             raise ConfigError("a live model needs its tokenizer: InferenceEngine(model, tokenizer, config)")
         name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
@@ -247,12 +253,18 @@ class InferenceEngine:
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
+        if self._status == "failed":
+            raise InternalError(
+                "the engine has ended with an error, which the log tells: stop() it, then start() it again"
+            )
         if self._status != "running" or self._front is None:
             raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
         given = [c for c in configs if c is not None]
         if len(given) > 1:
             raise InvalidRequest("give generation_config or config, not both")
         config = given[0] if given else GenerationConfig()
+        if not isinstance(config, GenerationConfig):
+            raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
         if isinstance(text, str):
             return self._front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):

@@ -206,6 +206,7 @@ class Front:
     ) -> Generation:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
         config.validate()
+        _check_priority(priority)
         self._check(prompt, config)
         now = time.monotonic()
         generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
@@ -250,8 +251,8 @@ class Front:
         if len(prompt) + config.max_length > card.context_length:
             raise ContextOverflow(
                 f"the prompt has {len(prompt)} tokens and {config.max_length} new ones are asked for: together "
-                f"{len(prompt) + config.max_length}, but the context holds {card.context_length}; "
-                "shorten the prompt or ask for fewer",
+                f"{len(prompt) + config.max_length}, but the context holds {card.context_length} "
+                "(max_sequence_length); shorten the prompt or ask for fewer",
                 param="max_tokens" if len(prompt) < card.context_length else "prompt",
             )
 
@@ -347,3 +348,14 @@ class Front:
     @property
     def _eos_ids(self) -> list[int]:
         return [] if self.card is None else self.card.eos_ids
+
+
+def _check_priority(priority: RequestPriority) -> None:
+    """The loop computes with it: anything else would end the loop."""
+    try:
+        RequestPriority(priority)
+    except ValueError:
+        names = ", ".join(RequestPriority.__members__)
+        raise InvalidRequest(
+            f"priority must be a RequestPriority ({names}), not {priority!r}", param="priority"
+        ) from None

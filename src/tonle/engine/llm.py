@@ -14,6 +14,11 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.engine import InferenceEngine, Prompt
 from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
+from tonle.errors import InvalidRequest
+
+_SUITED = EngineConfig(
+    memory_pool_size=None, max_batch_size=None, max_sequence_length=None
+)  # what device and model allow
 
 
 class LLM:
@@ -25,7 +30,9 @@ class LLM:
         unknown = sorted(set(settings) - set(EngineConfig.names()))
         if unknown:
             raise TypeError(f"LLM() got unknown settings {unknown}; EngineConfig has {EngineConfig.names()}")
-        config = replace(config or EngineConfig(memory_pool_size=None), **settings)
+        config = _SUITED if config is None else config
+        if isinstance(config, EngineConfig):  # else the engine refuses it
+            config = replace(config, **settings)
         self.engine = InferenceEngine(model, tokenizer, config).start()
 
     def generate(
@@ -76,6 +83,8 @@ def _as_batch(prompts: Prompt | list[Prompt]) -> list[Prompt]:
     """One prompt or a list of them. A list of ints or of messages is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequest(f"prompts must be a string or a list, not {prompts!r}", param="prompts")
     if prompts and isinstance(prompts[0], int | dict):
         return [prompts]
     return list(prompts)  # type: ignore[arg-type]

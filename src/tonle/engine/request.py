@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tonle.config.types import wrong_type
 from tonle.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -56,6 +57,8 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
 
     def validate(self) -> None:
         """Raise `InvalidRequest` naming the first field that makes no sense."""
+        if (wrong := wrong_type(self)) is not None:
+            raise InvalidRequest(wrong[1], param=wrong[0])
         _check_range("max_length", self.max_length, 1)
         _check_range("min_tokens", self.min_tokens, 0, self.max_length)
         _check_range("temperature", self.temperature, 0.0, 100.0)
