@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.town import ADMIN, KEY, Upstream, run, town
+from tonle.config.rows import ArmRow, ExperimentRow
 from tonle.errors import ConfigError
 
 
@@ -26,6 +27,41 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
             gone = await place.client.delete(f"/admin/keys/{made['id']}", headers={"authorization": f"Bearer {ADMIN}"})
             assert gone.json()["revoked"]
             assert (await place.ask(key=made["key"])).status_code == 401
+
+    run(main())
+
+
+def test_a_key_that_may_ask_for_one_name_need_not_say_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m", "n")
+        arms = (ArmRow(name="a", weight=1, model="m"), ArmRow(name="b", weight=0, model="n"))
+        experiment = ExperimentRow(name="test", model="trial", arms=arms)
+        async with town(tmp_path, upstream, aliases=(("smol", "n"),), experiments=(experiment,)) as place:
+
+            async def key_for(*models: str) -> str:
+                made = await place.post("/admin/keys", {"name": "x", "models": models})
+                return str(made.json()["key"])
+
+            for name, model in (("smol", "n"), ("trial", "m"), ("n", "n")):
+                reply = await place.ask(key=await key_for(name), model=None)
+                assert (reply.status_code, upstream.requests[-1]["model"]) == (200, model), reply.text
+            several = await place.ask(key=await key_for("smol", "m"), model=None)
+            assert several.json()["error"]["message"] == "model is missing, and there are several: m, smol"
+            anything = await place.ask(model=None)
+            assert anything.json()["error"]["message"].endswith("several: m, n, smol, trial")
+            nothing = await place.ask(key=await key_for("gone"), model=None)
+            assert nothing.status_code == 404 and "this key" in nothing.json()["error"]["message"]
+        assert [record["model"] for record in place.records()][:3] == ["smol", "trial", "n"]
+
+    run(main())
+
+
+def test_one_model_under_several_names_need_not_be_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with town(tmp_path, upstream, aliases=(("smol", "m"),)) as place:
+            assert (await place.ask(model=None)).status_code == 200
+        assert upstream.requests[0]["model"] == "m"
 
     run(main())
 

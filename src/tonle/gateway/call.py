@@ -52,7 +52,7 @@ class Call:
         # admit
         self.key: Key = ANYBODY
         # read
-        self.asked_model: str | None = None
+        self.asked_model: str | None = None  # where the body names none, `resolve` sets the only one there is
         self.strict = False  # rather refuse than warn
         self.stream = False
         self.wants_usage = False  # the caller asked for the usage chunk

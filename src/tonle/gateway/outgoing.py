@@ -23,7 +23,7 @@ _DONE_ELSEWHERE = (*OWN_FIELDS, "priority")
 
 def body_for(call: Call, backend: Backend, salt: str, extra: dict[str, Any] | None = None) -> bytes:
     changes: dict[str, Any] = dict(extra or {})
-    if call.model != call.asked_model:
+    if call.model != call.body.get("model"):
         changes["model"] = call.model
     if call.asks_usage:
         options = call.body.get("stream_options")

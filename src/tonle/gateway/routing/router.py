@@ -15,6 +15,7 @@ from tonle.errors import InvalidRequest, UnknownModel
 from tonle.gateway.backends.backend import Backend, ModelEntry
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.call import Call
+from tonle.gateway.keys.key import Key
 from tonle.gateway.refusals import NoBackend
 from tonle.gateway.routing.experiments import assign
 from tonle.gateway.routing.prefix import MAX_PIECES, PIECE_CHARS, PrefixMemory, first_home, piece_names
@@ -56,7 +57,7 @@ class Router:
 
     def resolve(self, call: Call) -> None:
         """The model behind the name, and the arm of an experiment. Raises `UnknownModel`, `InvalidRequest`."""
-        asked = call.asked_model or self._only_model()
+        asked = call.asked_model = call.asked_model or self._only_name(call.key)
         model = self._aliases.get(asked, asked)
         experiment = self._experiments.get(asked) or self._experiments.get(model)
         arm = assign(experiment, call.subject) if experiment is not None else None
@@ -73,13 +74,19 @@ class Router:
         call.new_tokens = min(call.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT)
         call.model_config = {"root": entry.root, "parent": entry.parent, "max_model_len": entry.max_model_len}
 
-    def _only_model(self) -> str:
+    def _only_name(self, key: Key) -> str:
+        """For a request that names no model: what this key may ask for, if that is one."""
         models = list(self._pool.models())
-        if len(models) == 1:
-            return models[0]
         if not models:
             raise NoBackend("no backend has told its models yet", retry_after_s=self._config.probe_interval_s or 1)
-        raise InvalidRequest(f"model is missing, and there are several: {', '.join(models)}", param="model")
+        names = [name for name in self.public_models() if key.may_use(name)]
+        if not names:
+            raise UnknownModel("model is missing, and no model that this key may use is here", param="model")
+        if len(models) == 1 and models[0] in names:
+            return models[0]  # the others are more names for it
+        if len(names) == 1:
+            return names[0]
+        raise InvalidRequest(f"model is missing, and there are several: {', '.join(names)}", param="model")
 
     def identity(self, model: str) -> tuple[object, ...]:
         """What stands behind a name, for keys of caches."""
