@@ -38,6 +38,7 @@ class Upstream:
         self.pause_after: int | None = None  # words of a stream, then `resume` is awaited
         self.resume = asyncio.Event()
         self.break_after: int | None = None  # words of a stream, then the connection is cut
+        self.stream_error = ""  # what a stream ends with, after its first word
         self.kv_params: dict[str, Any] | None = None  # of a prefill server's answer
         self.warnings: list[dict[str, str]] = []  # of its answers, as a Tonle replica gives them
         self.requests: list[dict[str, Any]] = []
@@ -108,6 +109,9 @@ class Upstream:
             if index == self.break_after:
                 exchange._line.abort()  # type: ignore[attr-defined]
                 return
+            if index and self.stream_error:
+                exchange.write(b"data: %b\n\n" % msgspec.json.encode({"error": {"message": self.stream_error}}))
+                break
             done = "stop" if index == len(self.words) - 1 else None
             choice = {"index": 0, "delta": {"content": word}, "finish_reason": done}
             told = {"warnings": self.warnings} if self.warnings and not index else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -230,3 +231,36 @@ def test_draining_refuses_new_work() -> None:
 
     call = run(main())
     assert call.status == 503 and b"shutting down" in call.reply
+
+
+def log_line(caplog: pytest.LogCaptureFixture, request_id: str) -> tuple[str, str]:
+    """The server is in a thread and writes it after the reply: wait for it."""
+    found: list[tuple[str, str]] = []
+    for _ in range(1000):
+        lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+        if found := [line for line in lines if f"id {request_id}" in line[1]]:
+            break
+        time.sleep(0.01)
+    (line,) = found
+    return line
+
+
+def test_the_log_says_why(client: httpx.Client, front: FakeFront, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="tonle")
+    client.post(PATH, json={**HELLO, "model": "no\nsuch"}, headers={"x-request-id": "one"})
+    level, line = log_line(caplog, "one")
+    assert level == "INFO" and "404" in line and "id one: there is no model 'no\\nsuch' here" in line
+    front.refusal = CapacityError("the queue is full")
+    client.post(PATH, json=HELLO, headers={"x-request-id": "two"})
+    level, line = log_line(caplog, "two")
+    assert level == "WARNING" and line.endswith("id two: the queue is full")
+
+
+def test_the_log_tells_of_a_stream_that_broke_off(
+    client: httpx.Client, front: FakeFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="tonle")
+    front.die_after = 20
+    client.post(PATH, json={**HELLO, "stream": True}, headers={"x-request-id": "three"})
+    level, line = log_line(caplog, "three")
+    assert level == "WARNING" and f"{PATH} 200" in line and "id three: " in line

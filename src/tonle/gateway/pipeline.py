@@ -78,6 +78,7 @@ class Pipeline:
             failure = cancelled
             status = "interrupted" if call.exchange.gone == SHUTTING_DOWN else "cancelled"
             if status == "interrupted":
+                call.exchange.problem = _problem(call, SHUTTING_DOWN)
                 relay.fail(error_reply(CapacityError("the server is shutting down", retry_after_s=5)))
             raise
         except Exception as error:
@@ -126,9 +127,11 @@ class Pipeline:
     def _fail(self, call: Call, relay: Relay, error: Exception) -> Status:
         """Tell the caller, as far as that is possible."""
         if isinstance(error, UpstreamError):
-            error = _explain(error, call)
+            error = _explain(error, call, began=relay.began)
         elif not isinstance(error, TonleError):
             log.exception("%s failed, id %s", call.path, call.request_id)
+        what = error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
+        call.exchange.problem = _problem(call, what)
         reply = error_reply(error)
         relay.fail(reply)
         return status_for(reply.status)
@@ -142,6 +145,8 @@ class Pipeline:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
             log.exception("what %s answered could not be read, id %s", call.backend, call.request_id)
             answer, used, failure = Answer(), call.prompt_tokens, failure or error
+        if failure is None and (answer.error is not None or relay.status >= 400):
+            call.exchange.problem = _problem(call, _told(answer))
         if call.lease is not None:
             call.lease.settle(used)
         self._stages.recorder.close(record, call, status, answer, error=_error_facts(call, failure))
@@ -156,12 +161,26 @@ def _copy(call: Call, relay: Relay) -> CachedResponse | None:
     return CachedResponse(body=body, content_type=content_type, stream=call.stream, request_id=call.request_id)
 
 
-def _explain(error: UpstreamError, call: Call) -> UpstreamFailed | DeadlinePassed:
+def _explain(error: UpstreamError, call: Call, *, began: bool) -> UpstreamFailed | DeadlinePassed:
     left_s = call.time_left_s()
     if error.kind == "timeout" and left_s is not None and left_s <= 0:
         return DeadlinePassed("the request's deadline passed before the answer began")
+    if began:
+        return UpstreamFailed(f"the answer of {call.backend} broke off: {error}")
     tried = ", ".join(dict.fromkeys([*call.attempts, call.backend]))
     return UpstreamFailed(f"no answer from {tried}: {error}")
+
+
+def _problem(call: Call, what: str) -> str:
+    """For the log."""
+    return f"backend {call.backend}: {what}" if call.backend else what
+
+
+def _told(answer: Answer) -> str:
+    """What a backend said of its own failure. It may be anything."""
+    error = answer.raw if answer.error is None else answer.error
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or error or "it gives no reason")
 
 
 def _error_facts(call: Call, failure: BaseException | None) -> dict[str, Any] | None:

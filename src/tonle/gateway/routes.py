@@ -31,6 +31,7 @@ from tonle.gateway.routing.router import Router
 from tonle.gateway.service import InferenceCall, WrappedReply
 from tonle.gateway.watchers import Watchers
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, wrong_method
+from tonle.telemetry.logs import one_line
 
 log = logging.getLogger("tonle.gateway")
 
@@ -90,14 +91,14 @@ class Routes:
             raise
         except Exception as error:
             if not isinstance(error, TonleError):
-                log.exception("%s %s failed, id %s", exchange.method, exchange.path, exchange.request_id)
+                exchange.problem = f"{type(error).__name__}: {error}"
+                log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id)
             _send_error(exchange, error_reply(error))
         finally:
-            level = logging.DEBUG if exchange.status < 400 else logging.INFO
+            level = logging.DEBUG if exchange.status < 400 and exchange.problem is None else _severity(exchange)
             if log.isEnabledFor(level):
-                took_ms, note = exchange.elapsed_s * 1000, f", {exchange.gone}" if exchange.gone else ""
-                log.log(level, "%s %s %d %.1f ms%s, id %s", exchange.method, _safe(exchange.path), exchange.status,
-                        took_ms, note, exchange.request_id)  # fmt: skip
+                log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, _safe(exchange.path), exchange.status,
+                        exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
 
     async def _handle(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
@@ -267,7 +268,25 @@ class Routes:
             ]
 
 
+def _severity(exchange: Exchange) -> int:
+    """A caller's mistake is news, a failure of this side is a warning. A 503 of /health, asked every second, is not."""
+    is_ours = exchange.problem is not None and not 400 <= exchange.status < 500
+    return logging.WARNING if is_ours else logging.INFO
+
+
+def _note(exchange: Exchange) -> str:
+    if exchange.problem is not None and exchange.status < 400:
+        return ", broken off"
+    return f", {exchange.gone}" if exchange.gone and exchange.problem is None else ""
+
+
+def _reason(exchange: Exchange) -> str:
+    """Last in the line and on one line: it may have a caller's words in it, or a backend's."""
+    return "" if exchange.problem is None else f": {one_line(exchange.problem)}"
+
+
 def _send_error(exchange: Exchange, error: ErrorReply) -> None:
+    exchange.problem = exchange.problem or error.body.error.message
     if not exchange.status:
         exchange.reply(msgspec.json.encode(error.body), status=error.status, headers=error.headers)
 

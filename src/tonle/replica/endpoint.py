@@ -18,6 +18,7 @@ from tonle.protocol import sse
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, wrong_method
 from tonle.replica.exchange import CallerGone, Exchange
 from tonle.replica.replica import Replica
+from tonle.telemetry.logs import one_line
 
 log = logging.getLogger("tonle.replica")
 
@@ -41,7 +42,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._replica.options, id_prefix=self._id_prefix)
-        note = ""
+        note = problem = ""
         try:
             await self._handle(exchange)
         except CallerGone as gone:
@@ -49,15 +50,15 @@ class Endpoint:
             note = f", caller {gone}"
         except asyncio.CancelledError:
             # The server cancels requests only to end the process. Passed on, it would be logged as a crash.
-            note = ", cut off by shutdown"
+            problem = "cut off by shutdown"
             await _send_error(exchange, error_reply(CapacityError("the server is shutting down", retry_after_s=5)))
         except Exception as error:
-            note = f", {type(error).__name__}"
+            problem = error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
             if not isinstance(error, TonleError):
                 log.exception("%s %s failed, id %s", exchange.method, exchange.path, exchange.request_id)
             await _send_error(exchange, error_reply(error))
         finally:
-            self._record(exchange, note)
+            self._record(exchange, note, problem)
 
     async def _handle(self, exchange: Exchange) -> None:
         if not self._methods:
@@ -70,15 +71,17 @@ class Endpoint:
             return
         await handler(self._replica, exchange)
 
-    def _record(self, exchange: Exchange, note: str) -> None:
+    def _record(self, exchange: Exchange, note: str, problem: str) -> None:
         self._replica.metrics.count_http(exchange.method, self._path, exchange.status)
-        if log.isEnabledFor(self._log_level):
+        is_ours = problem and not 400 <= exchange.status < 500  # a stream that broke off has status 200
+        level = logging.WARNING if is_ours else self._log_level
+        if log.isEnabledFor(level):
             tokens = ""
             if exchange.usage is not None:
                 tokens = f", {exchange.usage.prompt_tokens}+{exchange.usage.completion_tokens} tokens"
             log.log(
-                self._log_level, "%s %s %d %.1f ms%s%s, id %s", exchange.method, exchange.path, exchange.status,
-                exchange.elapsed_s * 1000, tokens, note, exchange.request_id,
+                level, "%s %s %d %.1f ms%s%s, id %s%s", exchange.method, exchange.path, exchange.status,
+                exchange.elapsed_s * 1000, tokens, note, exchange.request_id, f": {one_line(problem)}" if problem else "",
             )  # fmt: skip
 
 

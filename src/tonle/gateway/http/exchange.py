@@ -42,6 +42,8 @@ class Line(Protocol):
 class Exchange:
     """Owns one reply. `write` never waits: whoever produces faster than the caller reads watches `full`."""
 
+    problem: str | None = None  # why it failed, for the log; of the class, so that it costs nothing where all is well
+
     def __init__(self, line: Line, *, client: str, loopback: bool) -> None:
         self.method = ""
         self.path = ""  # decoded, without the query

@@ -20,6 +20,7 @@ from typing import cast
 import httptools
 
 from tonle.gateway.http.exchange import Exchange
+from tonle.telemetry.logs import one_line
 
 log = logging.getLogger("tonle.gateway")
 
@@ -207,7 +208,7 @@ class Connection(asyncio.Protocol):
             if not exchange.gone:
                 raise
         except Exception:
-            log.exception("%s %s failed, id %s", exchange.method, exchange.path, exchange.request_id)
+            log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id)
         if not exchange.ended:  # a handler that gave up in the middle: the caller must not take that for the end
             self.close()
 
