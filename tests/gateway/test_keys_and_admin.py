@@ -9,6 +9,9 @@ import pytest
 from tests.gateway.town import ADMIN, KEY, Upstream, run, town
 from tonle.config.rows import ArmRow, ExperimentRow
 from tonle.errors import ConfigError
+from tonle.gateway.routes import Routes
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_life_of_a_key(tmp_path: Path) -> None:
@@ -91,6 +94,23 @@ def test_endpoints_are_guarded(tmp_path: Path, path: str, scope: str) -> None:
                 made = await place.post("/admin/keys", {"name": name, "scopes": [name]})
                 status = (await place.get(path, key=made.json()["key"])).status_code
                 assert status == (200 if name in (scope, "admin") else 403), (path, name)
+
+    run(main())
+
+
+def test_a_path_that_is_not_there_comes_with_a_hint_that_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with town(tmp_path, Upstream("m")) as place:
+            refused = await place.get("/docs")
+            message = refused.json()["error"]["message"]
+            assert refused.status_code == 404 and "GET /v1/models" in message and "GET /docs" not in message
+            assert (await place.get("/v1/models")).status_code == 200
+            assert "docs/gateway.md" in message
+            page = (ROOT / "docs" / "gateway.md").read_text()
+            routes = place.door.server.handle
+            assert isinstance(routes, Routes)
+            for path in routes.paths:
+                assert f"`{path}`" in page, f"docs/gateway.md does not tell of {path}"
 
     run(main())
 

@@ -131,7 +131,9 @@ def test_strict_server() -> None:
 
 
 def test_unknown_path_and_method(client: httpx.Client) -> None:
-    assert refused(client.get("/v1/nothing"), 404)["code"] == "not_found"
+    nothing = refused(client.get("/v1/nothing"), 404)
+    assert nothing["code"] == "not_found" and "GET /docs" in nothing["message"]
+    assert client.get("/docs").status_code == 200
     assert refused(client.post("/"), 404)["code"] == "not_found"
     reply = client.get(PATH)
     assert refused(reply, 405)["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"

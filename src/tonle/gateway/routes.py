@@ -42,6 +42,10 @@ PIPED = (
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
 
+# What somebody is told who asks for a path that is not there.
+PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
+DOCS_HINT = "GET /docs lists what there is."
+
 Handle = Callable[[Exchange], Awaitable[None]]
 
 
@@ -82,6 +86,11 @@ class Routes:
         if rooms.inline:
             self._exact |= {path: {"GET": (None, self._page)} for path in ("/docs", "/openapi.json")}
 
+    @property
+    def paths(self) -> list[str]:
+        """Those with one fixed name."""
+        return [*PIPED, INFERENCE, *self._exact]
+
     async def __call__(self, exchange: Exchange) -> None:
         try:
             self._rooms.proxies.place(exchange)
@@ -110,7 +119,7 @@ class Routes:
             return
         methods = self._methods(path)
         if not methods:
-            _send_error(exchange, no_such_path(_safe(path)))
+            _send_error(exchange, no_such_path(_safe(path), DOCS_HINT if self._rooms.inline else PATHS_HINT))
             return
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:

@@ -30,8 +30,9 @@ def error_reply(error: BaseException) -> ErrorReply:
     return ErrorReply(error.status, body, headers)
 
 
-def no_such_path(path: str) -> ErrorReply:
-    message = f"There is nothing at {path}. GET /docs lists what there is."
+def no_such_path(path: str, hint: str) -> ErrorReply:
+    """`hint` says where this server lists what there is."""
+    message = f"There is nothing at {path}. {hint}"
     return ErrorReply(404, _body(message, "invalid_request_error", code="not_found"), [])
 
 

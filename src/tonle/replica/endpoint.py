@@ -62,7 +62,7 @@ class Endpoint:
 
     async def _handle(self, exchange: Exchange) -> None:
         if not self._methods:
-            await _send_error(exchange, no_such_path(exchange.path))
+            await _send_error(exchange, no_such_path(exchange.path, "GET /docs lists what there is."))
             return
         # HEAD is GET without the body, which the server below leaves out
         handler = self._methods.get("GET" if exchange.method == "HEAD" else exchange.method)

@@ -41,6 +41,7 @@ def test_others_say_nothing_of_themselves(error: Exception) -> None:
 
 
 def test_routes() -> None:
-    assert no_such_path("/x").status == 404
+    reply = no_such_path("/x", "Look elsewhere.")
+    assert reply.status == 404 and reply.body.error.message == "There is nothing at /x. Look elsewhere."
     reply = wrong_method("GET", "/x", ["POST", "PUT"])
     assert reply.status == 405 and reply.headers == [("allow", "POST, PUT")]
