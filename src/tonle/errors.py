@@ -11,6 +11,7 @@
     │   └── ModelError            a model cannot be found, read or is not supported            400
     ├── CapacityError    right request, wrong moment: try again after `retry_after_s`          (503)
     │   ├── EngineRestarting      the engine died and is being started again                   503
+    │   ├── ShuttingDown          the server was told to stop                                  503
     │   └── StoreLost             a store that several servers share is out of reach           503
     └── InternalError    our fault                                                             (500)
         └── EngineDied            the engine's process ended while it worked on the request    500
@@ -19,6 +20,8 @@
 """
 
 from __future__ import annotations
+
+import math
 
 
 class TonleError(Exception):
@@ -75,9 +78,18 @@ class CapacityError(TonleError):
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
 
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds, as the header has them and messages say them."""
+        return max(1, math.ceil(self.retry_after_s))
+
 
 class EngineRestarting(CapacityError):
     code = "engine_restarting"
+
+
+class ShuttingDown(CapacityError):
+    code = "shutting_down"
 
 
 class StoreLost(CapacityError):

@@ -76,7 +76,10 @@ def test_limits_of_a_key_hold(tmp_path: Path) -> None:
             key = (await place.post("/admin/keys", wish)).json()["key"]
             assert (await place.ask(key=key)).status_code == 200
             refused = await place.ask(key=key)
-            assert refused.status_code == 429 and "per day" in refused.json()["error"]["message"]
+            error = refused.json()["error"]
+            assert refused.status_code == 429 and "per day" in error["message"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert error["message"].endswith(f"; try again in {refused.headers['retry-after']} s")
 
     run(main())
 

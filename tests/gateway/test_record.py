@@ -236,6 +236,7 @@ def test_a_gateway_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
             await place.door.stop()
             reply = await asking
             assert "the server is shutting down" in reply.text and "[DONE]" not in reply.text
+            assert '"code":"shutting_down"' in reply.text
             record = the_record(place)
             assert (record["status"], record["output"]) == ("interrupted", "Phnom Penh")
 

@@ -54,6 +54,8 @@ def test_a_full_line_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
             await until(lambda: place.door.pool.backends[0].gate.num_queued == 1, "it does not wait")
             reply = await place.ask("one too many")
             assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
+            assert reply.json()["error"]["type"] == "rate_limit_error"
+            assert f"try again in {reply.headers['retry-after']} s" in reply.json()["error"]["message"]
             assert int(reply.headers["retry-after"]) >= 1
             upstream.hang.set()
             await asyncio.gather(*asking)

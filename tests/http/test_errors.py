@@ -232,7 +232,7 @@ def test_draining_refuses_new_work() -> None:
         return call
 
     call = run(main())
-    assert call.status == 503 and b"shutting down" in call.reply
+    assert call.status == 503 and b"shutting down" in call.reply and b'"code":"shutting_down"' in call.reply
 
 
 def log_line(caplog: pytest.LogCaptureFixture, request_id: str) -> tuple[str, str]:

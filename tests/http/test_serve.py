@@ -78,6 +78,7 @@ def test_drain_has_an_end(drain_s: float, signals: list[int]) -> None:
         *chunks, last = read_stream(url, server, signals)
         assert len(chunks) < 20
         assert last["error"]["message"] == "the server is shutting down"  # type: ignore[index]
+        assert last["error"]["code"] == "shutting_down"  # type: ignore[index]
         assert server.wait(timeout=60) == 0
 
 

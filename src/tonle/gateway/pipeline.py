@@ -16,7 +16,7 @@ from typing import Any
 from tonle.audit.collect import Answer
 from tonle.audit.record import Record, Status, status_for
 from tonle.cache import CachedResponse, Flight
-from tonle.errors import CapacityError, TonleError
+from tonle.errors import ShuttingDown, TonleError
 from tonle.gateway.auth import Auth, check_model
 from tonle.gateway.call import Call
 from tonle.gateway.http.client import UpstreamError
@@ -79,7 +79,7 @@ class Pipeline:
             status = "interrupted" if call.exchange.gone == SHUTTING_DOWN else "cancelled"
             if status == "interrupted":
                 call.exchange.problem = _problem(call, SHUTTING_DOWN)
-                relay.fail(error_reply(CapacityError("the server is shutting down", retry_after_s=5)))
+                relay.fail(error_reply(ShuttingDown(SHUTTING_DOWN, retry_after_s=5)))
             raise
         except Exception as error:
             failure = error

@@ -2,8 +2,9 @@
 
 CallerError    ├── Unauthorized      no key, or one we do not know        401
                └── Forbidden         the key may not do this              403
-CapacityError  ├── RateLimited       over a limit of the key              429
-               ├── QueueFull         too many wait already                429
+CapacityError  ├── TooMany                                                429
+               │   ├── RateLimited   over a limit of the key              429
+               │   └── QueueFull     too many wait already                429
                ├── NoBackend         nobody is well who could answer      503
                └── DeadlinePassed    too late to begin                    504
 InternalError  └── UpstreamFailed    a backend failed                     502
@@ -24,13 +25,22 @@ class Forbidden(CallerError):
     code = "forbidden"
 
 
-class RateLimited(CapacityError):
+class TooMany(CapacityError):
+    """People read the message before the header: it says when, too."""
+
     status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, param=param)
+        self.message = f"{message}; try again in {self.retry_after} s"
+        self.args = (self.message,)
+
+
+class RateLimited(TooMany):
     code = "rate_limit_exceeded"
 
 
-class QueueFull(CapacityError):
-    status = 429
+class QueueFull(TooMany):
     code = "queue_full"
 
 

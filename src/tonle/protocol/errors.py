@@ -5,7 +5,7 @@ Does: map, and keep what is inside the server inside. Does not: log or send.
 
 from __future__ import annotations
 
-import math
+from http import HTTPStatus
 from typing import NamedTuple
 
 from tonle.errors import CallerError, CapacityError, TonleError
@@ -25,7 +25,7 @@ def error_reply(error: BaseException) -> ErrorReply:
         return ErrorReply(500, _body(message, "server_error", code="internal_error"), [])
     headers = []
     if isinstance(error, CapacityError):
-        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+        headers.append(("retry-after", str(error.retry_after)))
     body = _body(error.message, _error_type(error), param=error.param, code=error.code)
     return ErrorReply(error.status, body, headers)
 
@@ -45,6 +45,8 @@ def wrong_method(method: str, path: str, allowed: list[str]) -> ErrorReply:
 def _error_type(error: TonleError) -> str:
     if isinstance(error, CallerError):
         return "invalid_request_error"
+    if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
     if isinstance(error, CapacityError):
         return "service_unavailable_error"
     return "server_error"

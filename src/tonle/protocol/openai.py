@@ -287,9 +287,14 @@ class Health(Struct, kw_only=True):
 
 class ErrorDetail(Struct):
     message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
+    type: Annotated[
+        str,
+        about("invalid_request_error, rate_limit_error (429), service_unavailable_error (503, 504) or server_error."),
+    ]
+    param: Annotated[str | None, about("The field that is wrong, if one is.")] = None
+    code: Annotated[
+        str | None, about("The reason in one word: context_length_exceeded, rate_limit_exceeded, shutting_down, ...")
+    ] = None
 
 
 class ErrorBody(Struct):

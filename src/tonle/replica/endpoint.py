@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tonle.errors import CapacityError, TonleError
+from tonle.errors import ShuttingDown, TonleError
 from tonle.protocol import sse
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, wrong_method
 from tonle.replica.exchange import CallerGone, Exchange
@@ -51,7 +51,7 @@ class Endpoint:
         except asyncio.CancelledError:
             # The server cancels requests only to end the process. Passed on, it would be logged as a crash.
             problem = "cut off by shutdown"
-            await _send_error(exchange, error_reply(CapacityError("the server is shutting down", retry_after_s=5)))
+            await _send_error(exchange, error_reply(ShuttingDown("the server is shutting down", retry_after_s=5)))
         except Exception as error:
             problem = error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
             if not isinstance(error, TonleError):

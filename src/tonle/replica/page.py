@@ -31,7 +31,7 @@ _HEADERS = (
         "In replies: how many fields had no effect, and which. The body says why, in <code>warnings</code>.",
     ),
     ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
-    ("Retry-After", "With 503: seconds to wait before trying again."),
+    ("Retry-After", "With 429 and 503: seconds to wait before trying again."),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from tonle.engine.messages import ModelCard
-from tonle.errors import CapacityError, EngineRestarting, InvalidRequest, UnknownModel
+from tonle.errors import EngineRestarting, InvalidRequest, ShuttingDown, UnknownModel
 from tonle.protocol.openai import FieldWarning
 from tonle.replica.exchange import Exchange
 from tonle.replica.options import ReplicaOptions
@@ -44,7 +44,7 @@ class Replica:
         """The model's card. Raises `CapacityError` (503) unless new work is welcome."""
         reason, card = self.why_not_ready(), self.front.card
         if reason is not None or card is None:
-            kind = CapacityError if self.draining else EngineRestarting
+            kind = ShuttingDown if self.draining else EngineRestarting
             raise kind(f"not ready: {reason}", retry_after_s=RETRY_AFTER_S)
         return card
 

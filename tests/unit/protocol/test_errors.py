@@ -17,6 +17,7 @@ from tonle.protocol.errors import error_reply, no_such_path, wrong_method
         (errors.TooLarge("m", param="p"), 413, "invalid_request_error", "request_too_large"),
         (errors.CapacityError("m", param="p"), 503, "service_unavailable_error", "overloaded"),
         (errors.EngineRestarting("m", param="p"), 503, "service_unavailable_error", "engine_restarting"),
+        (errors.ShuttingDown("m", param="p"), 503, "service_unavailable_error", "shutting_down"),
         (errors.InternalError("m", param="p"), 500, "server_error", "internal_error"),
         (errors.EngineDied("m", param="p"), 500, "server_error", "engine_died"),
     ],
