@@ -167,6 +167,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         return done.stderr
 
     assert "did you mean backends?" in said("backend: []")
+    assert "did you mean cache_max?" in said("cache_max_bytes: 1MiB")
     assert "unknown field 'weigth'" in said("backends: [{url: http://x, weigth: 3}]")
     assert "there is no backend" in said("port: 0")
     assert "must look like http://" in said("backends: [{url: somewhere}]")

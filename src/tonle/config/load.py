@@ -24,6 +24,9 @@ from tonle.errors import ConfigError
 _CONFIG_VARIABLE = "TONLE_CONFIG"
 _OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG", "TONLE_CACHE_DIR")
 
+# What a setting's name never ends with (`knobs.py`), and its writer may think it does.
+_UNIT = re.compile("_(s|sec|seconds|ms|b|bytes|kb|mb|mib|gb|gib)$", re.IGNORECASE)
+
 # Kubernetes describes a service called "tonle" or "tonle-..." to every pod in variables that begin like ours, one of
 # them being TONLE_PORT=tcp://10.0.0.1:8000. They are not meant for us.
 _SERVICE_LINK = re.compile(rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
@@ -115,5 +118,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     """What the writer of `name` may have meant. The prefix all variables share says nothing."""
     bare = {entry.removeprefix(ENV_PREFIX): entry for entry in known}
     wanted = name.removeprefix(ENV_PREFIX).replace("-", "_")
+    if (unitless := _UNIT.sub("", wanted)) != wanted and unitless in bare:
+        return f"did you mean {bare[unitless]}? The value carries the unit"
     near = difflib.get_close_matches(wanted, bare, n=1)
     return f"did you mean {bare[near[0]]}?" if near else f"there are: {', '.join(bare.values())}"

@@ -68,6 +68,7 @@ def test_what_kubernetes_says_of_a_service_called_tonle_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
+        ({"TONLE_DRAIN_SECONDS": "3"}, r"unknown .* TONLE_DRAIN_SECONDS; did you mean TONLE_DRAIN\? The value"),
         ({"TONLE_MAX_NUM_SEQ": "3"}, r"unknown .* TONLE_MAX_NUM_SEQ; did you mean TONLE_MAX_NUM_SEQS\?"),
         ({"TONLE_XYZZY": "3"}, r"unknown environment variable TONLE_XYZZY; there are: .*TONLE_PORT"),
         ({"TONLE_PORT": "http"}, r"TONLE_PORT must be a whole number from 0 to 65535, not 'http'"),
@@ -82,6 +83,7 @@ def test_wrong_variables_are_named(environ: dict[str, str], message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("drain_s: 3", r"unknown setting 'drain_s'; did you mean drain\? The value carries the unit"),
         ("prot: 8000", r"tonle.yaml: unknown setting 'prot'; did you mean port\?"),
         ("max-num-seqs: 8", r"tonle.yaml: unknown setting 'max-num-seqs'; did you mean max_num_seqs\?"),
         ("port: many", r"tonle.yaml: port must be a whole number .* not 'many'"),

@@ -1,0 +1,55 @@
+"""Settings in the documents are those a file, a variable or a flag may name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tonle.config import load
+from tonle.config.audit import MIDDLEWARE_KNOBS
+from tonle.config.engine import EngineConfig
+from tonle.config.gateway import KNOBS as GATEWAY_KNOBS
+from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
+from tonle.config.serve import KNOBS as SERVE_KNOBS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KNOBS = [*GATEWAY_KNOBS.values(), *SERVE_KNOBS.values(), *MIDDLEWARE_KNOBS.values()]
+ROW_KEYS = {key for row in (BackendRow, ArmRow, ExperimentRow, ShadowRow) for key in row.__struct_fields__}
+
+NO_SETTINGS = {"use_cache"}  # a field of requests
+OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_have_their_public_names(page: Path) -> None:
+    text = page.read_text()
+    inside = {knob.field: knob.name for knob in KNOBS if knob.field != knob.name}
+    for word in re.findall(r"`([a-z0-9_]+)`", text):
+        assert word not in inside, f"{page.name} calls {inside[word]} by its name inside the code, {word}"
+    known = {knob.name for knob in KNOBS} | {*EngineConfig.names()} | ROW_KEYS | NO_SETTINGS
+    for key in re.findall(r"`([a-z0-9_]+): [^`]+`", text):
+        assert key in known, f"{page.name}: there is no setting {key}"
+    variables = {knob.env for knob in KNOBS} | {*load._OTHER_VARIABLES} | OF_TESTS
+    for variable in re.findall(r"TONLE_[A-Z0-9_]+", text):
+        assert variable in variables, f"{page.name}: there is no variable {variable}"
+
+
+def test_the_gateways_files_can_be_read(tmp_path: Path) -> None:
+    blocks = re.findall(r"(?m)^    # tonle\.yaml.*\n(?:(?:    .*)?\n)+", (ROOT / "docs" / "gateway.md").read_text())
+    assert len(blocks) == 2
+    for block in blocks:
+        file = tmp_path / "tonle.yaml"
+        file.write_text(dedent(block))
+        assert load.load_gateway({}, file=file, environ={}).backends
+
+
+def test_the_table_of_the_audit_is_whole() -> None:
+    table = re.search(r"\| `audit_…` .*?\n\n", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
+    assert table is not None
+    rows = table.group().rstrip().splitlines()[2:]
+    named = {f"audit_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
+    assert named == set(MIDDLEWARE_KNOBS)
