@@ -25,6 +25,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     position: int | None = None  # of the first character that differs
     detail: str = ""
+    unknown_model: bool = False  # the server does not have the model that was asked for
+    behind: str | None = None  # then: the model that answered when it was recorded, if that had another name
 
     def __str__(self) -> str:
         where = f" at character {self.position}" if self.position is not None else ""
@@ -85,13 +87,24 @@ def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) ->
     answer = collector.finish()
     if response.status_code != httpx.codes.OK:
         detail = answer.error.get("message") if isinstance(answer.error, dict) else response.text[:200]
-        return Outcome(id=record["id"], verdict="failed", detail=f"the server says {response.status_code}: {detail}")
+        said = f"the server says {response.status_code}: {detail}"
+        if response.status_code != httpx.codes.NOT_FOUND or not _names_model(answer.error):
+            return Outcome(id=record["id"], verdict="failed", detail=said)
+        route = record.get("route") or {}
+        behind = route.get("model") if route.get("model") != body.get("model") else None
+        said += f"; it was answered by {behind}" if behind else ""
+        return Outcome(id=record["id"], verdict="failed", detail=said, unknown_model=True, behind=behind)
     if record.get("choices"):
         before = "\n".join(str(choice.get("text")) for choice in record["choices"])
         after = "\n".join(choice.text for _, choice in sorted(answer.choices.items()))
     else:
         before, after = str(record.get("output") or ""), answer.text
     return _compare(record["id"], before, after)
+
+
+def _names_model(error: Any) -> bool:
+    """A 404 may also be for the path. Servers say in `param`, `code` or words that it is the model."""
+    return isinstance(error, dict) and error.get("code") != "not_found" and "model" in str(error)
 
 
 def _compare(record_id: str, before: str, after: str) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tonle.audit.index import Query, Row
 
 SOME_DIFFER = 1
+_TABLE_WIDTH = 1000
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The audit directory.", show_default=False)]
 SinceOption = Annotated[str | None, typer.Option(help="From this time on: 2025-01-31 or 2025-01-31T09:30, UTC.")]
@@ -158,13 +160,28 @@ def replay(
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     verdicts: dict[str, int] = {}
+    unknown: dict[str | None, None] = {}  # in order: what stood behind names that this server does not have
     with httpx.Client(base_url=base, headers=headers, timeout=timeout) as client:
         for outcome in player.replay(read_records(files), client, model=as_model, everything=everything):
             verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
+            if outcome.unknown_model:
+                unknown[outcome.behind] = None
             typer.echo(screen.harmless(str(outcome)))
     screen.stderr().print(", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()) or "no records")
+    if unknown:
+        _hint_as_model([name for name in unknown if name])
     if verdicts.keys() & {"different", "failed"}:
         raise typer.Exit(SOME_DIFFER)
+
+
+def _hint_as_model(behind: list[str]) -> None:
+    from rich.markup import escape
+
+    name = behind[0] if len(behind) == 1 else "NAME"
+    screen.stderr().print(
+        "This server does not have every model under its recorded name; that may be an alias of a gateway. "
+        f"Ask for another with --as-model {escape(screen.harmless(name))}."
+    )
 
 
 def reindex(directory: DirectoryArgument) -> None:
@@ -224,15 +241,24 @@ def _show_table(rows: list[Row]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("Time", "Id", "Status", "Model", "Key", "Tokens", "ms"):
-        table.add_column(column, justify="right" if column in ("Tokens", "ms") else "left", overflow="fold")
+    # What may be long comes last: a narrow terminal then wraps that, and not what one reads first.
+    for column in ("Time", "Id", "Status", "Tokens", "ms", "Key", "Model"):
+        table.add_column(column, justify="right" if column in ("Tokens", "ms") else "left", no_wrap=True)
     for row in rows:
         cells: list[Any] = [
-            row.time or "", row.id or "", row.status or "", row.model or "", row.key_id or "",
+            _to_seconds(row.time or ""), row.id or "", row.status or "",
             f"{row.prompt_tokens if row.prompt_tokens is not None else '?'}+"
             f"{row.completion_tokens if row.completion_tokens is not None else '?'}",
             f"{row.total_ms:.0f}" if row.total_ms is not None else "",
+            row.key_id or "", row.model or "",
         ]  # fmt: skip
-        table.add_row(*[Text(screen.harmless(cell)) for cell in cells])
-    screen.stdout().print(table)
+        table.add_row(*[Text(screen.harmless(cell).replace("\n", " ")) for cell in cells])
+    out = screen.stdout()
+    out.width = max(out.width, _TABLE_WIDTH)  # one record, one line, also for grep
+    out.print(table)
     screen.stderr().print(f"{len(rows)} records")
+
+
+def _to_seconds(time: str) -> str:
+    """As `--since` takes it; the record has the fractions."""
+    return re.sub(r"\.\d+", "", time)

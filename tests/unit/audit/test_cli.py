@@ -83,6 +83,15 @@ def test_query(trail: Path, condition: list[str], outputs: int) -> None:
     assert f"{outputs} records" in tonle("query", trail, *condition).stderr
 
 
+def test_a_record_is_one_line_however_narrow_the_terminal(trail: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *lines = tonle("query", trail).stdout.splitlines()
+    assert first.split() == ["Time", "Id", "Status", "Tokens", "ms", "Key", "Model"] and len(lines) == 3
+    for line, record in zip(lines, records(trail), strict=True):
+        assert line.split()[:3] == [record["time"][:19] + "Z", record["id"], record["status"]]
+    assert f"{len(lines)} records" in tonle("query", trail, "--since", lines[0].split()[0]).stderr
+
+
 def test_wrong_questions(trail: Path) -> None:
     assert tonle("query", trail, "--since", "yesterday").exit_code == 1
     assert tonle("query", trail, "--status", "great").exit_code == 1
@@ -199,4 +208,20 @@ def test_replay(tmp_path: Path) -> None:
         assert "different at character 0" in done.stdout
         done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "nobody")
         assert done.stdout.startswith("failed")
+        assert "--as-model NAME" in done.stderr
     assert tonle("replay", tmp_path, "--url", "http://127.0.0.1:9").exit_code == 1
+
+
+def test_replay_points_to_the_model_behind_an_alias(tmp_path: Path) -> None:
+    front = FakeFront(lambda prompt, index: "the same answer")
+    with running(tmp_path) as trail:
+        record = trail.open(CHAT, request_id="r", body={**BODY, "tools": None, "model": "smol"})
+        record.note(model="smol", route={"backend": "b0", "model": front.name, "why": "only"})
+        record.close("ok", http_status=200, output="the same answer")
+    with serving(front) as url:
+        done = tonle("replay", tmp_path, "--url", url)
+        assert done.exit_code == 1 and f"it was answered by {front.name}" in done.stdout
+        assert f"--as-model {front.name}." in done.stderr
+        again = tonle("replay", tmp_path, "--url", url, "--as-model", front.name)
+        assert again.exit_code == 0, again.output
+        assert "--as-model" not in again.stderr
