@@ -124,6 +124,12 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
             for wish in ({}, {"name": "x", "scopes": ["everything"]}, {"name": "x", "limit": 3}):
                 assert (await place.post("/admin/keys", wish)).status_code == 400
             assert (await place.post("/admin/keys", {"name": "x"}, key=KEY)).status_code == 403
+            for wish, message in (
+                ({"name": "x", "scopes": ["models", "zz"]}, "scopes[1] must be one of admin, metrics, models"),
+                ({"name": "x", "limits": {"tokens": 3}}, "there is no field limits.tokens"),
+                ({"scopes": []}, "name is missing"),
+            ):
+                assert (await place.post("/admin/keys", wish)).json()["error"]["message"] == message
 
     run(main())
 

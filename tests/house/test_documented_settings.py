@@ -53,3 +53,8 @@ def test_the_table_of_the_audit_is_whole() -> None:
     rows = table.group().rstrip().splitlines()[2:]
     named = {f"audit_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     assert named == set(MIDDLEWARE_KNOBS)
+
+
+def test_drain_is_explained_alike() -> None:
+    assert GATEWAY_KNOBS["drain"].help == SERVE_KNOBS["drain"].help
+    assert "SIGTERM or Ctrl-C" in GATEWAY_KNOBS["drain"].help

@@ -79,7 +79,7 @@ def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
         ({"priority": 4}, "priority", "critical, high, normal, low or 0 to 3"),
         ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "must be between 0 and 5"),
         ({"messages": []}, "messages", "send at least one message"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of system, developer"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of assistant, developer"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
         ({"messages": "hi"}, "messages", "must be a list, not a string"),

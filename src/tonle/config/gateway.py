@@ -91,7 +91,9 @@ class GatewayConfig(AuditConfig):
     host: str = _server("127.0.0.1", kinds.text(), "Address to listen on; 0.0.0.0 for every network interface.")
     port: int = _server(8080, kinds.whole(0, 65535), "Port to listen on; 0 picks a free one.")
     max_body_bytes: int = _server(8 * 1024**2, kinds.size(), "Largest request body accepted.")
-    drain_s: float = _server(30.0, kinds.duration(), "How long running requests may still take after SIGTERM.")
+    drain_s: float = _server(
+        30.0, kinds.duration(), "How long running requests may still take after SIGTERM or Ctrl-C."
+    )
     write_timeout_s: float = _server(60.0, kinds.duration(), "Give up on a client that reads nothing for this long.")
     strict: bool = _server(False, kinds.switch(), "Refuse requests with fields the gateway removes, rather than warn.")
     cors_origins: tuple[str, ...] = _server((), kinds.names(), "Web pages of these origins may call; none by default.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tonle.config.choices import choices
 from tonle.config.kinds import Kind
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
@@ -71,12 +72,21 @@ def rows(kind: type[RowT], wanted: str, *, short: str | None = None) -> Kind:
         items = _items(value, short)
         if not isinstance(items, list | tuple):
             raise ValueError(f"must be {wanted}, not {value!r}")
-        try:
-            return tuple(item if isinstance(item, kind) else msgspec.convert(item, kind) for item in items)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"must be {wanted}: {_words(str(error))}") from None
+        return tuple(
+            item if isinstance(item, kind) else _row(item, kind, f"must be {wanted}: entry {number}")
+            for number, item in enumerate(items, 1)
+        )
 
     return Kind("URL" if short else "YAML", read, lambda read_rows: "" if not read_rows else str(len(read_rows)))
+
+
+def _row(item: Any, kind: type[RowT], complaint: str) -> RowT:
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        name = item.get("name") if isinstance(item, dict) else None
+        which = f" ({name})" if isinstance(name, str) else ""
+        raise ValueError(f"{complaint}{which} {_words(str(error), kind)}") from None
 
 
 def table(wanted: str) -> Kind:
@@ -87,7 +97,7 @@ def table(wanted: str) -> Kind:
         try:
             return tuple(msgspec.convert(items, dict[Name, Name]).items())
         except msgspec.ValidationError as error:
-            raise ValueError(f"must be {wanted}: {_words(str(error))}") from None
+            raise ValueError(f"must be {wanted}: it {_words(str(error), dict[Name, Name])}") from None
 
     return Kind("YAML", read, lambda pairs: ", ".join("=".join(pair) for pair in pairs))
 
@@ -112,5 +122,18 @@ def _yaml(text: str) -> Any:
         raise ValueError(f"must be YAML, not {text!r}") from None
 
 
-def _words(error: str) -> str:
-    return re.sub(r" - at `\$(.*)`$", r" (at \1)", error).replace("Object ", "it ").replace("`", "'")
+def _words(error: str, kind: Any) -> str:
+    """msgspec's message after the subject. Example: "lacks 'url'"."""
+    found = re.search(r" - at `(?:key in )?\$\.?(.*)`$", error)
+    path = found.group(1) if found else ""
+    said = (error[: found.start()] if found else error).replace("`", "'")
+    if said.startswith("Invalid enum value") and (words := choices(kind, path)):
+        return f"has {path}: {said.removeprefix('Invalid enum value ')}, which is none of {', '.join(words)}"
+    where = f" (at {path})" if path else ""
+    for theirs, ours in (
+        ("Object missing required field", "lacks"),
+        ("Object contains unknown field", "has an unknown field"),
+    ):
+        if said.startswith(theirs):
+            return f"{ours} {said.removeprefix(theirs).strip()}{where}"
+    return f"is not right: {said}{where}"

@@ -17,6 +17,7 @@ from tonle.gateway.keys.key import Key, Limits, Scope, draw
 from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.keys.store import KeyStore
 from tonle.gateway.limits.charging import Charging
+from tonle.protocol.parse import parse
 
 
 class KeyWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,10 +41,7 @@ class Admin:
 
     async def create_key(self, exchange: Exchange) -> None:
         self._need_store()
-        try:
-            wish = msgspec.json.decode(exchange.body, type=KeyWish)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the body cannot be used: {error}") from None
+        wish, _ = parse(exchange.body, KeyWish)
         key, secret = draw(wish.name, scopes=wish.scopes, models=wish.models, limits=wish.limits, tenant=wish.tenant)
         await self._ring.add(key)
         _send(exchange, {"key": secret, **_shown(key, {})}, status=201)

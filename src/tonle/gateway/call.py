@@ -17,7 +17,7 @@ from tonle.gateway.keys.key import ANYBODY, Key
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
 from tonle.protocol.openai import FieldWarning
-from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS
+from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
 
 if TYPE_CHECKING:
     from tonle.gateway.limits.charging import Lease
@@ -173,8 +173,7 @@ class Call:
         """Raises `InvalidRequest` if there are warnings and the caller or the gateway is strict about them."""
         self.strict = strict or self.exchange.header("x-tonle-strict").lower() in _TRUE
         if self.strict and self.warnings:
-            what = "; ".join(f"{warning.param}: {warning.message}" for warning in self.warnings)
-            raise InvalidRequest(f"strict mode: {what}", param=self.warnings[0].param)
+            raise strict_refusal(self.warnings)
 
     # -- questions of the stages
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
+from tonle.config.choices import choices
 from tonle.errors import InvalidRequest
 from tonle.protocol.fields import remark
-from tonle.protocol.openai import FieldWarning, Role
+from tonle.protocol.openai import FieldWarning
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
@@ -29,6 +30,7 @@ _WORDS = {
 _TYPE_ERROR = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _RANGE_ERROR = re.compile(r"Expected `[^`]+` (<=|>=) (-?\d+)")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")  # of types that forbid them
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -40,12 +42,18 @@ def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[Fie
     try:
         request = msgspec.convert(raw, request_type)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), request_type) from None
     warnings = list(_unused(raw, request, ""))
     if len(warnings) > MAX_WARNINGS:
         more = len(warnings) - MAX_WARNINGS
         warnings[MAX_WARNINGS:] = [FieldWarning("", f"{more} more fields were not used")]
     return request, warnings
+
+
+def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
+    """What a caller or server who is strict makes of warnings. They tell what becomes of a field otherwise."""
+    what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
+    return InvalidRequest(f"strict mode refuses this request; without it: {what}", param=warnings[0].param)
 
 
 def _decode(body: bytes) -> Any:
@@ -80,7 +88,7 @@ def _word(value: Any) -> str:
     return _WORDS[kinds[type(value)]]
 
 
-def _explain(error: str) -> InvalidRequest:
+def _explain(error: str, request_type: type[msgspec.Struct]) -> InvalidRequest:
     """msgspec's message in the words of this API. Example: "max_tokens must be an integer, not a string"."""
     path = found.group(1) if (found := _PATH.search(error)) else ""
     subject = path or "the body"
@@ -94,8 +102,11 @@ def _explain(error: str) -> InvalidRequest:
     if bound := _RANGE_ERROR.match(error):
         word = "at most" if bound.group(1) == "<=" else "at least"
         return InvalidRequest(f"{subject} must be {word} {bound.group(2)}", param=path or None)
-    if path.endswith(".role"):
-        return InvalidRequest(f"{path} must be one of {', '.join(get_args(Role))}", param=path)
+    if error.startswith("Invalid enum value") and (words := choices(request_type, path)):
+        return InvalidRequest(f"{path} must be one of {', '.join(words)}", param=path)
+    if unknown := _UNKNOWN.match(error):
+        field = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
+        return InvalidRequest(f"there is no field {field}", param=field)
     return InvalidRequest(f"{subject}: {_PATH.sub('', error)}", param=path or None)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 
 from tonle.engine.messages import ModelCard
-from tonle.errors import EngineRestarting, InvalidRequest, ShuttingDown, UnknownModel
+from tonle.errors import EngineRestarting, ShuttingDown, UnknownModel
 from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import strict_refusal
 from tonle.replica.exchange import Exchange
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
@@ -62,8 +63,7 @@ class Replica:
         """Raises `InvalidRequest` if there are warnings and the caller or the server is strict about them."""
         strict = self.options.strict or exchange.header("x-tonle-strict").lower() in ("1", "true")
         if strict and warnings:
-            what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
-            raise InvalidRequest(f"strict mode: {what}", param=warnings[0].param)
+            raise strict_refusal(warnings)
 
 
 def warning_headers(warnings: list[FieldWarning]) -> list[tuple[str, str]]:
