@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,11 +25,17 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
+from tonle.replica import goodbye
 from tonle.replica.serve import run, serve
+from tonle.telemetry import logs
 
+logs.configure("INFO")
+goodbye.REMIND_S = 0.3
 front = FakeFront(lambda prompt, index: "x" * 40)
 front.delay_s = float(sys.argv[1])
-run(serve(front, port=0, drain_s=float(sys.argv[2]), on_ready=lambda url: print(url, flush=True)))
+goodbye.say_stopped(
+    run(serve(front, port=0, drain_s=float(sys.argv[2]), on_ready=lambda url: print(url, flush=True)))
+)
 print("goodbye", flush=True)
 """
 
@@ -37,16 +44,23 @@ print("goodbye", flush=True)
 def process(delay_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     search_path = os.pathsep.join([str(ROOT), *sys.path])
     server = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(delay_s), str(drain_s)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": search_path},
+        [sys.executable, "-c", PROGRAM, str(delay_s), str(drain_s)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": search_path},
     )  # fmt: skip
-    assert server.stdout is not None
+    assert server.stdout is not None and server.stderr is not None
     try:
         yield server, server.stdout.readline().strip()
     finally:
         server.kill()
         server.wait()
         server.stdout.close()
+        server.stderr.close()
+
+
+def said(server: subprocess.Popen[str]) -> list[str]:
+    """What it logged until its end: severity and message."""
+    assert server.stderr is not None
+    return [re.sub(r"^\S+ \S+ (\w+) +\w+ +", r"\1 ", line) for line in server.stderr.read().splitlines()]
 
 
 def read_stream(url: str, server: subprocess.Popen[str], signals: list[int]) -> list[object]:
@@ -67,19 +81,27 @@ def test_drain(number: signal.Signals) -> None:
         assert chunks[-1] == "[DONE]" and len(chunks) > 40, "what runs may finish"
         assert server.stdout is not None and server.stdout.read() == "goodbye\n", "and the caller gets to clean up"
         assert server.wait(timeout=60) == 0
+        assert said(server)[-1] == "INFO stopped"
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
 
 
 @pytest.mark.parametrize(("drain_s", "signals"), [(600, [signal.SIGINT, signal.SIGINT]), (1, [signal.SIGTERM])])
 def test_drain_has_an_end(drain_s: float, signals: list[int]) -> None:
-    """After `drain_s`, or at the second signal, streams are told why they end."""
+    """After `drain_s`, or at the second signal, streams are told why they end, and the operator how many did."""
     with process(delay_s=0.3, drain_s=drain_s) as (server, url):
-        *chunks, last = read_stream(url, server, signals)
+        *chunks, last = read_stream(url, server, list(signals))
         assert len(chunks) < 20
         assert last["error"]["message"] == "the server is shutting down"  # type: ignore[index]
         assert last["error"]["code"] == "shutting_down"  # type: ignore[index]
         assert server.wait(timeout=60) == 0
+        lines = said(server)
+    assert lines[0] == f"INFO stopping: 1 request to finish, at most {drain_s} s; press Ctrl-C again to stop at once"
+    assert lines[-1] == "WARNING stopped; 1 request cut off"
+    assert ("WARNING stopping at once" in lines) == (len(signals) == 2)
+    if drain_s == 1:
+        assert any(line.startswith("INFO still stopping: 1 request to finish") for line in lines)
+    assert not any("uvicorn" in line or "ERROR" in line for line in lines), lines
 
 
 def test_port_in_use() -> None:

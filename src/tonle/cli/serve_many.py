@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import time
@@ -16,8 +17,11 @@ from tonle.errors import TonleError
 from tonle.models.source import ModelSource
 from tonle.replica.frontend import FrontendOrder
 from tonle.replica.frontends import Frontends, engine_entrance, shared_folder
+from tonle.replica.goodbye import AT_ONCE
 from tonle.replica.options import ReplicaOptions
 from tonle.telemetry import logs
+
+log = logging.getLogger("tonle.cli")
 
 
 class Keeper:
@@ -57,6 +61,7 @@ async def serve_many(
                 await _run(engine, Frontends(order, listeners), announce)
             finally:
                 await engine.stop()
+    log.info("stopped")  # a front end that cut requests off has said so
 
 
 async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[ModelCard], None]) -> None:
@@ -72,10 +77,15 @@ async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[Mod
         if keeper.card is not None:
             announce(keeper.card)
 
+    def on_signal() -> None:
+        if not fronts.stopping:
+            log.info("stopping; %s", AT_ONCE)
+        fronts.stop()
+
     await engine.start(keeper)
     await fronts.start()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, fronts.stop)
+        loop.add_signal_handler(number, on_signal)
     model = asyncio.create_task(await_model())
     try:
         await fronts.wait()

@@ -18,6 +18,7 @@ from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
 from tonle.models.source import ModelSource
+from tonle.replica.goodbye import say_stopped
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.serve import run, serve
 from tonle.telemetry import logs
@@ -57,7 +58,7 @@ async def _serve(order: FrontendOrder, leash: socket.socket, listener: socket.so
     front = Front(load_text(order.source), order.name, link.send)
     front.created = order.created
     link.start(front)
-    await serve(
+    num_cut = await serve(
         front,
         listener=listener,
         options=order.options,
@@ -66,6 +67,8 @@ async def _serve(order: FrontendOrder, leash: socket.socket, listener: socket.so
         stop=stop,
     )
     link.stop()
+    if num_cut:  # else the keeper says all there is to say
+        say_stopped(num_cut)
 
 
 def main(leash: socket.socket, listener: socket.socket) -> None:

@@ -76,6 +76,10 @@ class Frontends:
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
 
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
     async def start(self) -> None:
         """Start them all and keep them running. Returns at once."""
         self._keepers = [asyncio.create_task(self._keep(place)) for place in range(len(self._listeners))]

@@ -1,6 +1,7 @@
 """Run a replica until it is told to stop.
 
-Does: bind, serve, drain on the first signal, end at once on the second. Does not: start or stop the engine.
+Does: bind, serve, drain on the first signal, end at once on the second, say how it goes. Does not: start or stop the
+engine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import signal
 import socket
 import threading
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from tonle.errors import ConfigError
+from tonle.replica import goodbye
 from tonle.replica.app import ReplicaApp, build_app
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
@@ -27,7 +28,8 @@ log = logging.getLogger("tonle.replica")
 
 BACKLOG = 2048  # connections the kernel holds before we accept them
 KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that they and not we close them
-ABORT_GRACE_S = 0.5  # after a second signal, for the last bytes to leave
+ABORT_GRACE_S = 0.5  # after requests were cut off, for their last bytes to leave
+POLL_S = 0.02  # while they leave
 
 ResultT = TypeVar("ResultT")
 
@@ -36,8 +38,10 @@ async def serve(
     front: Served, *, host: str = "127.0.0.1", port: int = 8000, listener: socket.socket | None = None,
     options: ReplicaOptions | None = None, drain_s: float = 30.0, on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Serve until SIGTERM or SIGINT, then let running requests finish for at most `drain_s` seconds.
+
+    Returns how many requests were cut off after that, or by a second signal.
 
     `listener` is a socket from `bind`; without it, host and port are bound here (`ConfigError` if that fails).
     `on_ready` is called with the base URL when connections are accepted. Setting `stop` does what a signal does; in a
@@ -56,21 +60,21 @@ async def serve(
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(drain_s),
     )
-    server = _Server(config, app, on_ready)
+    server = _Server(config, app, on_ready, drain_s)
     watch = asyncio.create_task(_stop_when(stop, server)) if stop is not None else None
     try:
         await server.serve(sockets=[listener])
     finally:
         if watch is not None:
             watch.cancel()
+    return server.num_cut
 
 
 async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
     await stop.wait()
     if not server.should_exit:  # a signal may have come first
-        server.stop()
+        server.begin_stop()
 
 
 def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -130,10 +134,20 @@ def _url(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: ReplicaApp, on_ready: Callable[[str], None] | None) -> None:
+    """uvicorn's, but the end of the drain is ours: it calls what we announced an error."""
+
+    def __init__(
+        self, config: uvicorn.Config, app: ReplicaApp, on_ready: Callable[[str], None] | None, drain_s: float
+    ) -> None:
         super().__init__(config)
+        self.num_cut = 0  # requests that were not allowed to finish
         self._app = app
         self._on_ready = on_ready
+        self._drain_s = drain_s
+
+    @property
+    def num_running(self) -> int:
+        return len(self.server_state.tasks)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -150,7 +164,7 @@ class _Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.getsignal(number) for number in signals}
         for number in signals:
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
@@ -158,16 +172,38 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler or signal.SIG_DFL)
 
-    def stop(self) -> None:
-        """First call: close the door and drain. Second call: end what still runs."""
+    def _on_signal(self) -> None:
+        """First one: close the door and drain. Second one: end what still runs."""
         if not self.should_exit:
-            running = len(self.server_state.tasks)
-            log.info("stopping: %d requests to finish, at most %s s", running, self.config.timeout_graceful_shutdown)
-            self._app.replica.draining = True
-            self.should_exit = True
+            self.begin_stop(asked=True)
             return
         log.warning("stopping at once")
-        self.force_exit = True
+        self._cut()
+
+    def begin_stop(self, *, asked: bool = False) -> None:
+        """Close the door and drain. Where nobody `asked` and nothing runs, there is nothing to tell."""
+        if asked or self.num_running:
+            goodbye.say_stopping(self.num_running, self._drain_s)
+        self._app.replica.draining = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        reminders = asyncio.create_task(goodbye.remind(lambda: self.num_running, self._drain_s))
+        end = asyncio.get_running_loop().call_later(self._drain_s, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            reminders.cancel()
+            end.cancel()
+        while self.force_exit and self.server_state.connections:  # noqa: ASYNC110  (until `_abort` at the latest)
+            await asyncio.sleep(POLL_S)
+
+    def _cut(self) -> None:
+        """Requests that still run are told that we end."""
+        if self.force_exit:
+            return
+        self.num_cut = self.num_running
+        self.force_exit = True  # uvicorn waits no longer
         for task in list(self.server_state.tasks):
             task.cancel()
         asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._abort)
