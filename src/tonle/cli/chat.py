@@ -12,6 +12,7 @@ import typer
 
 from tonle.cli import screen
 from tonle.cli.conversation import Conversation
+from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, ModelArgument, with_flags
 from tonle.cli.sampling import (
     DEFAULT,
@@ -92,6 +93,7 @@ def _own_engine(flags: dict[str, Any], config: Any) -> Voice:
     from tonle.telemetry import logs
 
     settings = load(flags, file=config)
+    check_device(settings.device)
     logs.configure("WARNING")
     return EngineVoice(resolve(settings.model), settings.engine(), chats=True)
 

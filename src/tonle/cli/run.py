@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tonle.cli import screen
+from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, with_flags
 from tonle.cli.sampling import (
     DEFAULT,
@@ -65,6 +66,7 @@ def run(
 
     settings = load(flags, file=config)
     logs.configure("WARNING")
+    check_device(settings.device)
     voice = EngineVoice(resolve(settings.model), settings.engine(), chats=not raw)
     sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     asyncio.run(_run(voice, text if raw else _chat(text, system), sampling, as_json=as_json))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -13,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from tonle import __version__
 from tonle.cli import screen
+from tonle.cli.banner import Door, banner, warn_if_open
+from tonle.cli.device import check_device
 from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
 from tonle.config.load import load
 from tonle.config.serve import ServeConfig
@@ -47,11 +46,13 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     settings = load(flags | ({"model": model} if model else {}), file=config)
     logs.configure(settings.log_level, json=settings.log_json)
+    check_device(settings.device)
     with ExitStack() as stack:
         # before a model is fetched in vain
         listeners = [
             stack.enter_context(listener) for listener in bind_all(settings.host, settings.port, settings.frontends)
         ]
+        warn_if_open(Door.of(listeners[0], settings), frontends=settings.frontends)
         source = resolve(settings.model)
         run(_serve(settings, source, listeners))
 
@@ -59,6 +60,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[socket.socket]) -> None:
     """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
     from tonle.engine.text import load_text
+    from tonle.models.read_spec import read_spec
     from tonle.replica.options import ReplicaOptions
 
     began = time.monotonic()
@@ -71,13 +73,14 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
         trust_salt=settings.trust_salt,
     )
     text = load_text(source)
-    url = _url(listeners[0])
+    stored = read_spec(source).dtype if settings.load_format == "auto" else None
+    door = Door.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:
         took_s = time.monotonic() - began
-        _announce(name, card, url, took_s, chats=text.chat_template is not None, as_log=settings.log_json)
+        _announce(name, card, door, took_s, chats=text.chat_template is not None, stored=stored)
 
-    log.info("loading %s; %s answers 503 until it is ready", source.name, url)
+    log.info("loading %s; %s answers 503 until it is ready", source.name, door.url)
     if len(listeners) > 1:
         from tonle.cli.serve_many import serve_many
 
@@ -93,6 +96,7 @@ async def _serve_alone(
     """HTTP in this process."""
     from tonle.engine.front import Front
     from tonle.engine.process import EngineProcess
+    from tonle.replica.goodbye import say_stopped
     from tonle.replica.serve import serve as serve_http
 
     engine = EngineProcess(source, settings.engine())
@@ -108,18 +112,20 @@ async def _serve_alone(
         assert front.card is not None
         announce(front.card)
 
+    num_cut = 0
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
         if settings.api_key or settings.audit_dir is not None:
             await _serve_behind_door(front, settings, options, listener, stop)
         else:
-            await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
+            num_cut = await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
         if model.done():
             model.result()  # raises what kept the engine from starting
     finally:
         model.cancel()
         await engine.stop()
+    say_stopped(num_cut)
 
 
 async def _serve_behind_door(
@@ -130,6 +136,7 @@ async def _serve_behind_door(
     from tonle.config.gateway import GatewayConfig
     from tonle.gateway.gateway import Gateway
     from tonle.replica.app import build_app
+    from tonle.replica.goodbye import AT_ONCE, remind
 
     app = build_app(front, options)
     config = GatewayConfig(
@@ -145,46 +152,29 @@ async def _serve_behind_door(
         **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
     )
     door = Gateway(config, inline=app, inline_models=tuple(app.replica.names))
+    reminders: list[asyncio.Task[None]] = []
+
+    async def tell_how() -> None:
+        """After the gateway's own line on what is left."""
+        if door.server.num_active:
+            log.info(AT_ONCE)
+        await remind(lambda: door.server.num_active, settings.drain_s)
 
     def close_replica() -> None:
         app.replica.draining = True
+        reminders.append(asyncio.create_task(tell_how()))
 
-    await door.serve(listener, stop=stop, on_stop=close_replica)
-
-
-def _url(listener: socket.socket) -> str:
-    """Where a program on this machine reaches us."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    try:
+        await door.serve(listener, stop=stop, on_stop=close_replica)
+    finally:
+        for task in reminders:
+            task.cancel()
 
 
-def _announce(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool, as_log: bool) -> None:
-    if as_log:
-        log.info("%s is ready at %s after %.1f s", name, url, took_s)
+def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool, stored: str | None) -> None:
+    from tonle.telemetry import logs
+
+    if logs.is_json():
+        log.info("%s is ready at %s after %.1f s", name, door.url, took_s)
     else:
-        screen.stdout().print(banner(name, card, url, took_s, chats=chats))
-
-
-def banner(name: str, card: ModelCard, url: str, took_s: float, *, chats: bool) -> str:
-    """What a person wants to know first, and a line to paste."""
-    from rich.markup import escape
-
-    facts = {
-        "Model": f"{name} ({card.architecture}, {card.dtype} on {card.device})",
-        "Context": f"{card.context_length} tokens",
-        "KV cache": f"{card.num_blocks * card.block_size} tokens, up to {card.max_num_seqs} requests at once",
-        "API": f"{url}/v1",
-        "Docs": f"{url}/docs",
-    }
-    lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]
-    lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
-    return "\n".join([*lines, "\n  [dim]Try it:[/dim]", f"  {escape(_curl(name, url, chats=chats))}\n"])
-
-
-def _curl(name: str, url: str, *, chats: bool) -> str:
-    path, body = "/v1/completions", {"model": name, "prompt": "The capital of Cambodia is", "max_tokens": 16}
-    if chats:
-        question = {"role": "user", "content": "What is the capital of Cambodia?"}
-        path, body = "/v1/chat/completions", {"model": name, "messages": [question]}
-    return f"curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        screen.stdout().print(banner(name, card, door, took_s, chats=chats, stored=stored))

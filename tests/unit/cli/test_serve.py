@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
-from tonle.cli.serve import banner
+from tonle.cli.banner import Door, banner, weights
 from tonle.engine.messages import ModelCard
 from tonle.replica.serve import bind
 
@@ -92,6 +92,7 @@ def test_ctrl_c_while_the_model_is_loaded(tiny_folder: Path) -> None:
         _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert "Traceback" not in err
+    assert err.splitlines()[-1].endswith("stopped")
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(tiny_folder: Path, tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(tiny_folder: Path, tmp_path: Path
     done = tonle("serve", str(broken), "--port", "0", "--device", "cpu")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: ")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "stopping" not in done.stderr
 
 
 def test_a_port_in_use_is_told_before_anything_slow() -> None:
@@ -122,12 +123,90 @@ def test_json_logs_have_no_banner_between_them(tiny_folder: Path) -> None:
     assert any("is ready at" in json.loads(line)["message"] for line in err.splitlines())
 
 
+HERE = Door(host="127.0.0.1", port=8000)
+
+
 @pytest.mark.parametrize("chats", [True, False])
 def test_the_banner_has_a_line_that_can_be_pasted(chats: bool) -> None:
     name = "it's [bold]odd[/bold]"
-    shown = banner(name, CARD, "http://127.0.0.1:8000", 1.5, chats=chats)
+    shown = banner(name, CARD, HERE, 1.5, chats=chats, stored="float32")
     assert "1600 tokens, up to 8 requests at once" in shown
-    line = next(line for line in shown.splitlines() if "curl" in line).replace("\\[", "[")
-    words = shlex.split(line)
+    assert "none: this machine only" in shown
+    words = pasted(shown)
     assert words[1] == f"http://127.0.0.1:8000/v1/{'chat/completions' if chats else 'completions'}"
     assert json.loads(words[-1])["model"] == name
+
+
+def pasted(shown: str) -> list[str]:
+    line = next(line for line in shown.splitlines() if "curl" in line).replace("\\[", "[")
+    return shlex.split(line)
+
+
+def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
+    door = Door(host="127.0.0.1", port=8000, has_keys=True, audit_dir="/var/audit")
+    shown = banner("m", CARD, door, 1.5, chats=True, stored="float32")
+    assert "Authorization: Bearer $TONLE_API_KEY" in pasted(shown)
+    assert "needed, as a bearer token" in shown and "/var/audit" in shown
+
+
+@pytest.mark.parametrize(
+    ("host", "has_keys", "is_open", "bound", "here"),
+    [
+        ("127.0.0.1", False, False, "http://127.0.0.1:80/v1", "http://127.0.0.1:80"),
+        ("0.0.0.0", False, True, "http://0.0.0.0:80/v1", "http://127.0.0.1:80"),
+        ("0.0.0.0", True, False, "http://0.0.0.0:80/v1", "http://127.0.0.1:80"),
+        ("192.0.2.7", False, True, "http://192.0.2.7:80/v1", "http://192.0.2.7:80"),
+        ("::", False, True, "http://[::]:80/v1", "http://[::1]:80"),
+        ("::1", False, False, "http://[::1]:80/v1", "http://[::1]:80"),
+        ("fe80::1%eth0", False, True, "http://[fe80::1%eth0]:80/v1", "http://[fe80::1%eth0]:80"),
+    ],
+)
+def test_a_door_knows_who_can_reach_it(host: str, has_keys: bool, is_open: bool, bound: str, here: str) -> None:
+    door = Door(host=host, port=80, has_keys=has_keys)
+    assert (door.is_open, door.url) == (is_open, here)
+    assert door.address.startswith(bound)
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ("Q4_1", "Q4_1 in the file; computed values are float32, on cpu"),
+        ("F32", "float32 on cpu"),
+        ("bfloat16", "bfloat16 in the file; computed values are float32, on cpu"),
+        (None, "random, float32 on cpu"),
+    ],
+)
+def test_weights_are_told_as_stored_and_as_computed(stored: str | None, words: str) -> None:
+    assert weights(CARD, stored) == words
+
+
+def test_an_open_server_warns(tiny_folder: Path) -> None:
+    with server(str(tiny_folder), "--device", "cpu", "--host", "0.0.0.0") as process:
+        assert process.stderr is not None
+        warning = process.stderr.readline()
+    assert "WARNING" in warning and "anyone who reaches port" in warning and "--api-key" in warning
+    assert "127.0.0.1" in warning, "and how to close it"
+
+
+def test_a_server_with_a_key_says_so_and_keeps_it_to_itself(tiny_folder: Path) -> None:
+    with server(str(tiny_folder), "--device", "cpu", "--host", "0.0.0.0", "--api-key", "sk-secret-1") as process:
+        wait_ready(read_url(process))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert "sk-secret-1" not in out + err, "keys stay off the screen"
+    assert "$TONLE_API_KEY" in out and "0.0.0.0" in out
+    assert "WARNING" not in err
+    assert err.splitlines()[-1].endswith("stopped")
+
+
+def test_a_device_that_is_not_there_is_told_at_once() -> None:
+    program = (
+        "import sys; from tonle.cli.device import check_device as check; check('cuda'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    if done.returncode == 0:
+        pytest.skip("there may be a GPU here")
+    assert "there is no device cuda" in done.stderr
+    refused = tonle("serve", "/no/such/model", "--device", "cuda", "--port", "0")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("Error: there is no device cuda: ") and refused.stderr.count("\n") == 1
