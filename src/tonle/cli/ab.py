@@ -23,10 +23,16 @@ class Action(enum.StrEnum):
 
 
 def ab(
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
-    audit_dir: Annotated[Path, typer.Argument(help="The folder with the audit records.", show_default=False)],
-    experiment: Annotated[str | None, typer.Option(help="Which one. Default: the only one there is.")] = None,
-    control: Annotated[str | None, typer.Option(help="The arm others are compared with. Default: the largest.")] = None,
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do: report.", show_default=False)],
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder with the audit records.", show_default=False)
+    ],
+    experiment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which one. Default: the only one there is.")
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The arm others are compared with. Default: the largest.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")] = False,
 ) -> None:
     """Compare the arms of an experiment, from the audit trail.

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tonle import __version__
+from tonle.cli.help import plain_help_option, tidy
 from tonle.cli.screen import show_error
 from tonle.errors import TonleError
 
@@ -38,6 +39,9 @@ VERBS = {
 
 class Verbs(TyperGroup):
     """Finds verbs by name and ends each the same way."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return plain_help_option(super().get_help_option, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -79,10 +83,10 @@ def load_verb(name: str) -> Any:
     """The verb as a command that can be run."""
     verb = getattr(import_module(f"tonle.cli.{name}"), name)
     if isinstance(verb, typer.Typer):  # it has verbs of its own
-        return typer.main.get_command(verb)
+        return tidy(typer.main.get_command(verb))
     single = _typer()
     single.command(name)(verb)
-    return typer.main.get_command(single)
+    return tidy(typer.main.get_command(single))
 
 
 app = _typer(cls=Verbs, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -39,10 +39,11 @@ JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON
 @audit.command("verify")
 def verify(
     directory: DirectoryArgument,
-    day: Annotated[str | None, typer.Option(help="Only the records of this day, YYYY-MM-DD.")] = None,
+    day: Annotated[str | None, typer.Option(metavar="DAY", help="Only the records of this day, YYYY-MM-DD.")] = None,
     key_file: KeyOption = None,
     anchor: Annotated[
-        str | None, typer.Option(help="A link noted earlier (tonle audit head) that must still be in the chain.")
+        str | None,
+        typer.Option(metavar="LINK", help="A link noted earlier (tonle audit head) that must still be in the chain."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,7 +101,7 @@ def recover(directory: DirectoryArgument, key_file: KeyOption = None) -> None:
 @audit.command("prune")
 def prune(
     directory: DirectoryArgument,
-    keep_days: Annotated[int, typer.Option(min=1, help="Days that are kept, besides today.")],
+    keep_days: Annotated[int, typer.Option(metavar="N", min=1, help="Days that are kept, besides today.")],
     content: Annotated[
         bool, typer.Option("--content", metavar="", help="Remove words only; keep who, when, how long.")
     ] = False,
@@ -135,12 +136,15 @@ def redact(
     record_id: Annotated[
         str | None, typer.Argument(metavar="ID", help="Short id, request id, response id or file.", show_default=False)
     ] = None,
-    field: Annotated[list[str] | None, typer.Option(help="Remove this field; give it several times.")] = None,
+    field: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Remove this field; give it several times.")
+    ] = None,
     pattern: Annotated[
-        list[str] | None, typer.Option(help="Mask what this finds: email, phone, card, iban, ipv4, ..., or name=regex.")
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Mask what this finds: email, phone, card, iban, ipv4, ..., or name=regex."),
     ] = None,
     every_record: Annotated[bool, typer.Option("--all", metavar="", help="In every record.")] = False,
-    reason: Annotated[str, typer.Option(help="Kept with the redaction.")] = "on request",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the redaction.")] = "on request",
     key_file: KeyOption = None,
 ) -> None:
     """Remove fields, or mask personal data, in records that are already written. Their hashes still verify.

@@ -22,12 +22,16 @@ SOME_DIFFER = 1
 _TABLE_WIDTH = 1000
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The audit directory.", show_default=False)]
-SinceOption = Annotated[str | None, typer.Option(help="From this time on: 2025-01-31 or 2025-01-31T09:30, UTC.")]
-UntilOption = Annotated[str | None, typer.Option(help="Before this time.")]
-KeyIdOption = Annotated[str | None, typer.Option("--key", help="Requests of this API key's id.")]
-ModelOption = Annotated[str | None, typer.Option(help="Requests for this model.")]
-StatusOption = Annotated[str | None, typer.Option(help="ok, cached, refused, failed, cancelled or interrupted.")]
-TextOption = Annotated[str | None, typer.Option(help="Prompt or answer contains this.")]
+SinceOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="From this time on: 2025-01-31 or 2025-01-31T09:30, UTC.")
+]
+UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")]
+KeyIdOption = Annotated[str | None, typer.Option("--key", metavar="KEY_ID", help="Requests of this API key's id.")]
+ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Requests for this model.")]
+StatusOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="ok, cached, refused, failed, cancelled or interrupted.")
+]
+TextOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt or answer contains this.")]
 
 
 class FormatName(enum.StrEnum):
@@ -50,7 +54,7 @@ def query(
     model: ModelOption = None,
     status: StatusOption = None,
     text: TextOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most records.")] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most records.")] = 100,
     newest: Annotated[bool, typer.Option("--newest", metavar="", help="Newest first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object per line.")] = False,
 ) -> None:
@@ -86,9 +90,11 @@ def show(
 
 def export(
     directory: DirectoryArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: standard output.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
+    ] = None,
     form: Annotated[
-        FormatName, typer.Option("--format", help="jsonl has whole records, the others a table.")
+        FormatName, typer.Option("--format", metavar="NAME", help="jsonl (whole records), csv or parquet (tables).")
     ] = FormatName.jsonl,
     since: SinceOption = None,
     until: UntilOption = None,
@@ -125,10 +131,12 @@ def export(
 
 def replay(
     directory: DirectoryArgument,
-    url: Annotated[str, typer.Option(help="The server to ask, with or without /v1.")],
-    record_id: Annotated[str | None, typer.Option("--id", help="Only this record.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
-    as_model: Annotated[str | None, typer.Option(help="Ask for this model rather than the recorded one.")] = None,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server to ask, with or without /v1.")],
+    record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only this record.")] = None,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
+    as_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Ask for this model rather than the recorded one.")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", metavar="", help="Also requests that may differ by chance.")
     ] = False,
@@ -137,8 +145,8 @@ def replay(
     key: KeyIdOption = None,
     model: ModelOption = None,
     text: TextOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most records.")] = 100,
-    timeout: Annotated[float, typer.Option(help="Seconds for one answer.")] = 600.0,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most records.")] = 100,
+    timeout: Annotated[float, typer.Option(metavar="N", help="Seconds for one answer.")] = 600.0,
 ) -> None:
     """Send recorded requests again and say whether the answers are the same, and where they first differ.
 

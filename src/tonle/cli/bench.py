@@ -34,7 +34,7 @@ _report = partial(typer.Option, rich_help_panel="Report")
 _CONCURRENCY = "Closed loop: users who each wait for their answer; 1,4,16 is one level each. Default: 1."
 _RATE = "Open loop instead: requests per second, arriving at random (Poisson); a list is one level each."
 _REQUESTS = "Requests per level. Default: 4 per user and at least 8, or 20 s of arrivals; no limit with --duration."
-_KIND = "Synthetic prompts of token ids (exact length) or of words (fitted length); auto: ids if the server takes them."
+_KIND = "Synthetic prompts: ids (exact length), words (fitted length), or auto: ids if the server takes them."
 _FILE = 'Prompts from a JSONL file: {"prompt": …} or {"messages": […]} on each line, optionally with "max_tokens".'
 
 
@@ -50,24 +50,37 @@ class PromptKindName(enum.StrEnum):
 
 
 def bench(
-    url: Annotated[str, _target(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, _target(help="Default: the first that /v1/models lists.")] = None,
-    api_key: Annotated[str | None, _target(help="Bearer token; never saved.", envvar="OPENAI_API_KEY")] = None,
+    url: Annotated[str, _target(metavar="URL", help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, _target(metavar="MODEL", help="Default: the first that /v1/models lists.")] = None,
+    api_key: Annotated[
+        str | None, _target(metavar="KEY", help="Bearer token; never saved.", envvar="OPENAI_API_KEY")
+    ] = None,
     endpoint: Annotated[
-        EndpointName | None, _target(help="Default: completions; chat for lines of --file with messages.")
+        EndpointName | None,
+        _target(
+            metavar="NAME", help="chat or completions. Default: completions; chat for lines of --file with messages."
+        ),
     ] = None,
     insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
-    concurrency: Annotated[str | None, _load(help=_CONCURRENCY)] = None,
-    rate: Annotated[str | None, _load(help=_RATE)] = None,
-    requests: Annotated[int | None, _load(help=_REQUESTS)] = None,
-    duration: Annotated[float | None, _load(help="Seconds per level; requests under way then are awaited.")] = None,
-    warmup: Annotated[int, _load(help="Requests before each level that are not counted.")] = 2,
-    timeout: Annotated[float, _load(help="Seconds until a request counts as failed.")] = 600.0,
-    input_tokens: Annotated[str, _prompts(help="Tokens of a prompt: 128, or a range such as 32-400.")] = "128",
-    output_tokens: Annotated[str, _prompts(help="Tokens of an answer: 64, or a range such as 128-512.")] = "64",
-    shared_prefix_tokens: Annotated[int, _prompts(help="Tokens all prompts begin with, before their own.")] = 0,
-    prompt_kind: Annotated[PromptKindName, _prompts(help=_KIND)] = PromptKindName.auto,
-    file: Annotated[Path | None, _prompts(help=_FILE)] = None,
+    concurrency: Annotated[str | None, _load(metavar="N,...", help=_CONCURRENCY)] = None,
+    rate: Annotated[str | None, _load(metavar="N,...", help=_RATE)] = None,
+    requests: Annotated[int | None, _load(metavar="N", help=_REQUESTS)] = None,
+    duration: Annotated[
+        float | None, _load(metavar="N", help="Seconds per level; requests under way then are awaited.")
+    ] = None,
+    warmup: Annotated[int, _load(metavar="N", help="Requests before each level that are not counted.")] = 2,
+    timeout: Annotated[float, _load(metavar="N", help="Seconds until a request counts as failed.")] = 600.0,
+    input_tokens: Annotated[
+        str, _prompts(metavar="N|N-N", help="Tokens of a prompt: 128, or a range such as 32-400.")
+    ] = "128",
+    output_tokens: Annotated[
+        str, _prompts(metavar="N|N-N", help="Tokens of an answer: 64, or a range such as 128-512.")
+    ] = "64",
+    shared_prefix_tokens: Annotated[
+        int, _prompts(metavar="N", help="Tokens all prompts begin with, before their own.")
+    ] = 0,
+    prompt_kind: Annotated[PromptKindName, _prompts(metavar="NAME", help=_KIND)] = PromptKindName.auto,
+    file: Annotated[Path | None, _prompts(metavar="FILE", help=_FILE)] = None,
     ignore_eos: Annotated[
         bool | None,
         _prompts(
@@ -76,12 +89,14 @@ def bench(
             help="Ask for answers of full length. Default: yes, but not with --file.",
         ),
     ] = None,
-    temperature: Annotated[float, _prompts(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, _prompts(help="Same seed, same prompts; another one misses a warm prefix cache.")] = 0,
+    temperature: Annotated[float, _prompts(metavar="N", help="0 is greedy.")] = 0.0,
+    seed: Annotated[
+        int, _prompts(metavar="N", help="Same seed, same prompts; another one misses a warm prefix cache.")
+    ] = 0,
     extra_body: Annotated[
-        str | None, _prompts(help="JSON object merged into every request; null takes a field out.")
+        str | None, _prompts(metavar="JSON", help="JSON object merged into every request; null takes a field out.")
     ] = None,
-    json_file: Annotated[Path | None, _report("--json", help="Save the whole report here.")] = None,
+    json_file: Annotated[Path | None, _report("--json", metavar="FILE", help="Save the whole report here.")] = None,
     save_requests: Annotated[bool, _report("--save-requests", metavar="", help="Also save a row per request.")] = False,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:

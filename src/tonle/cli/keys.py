@@ -41,16 +41,25 @@ PATIENCE_S = 10.0  # a person can wait longer for a server than a request can
 
 
 def keys(
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
-    key_id: Annotated[str | None, typer.Argument(help="With revoke: which key.", show_default=False)] = None,
-    name: Annotated[str, typer.Option(help="With create: who or what it is for.")] = "",
-    scope: Annotated[list[ScopeName] | None, typer.Option(help="What it may do. Default: models.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Models it may use. Default: all.")] = None,
-    tenant: Annotated[str, typer.Option(help="Keys of one tenant share cached answers.")] = "",
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
-    max_concurrent: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
-    tokens_per_day: Annotated[int | None, typer.Option(min=1, rich_help_panel=_LIMIT)] = None,
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="What to do: create, list or revoke.", show_default=False)
+    ],
+    key_id: Annotated[
+        str | None, typer.Argument(metavar="KEY_ID", help="With revoke: which key.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="TEXT", help="With create: who or what it is for.")] = "",
+    scope: Annotated[
+        list[ScopeName] | None,
+        typer.Option(metavar="NAME", help="What it may do: models, metrics, admin. Default: models."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="Models it may use; give it several times. Default: all.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Keys of one tenant share cached answers.")] = "",
+    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
+    max_concurrent: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
+    tokens_per_day: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
     state_db: Annotated[
         str | None,
         typer.Option(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.unit.cli.terminal import environment, terminal, tonle
 from tonle import __version__
-from tonle.cli.app import VERBS, load_verb
+from tonle.cli.app import VERBS, app, load_verb
 from tonle.config.serve import KNOBS
 
 
@@ -27,6 +29,28 @@ def test_help_lists_every_verb() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_overview_quotes_each_verb(verb: str) -> None:
     assert load_verb(verb).help.splitlines()[0] == VERBS[verb]
+
+
+HELPS = [
+    *([verb] for verb in VERBS),
+    *(["audit", name] for name in load_verb("audit").commands),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [[], *HELPS], ids=" ".join)
+def test_help_shows_values_in_one_style(words: list[str]) -> None:
+    """FILE, N, MODEL; no types of Python, no braces."""
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"}).stdout
+    assert "Usage:" in shown
+    assert not re.search(r"<[a-z].*?>|\blist\[|\{\w+\}", shown), shown
+
+
+@pytest.mark.parametrize("words", HELPS, ids=" ".join)
+def test_every_option_names_its_value(words: list[str]) -> None:
+    command = load_verb(words[0])
+    if words[1:]:
+        command = command.commands[words[1]]
+    assert [param.name for param in command.params if param.metavar is None] == []
 
 
 def test_every_knob_has_a_flag() -> None:
