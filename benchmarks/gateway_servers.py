@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 
 from benchmarks.gateway_load import KEY
+from benchmarks.needs import development_tool
 from benchmarks.peers.process import free_port
+
+psutil = development_tool("psutil")
 
 READY_S = 120.0
 MAX_CONCURRENT = 256  # what the gateway sends its backend at once: more than there are callers, so that nobody queues

@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from benchmarks.closed_loop import summarize
 from benchmarks.http_users import Outcome, Users
+from benchmarks.needs import development_tool
 from benchmarks.workload import SHAPES, Job, serving, write_config
+
+psutil = development_tool("psutil")
 
 KEY = "sk-benchmark"
 READY_S = 600.0

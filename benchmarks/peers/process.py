@@ -17,7 +17,10 @@ from time import perf_counter, sleep
 from types import FrameType, TracebackType
 
 import httpx
-import psutil
+
+from benchmarks.needs import development_tool
+
+psutil = development_tool("psutil")
 
 READY_POLL_S = 0.02
 READY_TIMEOUT_S = 600.0
