@@ -5,6 +5,7 @@ Does: refuse what is certainly not there. Does not: promise the rest; the engine
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from tonle.errors import ConfigError
 
 # NVIDIA's driver, the same under WSL, AMD's driver (torch calls its GPUs cuda, too).
-_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd", "/dev/nvhost-gpu", "/dev/nvmap")
+_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _BUILT_FOR = re.compile(r"^(?:cuda|hip)\b[^=]*=\s*['\"]", re.MULTILINE)  # in torch/version.py; else `= None`
 
 
@@ -23,7 +24,7 @@ def check_device(name: str) -> None:
         return
     if not _torch_has_gpus():
         why = "this torch is built for CPUs only"
-    elif sys.platform == "linux" and not any(Path(node).exists() for node in _NODES):
+    elif not _machine_may_have_gpus():
         why = "this machine shows no GPU"
     else:
         return
@@ -37,3 +38,14 @@ def _torch_has_gpus() -> bool:
         return True
     note = Path(spec.origin).with_name("version.py")
     return not note.is_file() or bool(_BUILT_FOR.search(note.read_text(encoding="utf-8")))
+
+
+def _machine_may_have_gpus() -> bool:
+    """A driver's file or library is enough: a refusal must be certain."""
+    if sys.platform != "linux" or any(Path(node).exists() for node in _NODES):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -197,16 +197,3 @@ def test_a_server_with_a_key_says_so_and_keeps_it_to_itself(tiny_folder: Path) -
     assert "$TONLE_API_KEY" in out and "0.0.0.0" in out
     assert "WARNING" not in err
     assert err.splitlines()[-1].endswith("stopped")
-
-
-def test_a_device_that_is_not_there_is_told_at_once() -> None:
-    program = (
-        "import sys; from tonle.cli.device import check_device as check; check('cuda'); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
-    if done.returncode == 0:
-        pytest.skip("there may be a GPU here")
-    assert "there is no device cuda" in done.stderr
-    refused = tonle("serve", "/no/such/model", "--device", "cuda", "--port", "0")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("Error: there is no device cuda: ") and refused.stderr.count("\n") == 1
