@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.town import CHAT, KEY, Town, Upstream, run, town, until
+from tests.gateway.town import CHAT, KEY, Town, Upstream, read_records, run, town, until
 
 Ask = Callable[[Town, Upstream], Awaitable[object]]
 
@@ -60,6 +60,8 @@ def test_a_stream_that_ends_with_the_backends_own_error_is_one_too(
     upstream.stream_error = "the engine died"
     level, line = the_line(tmp_path, caplog, upstream, asking(stream=True))
     assert level == "WARNING" and line.endswith(", broken off, id id-1: backend b0: the engine died")
+    (record,) = read_records(tmp_path / "audit")
+    assert record["status"] == "failed", "the caller has not got an answer, whatever the HTTP status was"
 
 
 def test_a_stream_that_we_cut_off_is_one_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,8 +69,10 @@ def test_a_stream_that_we_cut_off_is_one_too(tmp_path: Path, caplog: pytest.LogC
         running = asyncio.create_task(place.ask(stream=True, headers={"x-request-id": "id-1"}))
         await until(lambda: upstream.requests, "it never came")
         await asyncio.sleep(0.1)
+        place.door.server.end_requests()
         await place.door.stop()
         await running
+        assert place.door.server.num_cut == 1, "each is counted once"
 
     upstream = Upstream("m")
     upstream.pause_after = 2

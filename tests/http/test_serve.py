@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
-from tonle.replica import goodbye
+from tonle.telemetry import goodbye
 from tonle.replica.serve import run, serve
 from tonle.telemetry import logs
 

@@ -96,8 +96,8 @@ async def _serve_alone(
     """HTTP in this process."""
     from tonle.engine.front import Front
     from tonle.engine.process import EngineProcess
-    from tonle.replica.goodbye import say_stopped
     from tonle.replica.serve import serve as serve_http
+    from tonle.telemetry.goodbye import say_stopped
 
     engine = EngineProcess(source, settings.engine())
     front = Front(text, name, engine.send)
@@ -117,7 +117,7 @@ async def _serve_alone(
     model = asyncio.create_task(await_model())
     try:
         if settings.api_key or settings.audit_dir is not None:
-            await _serve_behind_door(front, settings, options, listener, stop)
+            num_cut = await _serve_behind_door(front, settings, options, listener, stop)
         else:
             num_cut = await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
         if model.done():
@@ -130,13 +130,12 @@ async def _serve_alone(
 
 async def _serve_behind_door(
     front: Front, settings: ServeConfig, options: ReplicaOptions, listener: socket.socket, stop: asyncio.Event
-) -> None:
-    """The same API with keys and audit: the gateway's pipeline in front of the replica, in this process."""
+) -> int:
+    """The same API with keys and audit: the gateway's pipeline in front of the replica, in this process. Requests cut off."""
     from tonle.config.audit import AuditConfig
     from tonle.config.gateway import GatewayConfig
     from tonle.gateway.gateway import Gateway
     from tonle.replica.app import build_app
-    from tonle.replica.goodbye import AT_ONCE, remind
 
     app = build_app(front, options)
     config = GatewayConfig(
@@ -152,23 +151,11 @@ async def _serve_behind_door(
         **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
     )
     door = Gateway(config, inline=app, inline_models=tuple(app.replica.names))
-    reminders: list[asyncio.Task[None]] = []
-
-    async def tell_how() -> None:
-        """After the gateway's own line on what is left."""
-        if door.server.num_active:
-            log.info(AT_ONCE)
-        await remind(lambda: door.server.num_active, settings.drain_s)
 
     def close_replica() -> None:
         app.replica.draining = True
-        reminders.append(asyncio.create_task(tell_how()))
 
-    try:
-        await door.serve(listener, stop=stop, on_stop=close_replica)
-    finally:
-        for task in reminders:
-            task.cancel()
+    return await door.serve(listener, stop=stop, on_stop=close_replica)
 
 
 def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool, stored: str | None) -> None:

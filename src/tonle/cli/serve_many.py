@@ -17,9 +17,9 @@ from tonle.errors import TonleError
 from tonle.models.source import ModelSource
 from tonle.replica.frontend import FrontendOrder
 from tonle.replica.frontends import Frontends, engine_entrance, shared_folder
-from tonle.replica.goodbye import AT_ONCE
 from tonle.replica.options import ReplicaOptions
 from tonle.telemetry import logs
+from tonle.telemetry.goodbye import AT_ONCE
 
 log = logging.getLogger("tonle.cli")
 

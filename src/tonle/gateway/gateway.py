@@ -47,6 +47,7 @@ from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state import State, state_of
 from tonle.gateway.watchers import Sla, Watchers
+from tonle.telemetry import goodbye
 
 log = logging.getLogger("tonle.gateway")
 
@@ -152,8 +153,8 @@ class Gateway:
         stop: asyncio.Event | None = None,
         on_ready: Callable[[], None] | None = None,
         on_stop: Callable[[], None] | None = None,
-    ) -> None:
-        """Until SIGTERM or SIGINT, or until `stop` is set. A second signal ends what still runs."""
+    ) -> int:
+        """Until SIGTERM or SIGINT, or until `stop` is set. A second signal ends what still runs. Requests cut off."""
         stop = stop or asyncio.Event()
         await self.start(listener)
         rest_collector()
@@ -163,8 +164,13 @@ class Gateway:
             await stop.wait()
             if on_stop is not None:
                 on_stop()
-            log.info("stopping: %d requests to finish, at most %g s", self.server.num_active, self.config.drain_s)
-            await self.stop()
+            goodbye.say_stopping(self.server.num_active, self.config.drain_s)
+            reminder = asyncio.create_task(goodbye.remind(lambda: self.server.num_active, self.config.drain_s))
+            try:
+                await self.stop()
+            finally:
+                reminder.cancel()
+        return self.server.num_cut
 
 
 @contextlib.contextmanager

@@ -147,6 +147,7 @@ class Pipeline:
             answer, used, failure = Answer(), call.prompt_tokens, failure or error
         if failure is None and (answer.error is not None or relay.status >= 400):
             call.exchange.problem = _problem(call, _told(answer))
+            status = "failed" if relay.status < 400 else status  # a stream that its server ended with an error
         if call.lease is not None:
             call.lease.settle(used)
         self._stages.recorder.close(record, call, status, answer, error=_error_facts(call, failure))

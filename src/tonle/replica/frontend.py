@@ -18,10 +18,10 @@ from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
 from tonle.models.source import ModelSource
-from tonle.replica.goodbye import say_stopped
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.serve import run, serve
 from tonle.telemetry import logs
+from tonle.telemetry.goodbye import say_stopped
 
 READY = b"ready\n"  # on the leash, when connections are accepted
 

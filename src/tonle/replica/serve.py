@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import uvicorn
 
 from tonle.errors import ConfigError
-from tonle.replica import goodbye
 from tonle.replica.app import ReplicaApp, build_app
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
+from tonle.telemetry import goodbye
 
 log = logging.getLogger("tonle.replica")
 

@@ -229,12 +229,15 @@ class Connection(asyncio.Protocol):
         if not self._closing:
             self._begin(exchange)
 
-    def drop(self, why: str) -> None:
-        """End the request under way: nobody waits for it."""
-        if self._active is not None:
-            self._active.gone = self._active.gone or why
-            if self._task is not None:
-                self._task.cancel()
+    def drop(self, why: str) -> bool:
+        """End the request under way: nobody waits for it. True if there was one, and it had not been ended before."""
+        if self._active is None:
+            return False
+        is_first = not self._active.gone
+        self._active.gone = self._active.gone or why
+        if self._task is not None:
+            self._task.cancel()
+        return is_first
 
     # -- writing
 
@@ -318,6 +321,7 @@ class HttpServer:
         self.num_answered = 0
         self.now_s = time.monotonic()  # as of the last sweep
         self._server: asyncio.Server | None = None
+        self.num_cut = 0  # requests that a shutdown has ended
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
@@ -353,8 +357,7 @@ class HttpServer:
 
     def end_requests(self) -> None:
         for connection in list(self.connections):
-            if not connection.idle:
-                connection.drop(SHUTTING_DOWN)
+            self.num_cut += connection.drop(SHUTTING_DOWN)
 
     async def _sweep(self) -> None:
         while True:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 
-log = logging.getLogger("tonle.replica")
+log = logging.getLogger("tonle.server")
 
 REMIND_S = 5.0
 AT_ONCE = "press Ctrl-C again to stop at once"
