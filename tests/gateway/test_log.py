@@ -149,3 +149,15 @@ def test_what_goes_well_and_health_checks_stay_quiet(tmp_path: Path, caplog: pyt
     run(main())
     assert lines(caplog, "id id-1") == []
     assert [level for level, _ in lines(caplog, "id id-2")] == ["INFO"]
+
+
+def test_a_backend_that_wants_a_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    upstream = Upstream("m")
+    upstream.locked = True
+
+    async def main() -> None:
+        async with town(tmp_path, upstream):
+            pass
+
+    run(main())
+    assert "backend b0 is unwell: /v1/models answers 401; it wants a key: give the backend's api_key" in caplog.text

@@ -33,6 +33,7 @@ class Upstream:
         self.owned_by = owned_by
         self.words = ["Phnom", " Penh", "."]
         self.status = 200
+        self.locked = False  # wants a key that nobody has
         self.hang = asyncio.Event()  # while not set, nothing is answered
         self.hang.set()
         self.pause_after: int | None = None  # words of a stream, then `resume` is awaited
@@ -62,6 +63,9 @@ class Upstream:
         await self.server.stop(drain_s=0)
 
     async def _handle(self, exchange: Exchange) -> None:
+        if exchange.path == "/v1/models" and self.locked:
+            exchange.reply(b"{}", status=401)
+            return
         if exchange.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
             exchange.reply(msgspec.json.encode({"object": "list", "data": data}))

@@ -88,7 +88,10 @@ class Pool:
 
     def _read(self, backend: Backend, answer: Gather) -> str | None:
         if answer.status != 200:
-            return f"/v1/models answers {answer.status}"
+            wants_key = (
+                "; it wants a key: give the backend's api_key or api_key_env" if answer.status in (401, 403) else ""
+            )
+            return f"/v1/models answers {answer.status}{wants_key}"
         try:
             entries = msgspec.json.decode(answer.body, type=_ModelList).data
         except msgspec.MsgspecError as error:
