@@ -21,7 +21,8 @@ from tonle.config.rows import BackendRow
 from tonle.gateway.gateway import Gateway
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.http.server import HttpServer, ServerLimits
-from tonle.gateway.listening import bind, url_of
+from tonle.gateway.listening import bind
+from tonle.protocol.address import local_url
 
 KEY, ADMIN = "key-for-tests", "admin-for-tests"
 CHAT = "/v1/chat/completions"
@@ -51,7 +52,7 @@ class Upstream:
     async def start(self) -> None:
         listener = bind("127.0.0.1", 0)
         await self.server.start(listener)
-        self.url = url_of(listener)
+        self.url = local_url(*listener.getsockname()[:2])
 
     async def stop(self) -> None:
         await self.server.stop(drain_s=0)
@@ -175,7 +176,7 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
     door = Gateway(config)
     listener = bind("127.0.0.1", 0)
     await door.start(listener)
-    url = url_of(listener)
+    url = local_url(*listener.getsockname()[:2])
     try:
         async with httpx.AsyncClient(base_url=url, timeout=240) as client:
             yield Town(door, client, folder / "audit", url)

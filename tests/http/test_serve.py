@@ -17,7 +17,8 @@ import pytest
 
 from tests.http.serving import events
 from tonle.errors import ConfigError
-from tonle.replica.serve import _url, bind
+from tonle.protocol.address import url_of
+from tonle.replica.serve import bind
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,4 +126,4 @@ def test_ipv6_url() -> None:
     except ConfigError:
         pytest.skip("no IPv6 here")
     with closing(listener):
-        assert _url(listener).startswith("http://[::1]:")
+        assert url_of(*listener.getsockname()[:2]).startswith("http://[::1]:")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tonle import __version__
 from tonle.cli import screen
+from tonle.protocol.address import EVERYWHERE, local_url, url_of
 
 if TYPE_CHECKING:
     from tonle.config.serve import ServeConfig
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tonle.cli")
 
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and what this machine's programs call it
 _GGML_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _KEY_HEADER = '-H "Authorization: Bearer $TONLE_API_KEY"'  # a variable: the key itself stays off screens and logs
 
@@ -41,7 +41,7 @@ class Door:
     @property
     def url(self) -> str:
         """Where a program on this machine reaches us."""
-        return _url(_EVERYWHERE.get(self.host, self.host), self.port)
+        return local_url(self.host, self.port)
 
     @property
     def is_open(self) -> bool:
@@ -51,9 +51,9 @@ class Door:
     @property
     def address(self) -> str:
         """As bound; where that is every interface, also what works here."""
-        if self.host not in _EVERYWHERE:
+        if self.host not in EVERYWHERE:
             return f"{self.url}/v1"
-        return f"{_url(self.host, self.port)}/v1, on every network interface; here {self.url}/v1"
+        return f"{url_of(self.host, self.port)}/v1, on every network interface; here {self.url}/v1"
 
     @property
     def keys(self) -> str:
@@ -74,23 +74,22 @@ def warn_if_open(door: Door, *, frontends: int) -> None:
     )  # fmt: skip
 
 
-def weights(card: ModelCard, stored: str | None) -> str:
-    """`stored`: what the model's files hold; None where weights are made up."""
-    kept = _GGML_FLOATS.get(stored or "", stored)
-    if kept is None:
+def weights(card: ModelCard) -> str:
+    kept = _GGML_FLOATS.get(card.stored, card.stored)
+    if not kept:
         return f"random, {card.dtype} on {card.device}"
     if kept == card.dtype:
         return f"{kept} on {card.device}"
     return f"{kept} in the file; computed values are {card.dtype}, on {card.device}"
 
 
-def banner(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool, stored: str | None) -> str:
+def banner(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> str:
     """What a person wants to know first, and a line to paste."""
     from rich.markup import escape
 
     facts = {
         "Model": f"{name} ({card.architecture})",
-        "Weights": weights(card, stored),
+        "Weights": weights(card),
         "Context": f"{card.context_length} tokens",
         "KV cache": f"{card.num_blocks * card.block_size} tokens, up to {card.max_num_seqs} requests at once",
         "API": door.address,
@@ -111,7 +110,3 @@ def _curl(name: str, door: Door, *, chats: bool) -> str:
         path, body = "/v1/chat/completions", {"model": name, "messages": [question]}
     headers = ["-H 'Content-Type: application/json'", *([_KEY_HEADER] if door.has_keys else [])]
     return " ".join([f"curl {door.url}{path}", *headers, "-d", shlex.quote(json.dumps(body))])
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

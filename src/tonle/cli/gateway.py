@@ -37,11 +37,11 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 
 async def _serve(settings: GatewayConfig, listener: socket.socket) -> None:
     from tonle.gateway.gateway import Gateway
-    from tonle.gateway.listening import url_of
+    from tonle.protocol.address import local_url
     from tonle.telemetry.goodbye import say_stopped
 
     door = Gateway(settings)
-    url = url_of(listener)
+    url = local_url(*listener.getsockname()[:2])
     say_stopped(await door.serve(listener, on_ready=lambda: _announce(door, url, as_log=settings.log_json)))
 
 

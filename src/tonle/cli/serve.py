@@ -60,7 +60,6 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[socket.socket]) -> None:
     """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
     from tonle.engine.text import load_text
-    from tonle.models.read_spec import read_spec
     from tonle.replica.options import ReplicaOptions
 
     began = time.monotonic()
@@ -73,12 +72,11 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
         trust_salt=settings.trust_salt,
     )
     text = load_text(source)
-    stored = read_spec(source).dtype if settings.load_format == "auto" else None
     door = Door.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:
         took_s = time.monotonic() - began
-        _announce(name, card, door, took_s, chats=text.chat_template is not None, stored=stored)
+        _announce(name, card, door, took_s, chats=text.chat_template is not None)
 
     log.info("loading %s; %s answers 503 until it is ready", source.name, door.url)
     if len(listeners) > 1:
@@ -158,10 +156,10 @@ async def _serve_behind_door(
     return await door.serve(listener, stop=stop, on_stop=close_replica)
 
 
-def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool, stored: str | None) -> None:
+def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> None:
     from tonle.telemetry import logs
 
     if logs.is_json():
         log.info("%s is ready at %s after %.1f s", name, door.url, took_s)
     else:
-        screen.stdout().print(banner(name, card, door, took_s, chats=chats, stored=stored))
+        screen.stdout().print(banner(name, card, door, took_s, chats=chats))

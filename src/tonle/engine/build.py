@@ -68,6 +68,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         load_s=time.monotonic() - began,
+        stored=spec.dtype if config.load_format == "auto" else "",
     )
     return loop, card
 

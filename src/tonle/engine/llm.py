@@ -16,9 +16,8 @@ from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
 
-_SUITED = EngineConfig(
-    memory_pool_size=None, max_batch_size=None, max_sequence_length=None
-)  # what device and model allow
+# What device and model allow.
+_SUITED = EngineConfig(memory_pool_size=None, max_batch_size=None, max_sequence_length=None)
 
 
 class LLM:

@@ -38,6 +38,7 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     load_s: float
+    stored: str = ""  # what the model's files hold: a dtype, or a GGML type such as Q4_1; empty if weights are made up
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -83,9 +83,8 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
             raise InvalidRequest("stop must not contain an empty string", param="stop")
 
 
-def _check_range(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or (isinstance(value, float) and not math.isfinite(value)):
+def _check_range(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    if not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}", param=name)
     if value < low or value > high or (open_low and value == low):
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

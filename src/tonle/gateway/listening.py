@@ -64,10 +64,3 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port") from None
     listener.setblocking(False)
     return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where a program on this machine reaches us."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

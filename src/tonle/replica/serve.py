@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from tonle.errors import ConfigError
+from tonle.protocol.address import url_of
 from tonle.replica.app import ReplicaApp, build_app
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
@@ -128,11 +129,6 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port")
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class _Server(uvicorn.Server):
     """uvicorn's, but the end of the drain is ours: it calls what we announced an error."""
 
@@ -152,7 +148,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._on_ready is not None and sockets:
-            self._on_ready(_url(sockets[0]))
+            self._on_ready(url_of(*sockets[0].getsockname()[:2]))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
@@ -129,7 +130,7 @@ HERE = Door(host="127.0.0.1", port=8000)
 @pytest.mark.parametrize("chats", [True, False])
 def test_the_banner_has_a_line_that_can_be_pasted(chats: bool) -> None:
     name = "it's [bold]odd[/bold]"
-    shown = banner(name, CARD, HERE, 1.5, chats=chats, stored="float32")
+    shown = banner(name, CARD, HERE, 1.5, chats=chats)
     assert "1600 tokens, up to 8 requests at once" in shown
     assert "none: this machine only" in shown
     words = pasted(shown)
@@ -144,7 +145,7 @@ def pasted(shown: str) -> list[str]:
 
 def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
     door = Door(host="127.0.0.1", port=8000, has_keys=True, audit_dir="/var/audit")
-    shown = banner("m", CARD, door, 1.5, chats=True, stored="float32")
+    shown = banner("m", CARD, door, 1.5, chats=True)
     assert "Authorization: Bearer $TONLE_API_KEY" in pasted(shown)
     assert "needed, as a bearer token" in shown and "/var/audit" in shown
 
@@ -173,11 +174,11 @@ def test_a_door_knows_who_can_reach_it(host: str, has_keys: bool, is_open: bool,
         ("Q4_1", "Q4_1 in the file; computed values are float32, on cpu"),
         ("F32", "float32 on cpu"),
         ("bfloat16", "bfloat16 in the file; computed values are float32, on cpu"),
-        (None, "random, float32 on cpu"),
+        ("", "random, float32 on cpu"),
     ],
 )
-def test_weights_are_told_as_stored_and_as_computed(stored: str | None, words: str) -> None:
-    assert weights(CARD, stored) == words
+def test_weights_are_told_as_stored_and_as_computed(stored: str, words: str) -> None:
+    assert weights(msgspec.structs.replace(CARD, stored=stored)) == words
 
 
 def test_an_open_server_warns(tiny_folder: Path) -> None:
