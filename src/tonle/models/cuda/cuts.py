@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+JOINED_AT_ONCE = 8  # stretches that are read together when they are joined
 _SHORTEST = 64  # stretch, tokens
 
 
@@ -21,34 +22,46 @@ class Cut:
     stages: int  # of the loop, as triton counts them: with 5 one more turn's keys are under way than with 3 or 4
     programs: int  # about so many for the whole step, if contexts are long enough
     eager: bool  # the first keys and values are read before the queries are there
+    join_keys: int = (
+        0  # so many keys are read in the time that joining eight more stretches takes; 0: joining is not counted
+    )
 
 
-_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, eager=True)
+_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, eager=True, join_keys=50)
 _MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
 _FEW_FP8 = replace(_FEW, eager=False)
 _MANY_FP8 = replace(_MANY, stages=5)  # a turn has half the bytes
 
 
-def cut_for(rows: int, *, fp8: bool = False) -> Cut:
+def few_rows(kv_heads: int) -> int:
+    """Up to so many rows are few."""
+    return max(4, 32 // kv_heads)
+
+
+def cut_for(rows: int, kv_heads: int, *, fp8: bool = False) -> Cut:
     """Few rows: as little latency as possible. Many: as many reads in flight as possible."""
+    few = rows <= few_rows(kv_heads)
     if fp8:
-        return _FEW_FP8 if rows <= 4 else _MANY_FP8
-    return _FEW if rows <= 4 else _MANY
+        return _FEW_FP8 if few else _MANY_FP8
+    return _FEW if few else _MANY
 
 
 def max_items(rows: int, kv_heads: int) -> int:
     """Most stretches `rows` rows are cut into. See `stretch_tokens`."""
-    return rows + cut_for(rows).programs // kv_heads
+    return rows + cut_for(rows, kv_heads).programs // kv_heads
 
 
 def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
     """How long the stretches of each row are, so that all rows together fill the device: (n,) of contexts (n,), tokens.
 
     A row's stretches are equally long, but for the last. A row is not cut for the sake of a rest shorter than half a stretch:
-    joining costs more than waiting for it.
+    joining costs more than waiting for it. Few rows are cut less where reading a little longer takes less than joining.
     """
-    cut = cut_for(len(contexts))
+    cut = cut_for(len(contexts), kv_heads)
     wanted = np.maximum(contexts.sum() * kv_heads / cut.programs, 1.0)
     pieces = np.maximum((contexts / wanted + 0.5).astype(np.int64), 1)
+    if cut.join_keys:
+        rounds = np.sqrt(contexts / (JOINED_AT_ONCE * cut.join_keys)) + 0.5  # the sum of reading and joining is least
+        pieces = np.minimum(pieces, JOINED_AT_ONCE * np.maximum(rounds.astype(np.int64), 1))
     stretches: np.ndarray = np.maximum(-(-contexts // (pieces * cut.block_keys)) * cut.block_keys, _SHORTEST)
     return stretches

@@ -17,7 +17,7 @@ from tonle.models.cuda.cuts import cut_for, max_items
 from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import exponent, halved, packed, reciprocal
 from tonle.models.cuda.launch import launch
-from tonle.models.cuda.rope import turned
+from tonle.models.cuda.rope import angles_at, both_read, heads_at, turned
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 
@@ -54,6 +54,16 @@ def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, s
 
 
 @triton.jit
+def _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, scale, KV_HEADS: tl.constexpr, D: tl.constexpr,
+          BLOCK: tl.constexpr, BN: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+    """All keys from `low` to `high` into the running softmax."""
+    for first in tl.range(low, high, BN):
+        best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, scale, KV_HEADS, D,
+                                   BLOCK, BN, IEEE)  # fmt: skip
+    return best, total, acc
+
+
+@triton.jit
 def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.constexpr, GP: tl.constexpr,
             D: tl.constexpr):  # fmt: skip
     """What the `active` stretches of a row have left, as one: (GP, D)."""
@@ -75,7 +85,7 @@ def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.
             total = total * mine + its_total * its
             acc = acc * mine[:, None] + its_acc * its[:, None]
             best = top
-    return acc / tl.where(some, total, 1.0)[:, None]
+    return acc * (1.0 / tl.where(some, total, 1.0))[:, None]
 
 
 @triton.jit
@@ -119,11 +129,15 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             if EAGER:
                 k, v, inside = _read(K, V, table, low, high, KV_HEADS, D, BLOCK, BN)
             new_block = tl.load(table + last // BLOCK).to(tl.int64)
+            cos, sin = angles_at(ANGLES, last, D)
             follow(PDL)
-            q = turned(QKV + kv_head * G * D, g, some, last, Q_GAIN, ANGLES, eps, D, NORM)
-            one = tl.arange(0, 1)
-            new_k = turned(QKV + (HEADS + kv_head) * D, one, one < 1, last, K_GAIN, ANGLES, eps, D, NORM)  # (1, D)
-            new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]
+            one = tl.arange(0, 1)  # all reads first, so that they are under way together
+            new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]  # (1, D)
+            new_x, new_y = heads_at(QKV + (HEADS + kv_head) * D, one, one < 1, D)
+            x, y = heads_at(QKV + kv_head * G * D, g, some, D)
+            x, y = both_read(x, y, PDL)
+            q = turned(x, y, cos, sin, Q_GAIN, eps, D, NORM)
+            new_k = turned(new_x, new_y, cos, sin, K_GAIN, eps, D, NORM)
             if K_SCALES is not None:
                 new_k, k_scale = packed(new_k)
                 new_v, v_scale = packed(new_v)
@@ -152,13 +166,17 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
         factor = scale
         if K_SCALES is not None and not IEEE:
             q, factor = halved(q, scale)
-        for first in tl.range(low, high, BN):
-            best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, factor, KV_HEADS, D,
-                                       BLOCK, BN, IEEE)  # fmt: skip
+        if EAGER and FUSED:
+            if low < high:  # a loop not entered takes its time, too
+                best, total, acc = _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, factor, KV_HEADS,
+                                         D, BLOCK, BN, IEEE)  # fmt: skip
+        else:
+            best, total, acc = _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, factor, KV_HEADS, D,
+                                     BLOCK, BN, IEEE)  # fmt: skip
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:
-            tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
+            tl.store(out, (acc * (1.0 / total)[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
         else:
             part = item * HEADS + head
             tl.store(PART + part[:, None] * D + d[None, :], acc, mask=some[:, None])
@@ -210,7 +228,7 @@ def decode_attention(
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
-    cut = cut_for(rows, fp8=cache.k_scales is not None)
+    cut = cut_for(rows, kv_heads, fp8=cache.k_scales is not None)
     launch(
         _decode, (kv_heads, max_items(rows, kv_heads)),
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],

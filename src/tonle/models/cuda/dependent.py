@@ -20,21 +20,3 @@ def follow(PDL: tl.constexpr):
     if PDL:
         tl_cuda.gdc_wait()
         tl_cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch_bytes(pointer, num_bytes):
-    """Ask for a stretch of memory in L2: one instruction of one thread (Hopper)."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred p; .reg .u32 t;
-        mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r",
-        [pointer.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

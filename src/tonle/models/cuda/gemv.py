@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment,var-annotated"
 """A matrix times one row, where time is reading the weight once: norm, activation and residual ride along.
 
 Does: out = act(norm(x) @ W.T + bias) (+ out), with fused multiply-adds on whole rows of W. A norm's scale is one number,
@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow, prefetch_bytes
-from tonle.models.cuda.device import dependent_launch_available
+from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.launch import launch
 
 
@@ -26,7 +25,7 @@ class Cut:
     block_k: int
     warps: int
     stages: int = 0  # blocks of W under way at a time; 0 = all of them, unrolled
-    prefetch: bool = False  # ask for all of a program's weights in L2 at once
+    ahead: int = 1  # unrolled: blocks of W that are read before the kernel ahead has ended
 
 
 @triton.jit
@@ -47,71 +46,68 @@ def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.cons
 
 @triton.jit
 def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                   NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr,
-                   PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """A few rows of W, all their columns unrolled: the first block is under way before the kernel ahead has ended."""
-    pid = tl.program_id(0)
-    n = pid * BN + tl.arange(0, BN)
+                   AHEAD: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+                   SETTLED: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """A few rows of W, all their columns unrolled: the first blocks are under way before the kernel ahead has ended."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     live = n < N
     k = tl.arange(0, BK)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
-    some = live[:, None] & (k < K)[None, :]
-    w = tl.load(own, mask=some, other=0.0)
-    u = w
-    if GLU:
-        u = tl.load(own + N * K, mask=some, other=0.0)
-    if PREFETCH:
-        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
+    ws = ()
+    us = ()
+    for first in tl.static_range(0, AHEAD * BK, BK):
+        some = live[:, None] & (first + k < K)[None, :]
+        ws += (tl.load(own + first, mask=some, other=0.0),)
+        if GLU:
+            us += (tl.load(own + N * K + first, mask=some, other=0.0),)
+    if ADD and SETTLED:
+        before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
+    if ADD and not SETTLED:  # here and not after the sums, where everything would wait for it
+        before = tl.load(OUT + n, mask=live, other=0.0)
     acc = tl.zeros([BN, BK], tl.float32)
     up = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     for first in tl.static_range(0, K, BK):
         inside = first + k < K
-        if first > 0:
-            some = live[:, None] & inside[None, :]
+        some = live[:, None] & inside[None, :]
+        if first < AHEAD * BK:
+            w = ws[first // BK]
+        else:
             w = tl.load(own + first, mask=some, other=0.0)
-            if GLU:
-                u = tl.load(own + N * K + first, mask=some, other=0.0)
         x = tl.load(X + first + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
             x *= tl.load(GAIN + first + k, mask=inside, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * x[None, :]
         if GLU:
+            if first < AHEAD * BK:
+                u = us[first // BK]
+            else:
+                u = tl.load(own + N * K + first, mask=some, other=0.0)
             up += u.to(tl.float32) * x[None, :]
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
     y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
-        y = (y.to(tl.float32) + tl.load(OUT + n, mask=live, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
+        y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
-
-
-@triton.jit
-def _prefetch_rows(W, first, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, GLU: tl.constexpr):
-    """Rows first .. first + BN of W, if they are all there."""
-    if first + BN <= N:
-        share = W + first.to(tl.int64) * K
-        size: tl.constexpr = BN * K * W.dtype.element_ty.primitive_bitwidth // 8
-        prefetch_bytes(share, size)
-        if GLU:
-            prefetch_bytes(share + N * K, size)
 
 
 @triton.jit
 def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                  STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-                 GLU: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                 SETTLED: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """A few rows of W, column block by column block: where unrolled ones are too many, or did worse."""
-    pid = tl.program_id(0)
-    n = pid * BN + tl.arange(0, BN)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     live = n < N
     k = tl.arange(0, BK)
-    if PREFETCH:
-        _prefetch_rows(W, pid * BN, N, K, BN, GLU)
+    if ADD and SETTLED:
+        before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
+    if ADD and not SETTLED:
+        before = tl.load(OUT + n, mask=live, other=0.0)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
     acc = tl.zeros([BN, BK], tl.float32)
     up = tl.zeros([BN, BK], tl.float32)
@@ -131,7 +127,7 @@ def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, B
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
     y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
-        y = (y.to(tl.float32) + tl.load(OUT + n, mask=live, other=0.0).to(tl.float32)).to(OUT.dtype.element_ty)
+        y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
 
 
@@ -141,16 +137,17 @@ def cut_for(outputs: int, inputs: int, *, norm: bool) -> Cut:
     if inputs > (4096 if norm else 16384):
         return Cut(8, 512, warps=8, stages=4)  # unrolled, so much would not fit into registers
     if inputs > 4096:
-        return Cut(2, 512, warps=2) if outputs < 2048 else Cut(2, 256, warps=1)
+        return Cut(2, 512, warps=2, ahead=5 if outputs < 2048 else 4)
     if outputs > 24576:
         return Cut(2, min(512, width), warps=2, stages=1) if inputs <= 2048 else Cut(4, 512, warps=4, stages=1)
     if outputs > 6144:
-        return Cut(2, min(512, width), warps=2, stages=1) if inputs <= 2048 else Cut(1, 512, warps=2)
-    if inputs > 2048:
-        return Cut(4, 1024, warps=2 if outputs > inputs else 4)
+        return Cut(2, min(512, width), warps=2) if inputs <= 2048 else Cut(1, 512, warps=2)
     if outputs > inputs:
-        return Cut(4, min(512, width), warps=2)
-    return Cut(2, min(1024, width), warps=4, prefetch=True)
+        return Cut(4, 1024, warps=2) if inputs > 2048 else Cut(4, min(512, width), warps=2)
+    if inputs > 2048:
+        return Cut(4, 1024, warps=2, ahead=-(-inputs // 1024))
+    block = min(512, width)
+    return Cut(2, block, warps=1, ahead=-(-inputs // block))
 
 
 def gemv(
@@ -162,28 +159,30 @@ def gemv(
     eps: float = 0.0,
     bias: torch.Tensor | None = None,
     add: bool = False,
+    settled: bool = False,
     glu: bool = False,
     cut: Cut | None = None,
 ) -> torch.Tensor:
     """x (1, K), weight (N, K), out (1, N), all contiguous.
 
-    `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds.
+    `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds;
+    `settled`: the kernel ahead does not write that, so it is read before that one has ended.
     """
     inputs, outputs = x.shape[1], out.shape[1]
     cut = cut or cut_for(outputs, inputs, norm=gain is not None)
     grid = (triton.cdiv(outputs, cut.block_n),)
-    flags = (gain is not None, bias is not None, add, glu)
-    prefetch = cut.prefetch and dependent_launch_available()
+    flags = (gain is not None, bias is not None, add, settled, glu)
     if cut.stages == 0:
+        ahead = cut.ahead if x.element_size() == 2 else 1  # in registers
         launch(
             _gemv_unrolled, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, *flags, prefetch,
+            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, ahead, *flags,
             num_warps=cut.warps,
         )  # fmt: skip
     else:
         launch(
             _gemv_looped, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags, prefetch,
+            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags,
             num_warps=cut.warps,
         )  # fmt: skip
     return out

@@ -55,12 +55,12 @@ class Matrix:
         else:
             self._cublas(norm(x), out)
 
-    def add(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """out (n, out) += x @ W.T + bias."""
+    def add(self, x: torch.Tensor, out: torch.Tensor, *, settled: bool = False) -> None:
+        """out (n, out) += x @ W.T + bias. `settled`: the kernel ahead does not write out."""
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, bias=self.bias, add=True)
+            gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled)
         elif (cut := cut_for(x.shape[0], *self.weight.shape, glu=False)) is not None:
-            skinny(x, self.weight, out, cut, bias=self.bias, add=True, scratch=self.scratch)
+            skinny(x, self.weight, out, cut, bias=self.bias, add=True, settled=settled, scratch=self.scratch)
         else:
             out.addmm_(x, self.columns)
             if self.bias is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
+from tonle.models.cuda.cuts import few_rows
 from tonle.models.cuda.decode import DecodeScratch, decode_attention
 from tonle.models.cuda.device import roomy
 from tonle.models.cuda.embed import embed, gather
@@ -26,8 +27,10 @@ from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
 from tonle.models.spec import ModelSpec
 
-_ROWS = (1, 2, 5, MAX_ROWS + 1)  # from each of these on, decode steps launch other kernels
-_TOKENS = (MAX_ROWS, MAX_ROWS + 1)  # and mixed steps; smaller ones are padded to the first
+_TOKENS = (
+    MAX_ROWS,
+    MAX_ROWS + 1,
+)  # from each of these on, mixed steps launch other kernels; smaller ones are padded to the first
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -113,7 +116,8 @@ class CudaModel:
         every = self._layers
         self._layers = list({layer.window: layer for layer in every}.values())  # the others launch the same kernels
         with compiling_only():
-            for rows in {min(rows, self.sizes.max_rows) for rows in _ROWS}:
+            many = few_rows(self.spec.num_kv_heads) + 1
+            for rows in {min(rows, self.sizes.max_rows) for rows in (1, 2, many, MAX_ROWS + 1)}:  # and decode steps
                 self.decode(rows)
                 self.head(rows)
             for tokens in {min(tokens, self.sizes.max_tokens) for tokens in _TOKENS}:
@@ -192,7 +196,7 @@ class CudaModel:
         active = self._active[:count]
         layer.o.add(attended, hidden)
         layer.gate_up.gate(hidden, layer.mlp_norm, self._gate_up[:count], active)
-        layer.down.add(active, hidden)
+        layer.down.add(active, hidden, settled=True)  # since `o`, two kernels ago
 
     def _attention(
         self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None

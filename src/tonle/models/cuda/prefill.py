@@ -111,7 +111,7 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
                                        factor, KV_HEADS, D, BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
         total = tl.where(real, total, 1.0)
-        tl.store(out, (acc / total[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
+        tl.store(out, (acc * (1.0 / total)[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
 
 
 def prefill_attention(

@@ -25,22 +25,53 @@ def angle_table(rotary: Rotary, num_positions: int, dtype: torch.dtype, device: 
 
 
 @triton.jit
-def turned(HEADS, head, some, position, GAIN, ANGLES, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """(heads, D) float32 heads of one token, normed if asked for and rotated; rounded where torch would round."""
-    d = tl.arange(0, D)
-    other = (d + D // 2) % D  # the dimension each one turns with
+def angles_at(ANGLES, position, D: tl.constexpr):
+    """Cosines and sines (D,) of a position, float32."""
+    place = ANGLES + position * 2 * D + tl.arange(0, D)
+    return tl.load(place).to(tl.float32), tl.load(place + D).to(tl.float32)
+
+
+@triton.jit
+def heads_at(HEADS, head, some, D: tl.constexpr):
+    """(heads, D) heads of one token, as projected, and the numbers their dimensions turn with."""
     base = HEADS + head[:, None] * D
+    d = tl.arange(0, D)
     x = tl.load(base + d[None, :], mask=some[:, None], other=0.0)
-    y = tl.load(base + other[None, :], mask=some[:, None], other=0.0)
+    y = tl.load(base + ((d + D // 2) % D)[None, :], mask=some[:, None], other=0.0)
+    return x, y
+
+
+@triton.jit
+def both_read(x, y, PDL: tl.constexpr):
+    """x and y as they are, two tensors just read; both reads are under way before either is waited for.
+
+    Without this triton may move x among threads, behind a barrier, before it begins to read y: twice the latency.
+    """
+    if PDL:
+        PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $2; mov.b32 $1, $3;",
+            "=r,=r,r,r",
+            [x, y],
+            dtype=(x.dtype, y.dtype),
+            is_pure=False,
+            pack=PACK,
+        )
+    else:
+        return x, y
+
+
+@triton.jit
+def turned(x, y, cos, sin, GAIN, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Heads (heads, D) of one token and their other halves, normed if asked for and rotated; rounded where torch would round."""
+    d = tl.arange(0, D)
     dtype: tl.constexpr = x.dtype
     x = x.to(tl.float32)
     y = y.to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         x = (x * scale * tl.load(GAIN + d).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-        y = (y * scale * tl.load(GAIN + other).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-    cos = tl.load(ANGLES + position * 2 * D + d).to(tl.float32)
-    sin = tl.load(ANGLES + position * 2 * D + D + d).to(tl.float32)
+        y = (y * scale * tl.load(GAIN + (d + D // 2) % D).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
     return (x * cos[None, :] + y * sin[None, :]).to(dtype)
 
 
@@ -56,10 +87,13 @@ def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SCALES, V_SCALES, A
         slot = tl.load(SLOTS + t).to(tl.int64)
         QKV += t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         head = tl.arange(0, HEADS_P)
-        q = turned(QKV, head, head < HEADS, position, Q_GAIN, ANGLES, eps, D, NORM)
+        cos, sin = angles_at(ANGLES, position, D)
+        x, y = heads_at(QKV, head, head < HEADS, D)
+        q = turned(x, y, cos, sin, Q_GAIN, eps, D, NORM)
         kv = tl.arange(0, KV_P)
         some = (kv < KV_HEADS)[:, None]
-        k = turned(QKV + HEADS * D, kv, kv < KV_HEADS, position, K_GAIN, ANGLES, eps, D, NORM)
+        x, y = heads_at(QKV + HEADS * D, kv, kv < KV_HEADS, D)
+        k = turned(x, y, cos, sin, K_GAIN, eps, D, NORM)
         place = kv[:, None] * D + d[None, :]
         v = tl.load(QKV + (HEADS + KV_HEADS) * D + place, mask=some, other=0.0)
         if K_SCALES is not None:

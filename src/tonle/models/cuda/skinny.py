@@ -124,11 +124,10 @@ def _apart(acc, BN: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def _finish(y, BIAS, OUT, tile, m, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, HAS_BIAS: tl.constexpr,
-            ADD: tl.constexpr, GLU: tl.constexpr):  # fmt: skip
+def _finish(y, before, BIAS, n, out, stored, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, HAS_BIAS: tl.constexpr,
+            GLU: tl.constexpr):  # fmt: skip
     """Bias, activation and residual on float32 sums of `_weight_rows`. Gated: rounded where torch's operations would."""
-    n = tile * BN + tl.arange(0, BN)
-    DTYPE: tl.constexpr = OUT.dtype.element_ty
+    DTYPE: tl.constexpr = out.dtype.element_ty
     up = y
     if GLU:
         y, up = _apart(y, BN, BM)
@@ -139,17 +138,13 @@ def _finish(y, BIAS, OUT, tile, m, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.
             up += tl.load(BIAS + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         gate = y.to(DTYPE).to(tl.float32)
         y = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
-    out = OUT + m[None, :] * N + n[:, None]
-    some = (m < M)[None, :] & (n < N)[:, None]
-    if ADD:
-        y += tl.load(out, mask=some, other=0.0).to(tl.float32)
-    tl.store(out, y.to(DTYPE), mask=some)
+    tl.store(out, (y + before).to(DTYPE), mask=stored)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
             BK: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-            HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr,
+            HAS_BIAS: tl.constexpr, ADD: tl.constexpr, SETTLED: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr,
             PDL: tl.constexpr):  # fmt: skip
     """One tile (BN outputs, BM tokens), or one part of its inputs; blocks come by pointers."""
     tile = tl.program_id(0)
@@ -163,7 +158,15 @@ def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr
     row = W + _weight_rows(tile, N, BN, GLU)[:, None] * K  # (R, 1)
     own_x = X + m[:, None] * K + k[None, :]  # (BM, BK)
     present = (m < M)[:, None] & (k >= 0)[None, :]
+    n = tile * BN + tl.arange(0, BN)
+    out = OUT + m[None, :] * N + n[:, None]
+    stored = (m < M)[None, :] & (n < N)[:, None]
+    before = 0.0
+    if ADD and SETTLED:
+        before = tl.load(out, mask=stored, other=0.0).to(tl.float32)
     follow(PDL)
+    if ADD and not SETTLED:  # here and not after the sums, where everything would wait for it
+        before = tl.load(out, mask=stored, other=0.0).to(tl.float32)
     acc = tl.zeros([R, BM], tl.float32)
     for turn in tl.range(0, TURNS, num_stages=STAGES):
         first = low + turn * BK
@@ -176,11 +179,11 @@ def _skinny(X, W, BIAS, OUT, PARTS, ARRIVED, M, N: tl.constexpr, K: tl.constexpr
             x = tl.load(own_x + first, mask=present & inside, other=0.0)
         acc = _dot(w, x, acc, IEEE)
     if SPLIT == 1:
-        _finish(acc, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU)
+        _finish(acc, before, BIAS, n, out, stored, N, BN, BM, HAS_BIAS, GLU)
     else:
         if _leave(acc, PARTS, ARRIVED, tile, part, M, R, BM, SPLIT):
             total = _joined(PARTS, ARRIVED, tile, M, R, BM, SPLIT)
-            _finish(total, BIAS, OUT, tile, m, M, N, BN, BM, HAS_BIAS, ADD, GLU)
+            _finish(total, before, BIAS, n, out, stored, N, BN, BM, HAS_BIAS, GLU)
 
 
 def skinny(
@@ -191,12 +194,14 @@ def skinny(
     *,
     bias: torch.Tensor | None = None,
     add: bool = False,
+    settled: bool = False,
     glu: bool = False,
     scratch: SplitScratch | None = None,
 ) -> torch.Tensor:
     """x (M, K), weight (N, K), out (M, N), all contiguous; `scratch` for cuts that split.
 
-    `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds, rounded once.
+    `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds, rounded
+    once; `settled`: the kernel ahead does not write that, so it is read before that one has ended.
     """
     (rows, inputs), outputs = x.shape, out.shape[1]
     assert 0 < rows <= MAX_ROWS and weight.numel() < 2**31  # places are 32-bit
@@ -207,7 +212,7 @@ def skinny(
         assert scratch.parts.numel() >= grid[0] * cut.split * cut.block_n * MAX_ROWS
         parts, arrived = scratch.parts, scratch.arrived
     stages = cut.stages if x.element_size() == 2 else cut.stages // 2  # in shared memory
-    flags = (bias is not None, add, glu, x.dtype == torch.float32)
+    flags = (bias is not None, add, settled, glu, x.dtype == torch.float32)
     launch(
         _skinny, grid,
         x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, MAX_ROWS, cut.block_k, stages,

@@ -91,6 +91,17 @@ def test_rows_are_cut_evenly_or_not_at_all() -> None:
     assert stretch_tokens(np.array([100] * 99 + [9000]), 8).tolist() == [128] * 99 + [160]  # the long one in many
 
 
+def test_few_rows_are_cut_no_finer_than_joining_them_is_worth() -> None:
+    def pieces(context: int, kv_heads: int) -> int:
+        (stretch,) = stretch_tokens(np.array([context]), kv_heads).tolist()
+        return -(-context // stretch)
+
+    assert [pieces(context, 2) for context in (40, 64, 65, 400)] == [1, 1, 2, 7]  # in 64s
+    assert pieces(600, 2) <= 8 < 600 / 64  # eight are joined at once: ten would take a round more
+    assert pieces(3000, 2) <= 24 < 3000 / 64
+    assert pieces(LONG, 2) > 100  # reading is what takes long
+
+
 def test_a_decode_step_of_long_rows_is_packed_exactly() -> None:
     office = packer()
     rows, starts = list(range(ROWS)), [LONG - 1 - row for row in range(ROWS)]

@@ -36,7 +36,9 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
     for module in (cuts, decode):
-        monkeypatch.setattr(module, "cut_for", lambda rows, fp8=False: cuts.Cut(32, 4, 3, 8, rows < 3 and not fp8))
+        monkeypatch.setattr(
+            module, "cut_for", lambda rows, kv_heads, fp8=False: cuts.Cut(32, 4, 3, 8, rows < 3 and not fp8)
+        )
     monkeypatch.setattr(gemv, "cut_for", lambda outputs, inputs, norm: gemv.Cut(64, 32, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 2)
     monkeypatch.setattr(sample, "_BLOCK", 256)

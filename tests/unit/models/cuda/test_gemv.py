@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 from tonle.models.cuda import pointwise
 from tonle.models.cuda.gemv import Cut, cut_for, gemv
 
-CUTS = [None, Cut(8, 32, warps=4), Cut(4, 32, warps=4, stages=2), Cut(16, 64, warps=4, stages=3)]
+CUTS = [None, Cut(8, 32, warps=4), Cut(8, 32, warps=4, ahead=2), Cut(8, 32, warps=4, ahead=3), Cut(4, 32, warps=4, stages=2),
+        Cut(16, 64, warps=4, stages=3)]  # fmt: skip
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -27,10 +28,20 @@ def test_norm_bias_and_gated_activation(cut: Cut | None) -> None:
     torch.testing.assert_close(out, silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
-def test_adds_to_what_is_there() -> None:
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_adds_to_what_is_there(cut: Cut | None, settled: bool) -> None:
     x, weight, out = numbers(1, 96), numbers(50, 96), numbers(1, 50, seed=1)
     expected = out + linear(x, weight)
-    torch.testing.assert_close(gemv(x, weight, out, add=True), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gemv(x, weight, out, add=True, settled=settled, cut=cut), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cut", [Cut(8, 32, warps=4, ahead=ahead) for ahead in (1, 2, 3)], ids=str)
+def test_weights_of_half_precision_read_ahead(cut: Cut) -> None:
+    """Only those are; 72 columns end within the third block."""
+    x, weight = numbers(1, 72).half(), numbers(42, 72).half()
+    out = torch.full((1, 42), torch.nan, dtype=torch.float16)
+    torch.testing.assert_close(gemv(x, weight, out, cut=cut), linear(x, weight), rtol=1e-2, atol=1e-2)
 
 
 def test_cuts_for_every_size_are_powers_of_two() -> None:
@@ -45,6 +56,8 @@ def test_cuts_for_every_size_are_powers_of_two() -> None:
     ):
         cut = cut_for(outputs, inputs, norm=outputs > inputs)
         assert cut.block_n & (cut.block_n - 1) == 0 and cut.block_k & (cut.block_k - 1) == 0
+        held = cut.ahead * cut.block_n * cut.block_k * 2 / (cut.warps * 32)  # bytes per thread, of 1,020
+        assert (cut.ahead - 1) * cut.block_k < inputs and held <= 512
 
 
 def test_norm_and_gated_activation_alone() -> None:

@@ -53,12 +53,12 @@ def test_product(cut: Cut, with_bias: bool, rows: int, outputs: int, inputs: int
 
 
 @pytest.mark.parametrize("cut", [WHOLE, SPLIT], ids=("whole", "split"))
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_adds_to_what_is_there(cut: Cut, with_bias: bool) -> None:
+@pytest.mark.parametrize(("with_bias", "settled"), [(False, False), (True, True)])
+def test_adds_to_what_is_there(cut: Cut, with_bias: bool, settled: bool) -> None:
     x, weight, bias = numbers(11, 88), numbers(50, 88), numbers(50) if with_bias else None
     out, behind = guarded(11, 50)
     expected = out.copy_(numbers(11, 50, seed=1)) + linear(x, weight, bias)
-    skinny(x, weight, out, cut, bias=bias, add=True, scratch=poisoned_scratch((50, cut)))
+    skinny(x, weight, out, cut, bias=bias, add=True, settled=settled, scratch=poisoned_scratch((50, cut)))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     assert bool((behind == 7.0).all())
 
