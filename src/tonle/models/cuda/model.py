@@ -116,11 +116,14 @@ class CudaModel:
         every = self._layers
         self._layers = list({layer.window: layer for layer in every}.values())  # the others launch the same kernels
         with compiling_only():
+            # from each of these sizes on, steps launch other kernels; mixed steps are padded to MAX_ROWS tokens at least
             many = few_rows(self.spec.num_kv_heads) + 1
-            for rows in {min(rows, self.sizes.max_rows) for rows in (1, 2, many, MAX_ROWS + 1)}:  # and decode steps
+            for rows in {min(rows, self.sizes.max_rows) for rows in (1, 2, many, MAX_ROWS + 1)}:
                 self.decode(rows)
                 self.head(rows)
-            for tokens in {min(tokens, self.sizes.max_tokens) for tokens in _TOKENS}:
+            for tokens in {
+                min(tokens, self.sizes.max_tokens) for tokens in (MAX_ROWS, MAX_ROWS + 1, max(MAX_ROWS, many))
+            }:
                 self.body(tokens, tiles=1)
             nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
             self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
