@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-JOINED_AT_ONCE = 8  # stretches that are read together when they are joined
+JOINED_AT_ONCE = 8  # stretches that `_joined` of decode.py reads together
 _SHORTEST = 64  # stretch, tokens
 
 

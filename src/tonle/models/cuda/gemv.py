@@ -142,7 +142,7 @@ def cut_for(outputs: int, inputs: int, *, norm: bool) -> Cut:
         return Cut(2, min(512, width), warps=2, stages=1) if inputs <= 2048 else Cut(4, 512, warps=4, stages=1)
     if outputs > 6144:
         return Cut(2, min(512, width), warps=2) if inputs <= 2048 else Cut(1, 512, warps=2)
-    if outputs > inputs:
+    if outputs > inputs or norm:
         return Cut(4, 1024, warps=2) if inputs > 2048 else Cut(4, min(512, width), warps=2)
     if inputs > 2048:
         return Cut(4, 1024, warps=2, ahead=-(-inputs // 1024))

@@ -27,11 +27,6 @@ from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
 from tonle.models.spec import ModelSpec
 
-_TOKENS = (
-    MAX_ROWS,
-    MAX_ROWS + 1,
-)  # from each of these on, mixed steps launch other kernels; smaller ones are padded to the first
-
 
 def unsupported(spec: ModelSpec) -> str | None:
     """Why these kernels cannot run a model, or None."""
@@ -114,7 +109,8 @@ class CudaModel:
     def compile(self) -> None:
         """Compile what steps of any size launch, side by side. Nothing of ours runs; cuBLAS does, on zeros."""
         every = self._layers
-        self._layers = list({layer.window: layer for layer in every}.values())  # the others launch the same kernels
+        kinds = list({layer.window: layer for layer in every}.values())  # the others launch the same kernels
+        self._layers = [*kinds, kinds[0]][: len(every)]  # one more, for `body` stops before the last one's products
         with compiling_only():
             # from each of these sizes on, steps launch other kernels; mixed steps are padded to MAX_ROWS tokens at least
             many = few_rows(self.spec.num_kv_heads) + 1

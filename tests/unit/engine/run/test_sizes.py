@@ -73,7 +73,7 @@ def test_a_steps_buffer_does_not_know_the_context(kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8, 32])
-@pytest.mark.parametrize("rows", [1, 4, 5, 17, 256])
+@pytest.mark.parametrize("rows", [1, 4, 5, 16, 17, 32, 33, 256])
 def test_stretches_fit_their_buffers_however_long_and_uneven_the_contexts(rows: int, kv_heads: int) -> None:
     rng = random.Random(rows)
     cases = [[LONG] * rows, [1] * rows, [LONG, *[1] * (rows - 1)],

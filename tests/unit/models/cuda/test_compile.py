@@ -1,35 +1,71 @@
-"""What is compiled at the start covers steps of every size, whatever the model's heads."""
+"""What is compiled at the start is what steps of every size launch, whatever the model's heads and layers."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from unittest.mock import Mock
+import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
-from tonle.models.cuda.cuts import cut_for
+from benchmarks.workload import SHAPES, write_config
+
+from tonle.models.cuda import decode, embed, gemv, pointwise, prefill, rope, sample, skinny
+from tonle.models.cuda.batch import Sizes
+from tonle.models.cuda.cuts import max_items
 from tonle.models.cuda.model import CudaModel
-from tonle.models.cuda.skinny import MAX_ROWS
+from tonle.models.decoder import Decoder
+from tonle.models.inputs import KVCache
+from tonle.models.read_spec import read_spec
+from tonle.models.source import ModelSource
 
-MAX_TOKENS = 1024
+CPU = torch.device("cpu")
+MAX_TOKENS = 64
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 16, 40, 256])
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 8, 32])
-def test_every_kind_of_step_is_compiled_for(kv_heads: int, max_rows: int) -> None:
-    model = Mock(_layers=[SimpleNamespace(window=None)], logits=torch.zeros(1, 8))
-    model.spec.num_kv_heads = kv_heads
-    model.sizes.max_rows, model.sizes.max_tokens = max_rows, MAX_TOKENS
-    CudaModel.compile(model)
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+    """Every kernel somebody would launch, with the arguments it is compiled for; none runs."""
+    seen: set[tuple[Any, ...]] = set()
 
-    def kind(tokens: int) -> tuple[object, ...]:
-        """Which attention, and which products."""
-        return cut_for(min(tokens, max_rows), kv_heads), tokens == 1, tokens <= MAX_ROWS
+    def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        named = zip(inspect.signature(kernel.fn).parameters.values(), arguments, strict=False)
+        fixed = [value for parameter, value in named if parameter.annotation == "tl.constexpr"]
+        seen.add((kernel.fn.__name__, *fixed, *sorted(options.items())))
 
-    decoded = {kind(call.args[0]) for call in model.decode.call_args_list}
-    mixed = {kind(call.args[0]) for call in model.body.call_args_list}
-    assert decoded == {kind(rows) for rows in range(1, max_rows + 1)}
-    assert mixed == {kind(tokens) for tokens in range(MAX_ROWS, MAX_TOKENS + 1)}
+    for module in (decode, embed, gemv, pointwise, prefill, rope, sample, skinny):
+        monkeypatch.setattr(module, "launch", note)
+    monkeypatch.setattr(skinny, "roomy", lambda: True)
+    return seen
+
+
+def model(kv_heads: int, layers: int, max_rows: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> CudaModel:
+    shape = {"num_attention_heads": kv_heads * 2, "num_key_value_heads": kv_heads, "head_dim": 16, "vocab_size": 64,
+             "num_hidden_layers": layers}  # fmt: skip
+    monkeypatch.setitem(SHAPES, "tiny", {**SHAPES["tiny"], **shape})
+    spec = read_spec(ModelSource("folder", write_config("tiny", root), "tiny"))
+    sizes = Sizes(max_rows, MAX_TOKENS, 64, max_items(max_rows, kv_heads))
+    made = CudaModel(Decoder.random(spec, CPU, torch.float32), sizes, 8, 128)
+    made.kv = KVCache(num_layers=layers, num_blocks=1, block_size=16, num_kv_heads=kv_heads, head_dim=16,
+                      dtype=torch.float32, device=CPU)  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 16, 40])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 8])
+def test_every_kernel_is_compiled(
+    kv_heads: int, layers: int, max_rows: int, launched: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = model(kv_heads, layers, max_rows, tmp_path, monkeypatch)
+    steps.compile()
+    compiled = set(launched)
+    for rows in range(1, max_rows + 1):
+        steps.decode(rows)
+        steps.head(rows)
+    for tokens in range(skinny.MAX_ROWS, MAX_TOKENS + 1):
+        steps.body(tokens, tiles=1)
+    assert launched == compiled
