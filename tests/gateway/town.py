@@ -21,8 +21,7 @@ from tonle.config.rows import BackendRow
 from tonle.gateway.gateway import Gateway
 from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.http.server import HttpServer, ServerLimits
-from tonle.gateway.listening import bind
-from tonle.protocol.address import local_url
+from tonle.listening import bind, local_url
 
 KEY, ADMIN = "key-for-tests", "admin-for-tests"
 CHAT = "/v1/chat/completions"

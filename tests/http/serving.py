@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from tonle.listening import run
 from tonle.replica.options import ReplicaOptions
-from tonle.replica.serve import run, serve
+from tonle.replica.serve import serve
 from tonle.replica.served import Served
 
 

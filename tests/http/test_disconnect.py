@@ -14,9 +14,9 @@ import pytest
 from tests.fakes.front import FakeFront
 from tests.http.serving import Call, serving
 from tonle.engine.request import Delta
+from tonle.listening import run
 from tonle.replica.app import build_app
 from tonle.replica.options import ReplicaOptions
-from tonle.replica.serve import run
 
 PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}

@@ -17,8 +17,7 @@ import pytest
 
 from tests.http.serving import events
 from tonle.errors import ConfigError
-from tonle.protocol.address import url_of
-from tonle.replica.serve import bind
+from tonle.listening import bind, url_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,8 +25,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
+from tonle.listening import run
 from tonle.telemetry import goodbye
-from tonle.replica.serve import run, serve
+from tonle.replica.serve import serve
 from tonle.telemetry import logs
 
 logs.configure("INFO")

@@ -26,18 +26,20 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 
     [dim]Example:[/dim]  tonle gateway --backend http://127.0.0.1:8000 --api-key secret --audit-dir audit
     """
-    from tonle.gateway.listening import bind, run
+    from tonle.gateway.interpreter import let_loop_first
+    from tonle.listening import bind, run
     from tonle.telemetry import logs
 
     settings = load_gateway(flags, file=config)
     logs.configure(settings.log_level, json=settings.log_json)
     with bind(settings.host, settings.port) as listener:
+        let_loop_first()
         run(_serve(settings, listener))
 
 
 async def _serve(settings: GatewayConfig, listener: socket.socket) -> None:
     from tonle.gateway.gateway import Gateway
-    from tonle.protocol.address import local_url
+    from tonle.listening import local_url
     from tonle.telemetry.goodbye import say_stopped
 
     door = Gateway(settings)

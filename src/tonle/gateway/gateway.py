@@ -30,13 +30,13 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.backends.transport import InlineTransport
 from tonle.gateway.http.server import HttpServer, ServerLimits
+from tonle.gateway.interpreter import rest_collector
 from tonle.gateway.keys.key import EVERYBODY, Limits, given
 from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.limits.ledger import Ledger
 from tonle.gateway.limits.metrics import SharedMetrics
 from tonle.gateway.limits.saver import UsageSaver
 from tonle.gateway.limits.shared import SharedLedger
-from tonle.gateway.listening import rest_collector
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder

@@ -17,9 +17,10 @@ from tonle.engine.child import read_order
 from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
+from tonle.listening import run
 from tonle.models.source import ModelSource
 from tonle.replica.options import ReplicaOptions
-from tonle.replica.serve import run, serve
+from tonle.replica.serve import serve
 from tonle.telemetry import logs
 from tonle.telemetry.goodbye import say_stopped
 

@@ -22,8 +22,8 @@ from typing import cast
 
 from tonle.engine.child import epitaph, order_frame, spawn
 from tonle.errors import ConfigError, InternalError
+from tonle.listening import bind
 from tonle.replica.frontend import READY, FrontendOrder
-from tonle.replica.serve import bind
 
 log = logging.getLogger("tonle.replica")
 

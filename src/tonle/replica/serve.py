@@ -1,6 +1,6 @@
 """Run a replica until it is told to stop.
 
-Does: bind, serve, drain on the first signal, end at once on the second, say how it goes. Does not: start or stop the
+Does: serve, drain on the first signal, end at once on the second, say how it goes. Does not: start or stop the
 engine.
 """
 
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from tonle.errors import ConfigError
-from tonle.protocol.address import url_of
+from tonle.listening import BACKLOG, bind, url_of
 from tonle.replica.app import ReplicaApp, build_app
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served
@@ -27,12 +24,9 @@ from tonle.telemetry import goodbye
 
 log = logging.getLogger("tonle.replica")
 
-BACKLOG = 2048  # connections the kernel holds before we accept them
 KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that they and not we close them
 ABORT_GRACE_S = 0.5  # after requests were cut off, for their last bytes to leave
 POLL_S = 0.02  # while they leave
-
-ResultT = TypeVar("ResultT")
 
 
 async def serve(
@@ -76,57 +70,6 @@ async def _stop_when(stop: asyncio.Event, server: _Server) -> None:
     await stop.wait()
     if not server.should_exit:  # a signal may have come first
         server.begin_stop()
-
-
-def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """`asyncio.run`, on uvloop where there is one."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
-
-
-def bind(host: str, port: int, *, share: bool = False) -> socket.socket:
-    """Claim the address, before anything slow is begun. Port 0 takes a free one. Raises `ConfigError`.
-
-    With `share`, more sockets of this user may be bound to it with `share`: the kernel deals out connections.
-    """
-    if not 0 <= port < 2**16:
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: ports go from 0 to 65535. Check --port.", param="port"
-        )
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"cannot listen on {host}: there is no such address. Check --host.", param="host") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _bind_error(host, port, error) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        why = "another program is using it. Stop that, or choose another port with --port"
-    elif error.errno == errno.EACCES:
-        why = "ports below 1024 need more rights. Choose another port with --port"
-    elif error.errno == errno.EADDRNOTAVAIL:
-        why = "this machine has no such address. Choose another with --host"
-    else:
-        why = f"{error.strerror}. Check --host and --port"
-    return ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port")
 
 
 class _Server(uvicorn.Server):
