@@ -19,7 +19,7 @@ from benchmarks.gateway_load import Level, drive, middle
 from benchmarks.gateway_servers import CORES, MAX_CONCURRENT, Running, litellm, pin_self, stub, tonle
 from benchmarks.gateway_soak import soak
 from benchmarks.gateway_stub import NUM_TOKENS
-from tonle.listening import run
+from tonle.edge.listening import run
 
 GAP_MS = 20.0  # between chunks of the paced stream
 PACED_STREAMS = 50

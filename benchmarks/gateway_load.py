@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tonle.gateway.http.client import Address, HttpClient
+from tonle.edge.client import Address, HttpClient
 
 KEY = "sk-benchmark"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.gateway_load import drive
 from benchmarks.gateway_servers import stub, tonle
-from tonle.listening import run
+from tonle.edge.listening import run
 
 CALLERS = 50
 NUM_PARTS = 10

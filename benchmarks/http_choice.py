@@ -31,9 +31,9 @@ def serve(name: str, port: int) -> None:
     from benchmarks.gateway_stub import CHUNKS, END, MODELS, WHOLE, application
 
     if name == "tonle":
-        from tonle.gateway.http.server import HttpServer, ServerLimits
+        from tonle.edge.listening import bind, run
+        from tonle.edge.server import HttpServer, ServerLimits
         from tonle.gateway.interpreter import let_loop_first
-        from tonle.listening import bind, run
 
         async def handle(exchange: Any) -> None:
             if exchange.path != PATH or not json.loads(exchange.body).get("stream"):
@@ -163,7 +163,7 @@ def compare(other: str | None) -> None:
     from benchmarks.gateway_servers import Running, pin_self, stub
     from benchmarks.gateway_stub import NUM_TOKENS
     from benchmarks.peers.process import free_port
-    from tonle.listening import run
+    from tonle.edge.listening import run
 
     def programs(names: dict[str, bool]) -> dict[str, str]:
         chosen = {name: other if is_other else sys.executable for name, is_other in names.items()}

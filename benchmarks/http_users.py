@@ -20,7 +20,7 @@ from tonle.bench.drive import send_job
 from tonle.bench.measure import Sample as HttpSample
 from tonle.bench.options import BenchOptions
 from tonle.bench.workload import build_job
-from tonle.listening import run
+from tonle.edge.listening import run
 
 TIMEOUT_S = 600.0
 _shared: dict[str, Any] = {}  # in a client process: the place in the list of jobs, and the line all start from

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from tests.gateway.town import Upstream, run, town
-from tonle.audit.collect import Collector
+from tonle.edge.client import Address, HttpClient
+from tonle.edge.exchange import Exchange
+from tonle.edge.server import MAX_HEAD_BYTES, HttpServer, ServerConnection, ServerLimits
 from tonle.gateway.admission import Gate, Ticket
 from tonle.gateway.backends.gather import Gather
-from tonle.gateway.http.client import Address, HttpClient
-from tonle.gateway.http.exchange import Exchange
-from tonle.gateway.http.server import MAX_HEAD_BYTES, Connection, HttpServer, ServerLimits
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
+from tonle.protocol.answers import Collector
 
 
 class Pressed(Gather):
@@ -122,7 +122,7 @@ async def read(*pieces: bytes) -> tuple[list[Exchange], bytes]:
         begun.append(exchange)
         exchange.reply(b"{}")
 
-    wire, connection = Wire(), Connection(HttpServer(handle, ServerLimits()))
+    wire, connection = Wire(), ServerConnection(HttpServer(handle, ServerLimits()))
     connection.connection_made(wire)
     for piece in pieces:
         connection.data_received(piece)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.town import KEY, Town, Upstream, run, town, until
+from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.gateway.backends.gather import Gather
-from tonle.gateway.http.client import Address, HttpClient, UpstreamError
 
 
 async def raw(place: Town, data: bytes, *, until: bytes = b"") -> bytes:
@@ -106,7 +106,7 @@ def test_a_slow_reader_slows_the_backend_and_loses_nothing(tmp_path: Path) -> No
 
 
 def test_a_caller_who_never_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonle.gateway.http.server.SWEEP_S", 0.05)
+    monkeypatch.setattr("tonle.edge.server.SWEEP_S", 0.05)
 
     async def main() -> None:
         upstream = Upstream("m")

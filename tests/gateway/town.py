@@ -18,10 +18,10 @@ import msgspec
 
 from tonle.config.gateway import GatewayConfig
 from tonle.config.rows import BackendRow
+from tonle.edge.exchange import Exchange
+from tonle.edge.listening import bind, local_url
+from tonle.edge.server import HttpServer, ServerLimits
 from tonle.gateway.gateway import Gateway
-from tonle.gateway.http.exchange import Exchange
-from tonle.gateway.http.server import HttpServer, ServerLimits
-from tonle.listening import bind, local_url
 
 KEY, ADMIN = "key-for-tests", "admin-for-tests"
 CHAT = "/v1/chat/completions"

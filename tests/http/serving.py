@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tonle.listening import run
+from tonle.edge.listening import run
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.serve import serve
 from tonle.replica.served import Served

@@ -13,8 +13,8 @@ import pytest
 
 from tests.fakes.front import FakeFront
 from tests.http.serving import Call, serving
+from tonle.edge.listening import run
 from tonle.engine.request import Delta
-from tonle.listening import run
 from tonle.replica.app import build_app
 from tonle.replica.options import ReplicaOptions
 

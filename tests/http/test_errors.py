@@ -13,8 +13,8 @@ import pytest
 
 from tests.fakes.front import FakeFront
 from tests.http.serving import Call, events
+from tonle.edge.listening import run
 from tonle.errors import CapacityError, ConfigError, ModelError
-from tonle.listening import run
 from tonle.replica.app import build_app
 from tonle.replica.options import ReplicaOptions
 

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.http.serving import events
+from tonle.edge.listening import bind, url_of
 from tonle.errors import ConfigError
-from tonle.listening import bind, url_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
-from tonle.listening import run
+from tonle.edge.listening import run
 from tonle.telemetry import goodbye
 from tonle.replica.serve import serve
 from tonle.telemetry import logs

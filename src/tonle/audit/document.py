@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit.collect import Answer
 from tonle.audit.facts import Facts
 from tonle.audit.ledger import text_of
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import CONTENT, REMOVED, SEALED
+from tonle.protocol.answers import Answer
 
 SCHEMA = "tonle.audit/1"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit.collect import Answer
 from tonle.audit.record import Record
+from tonle.protocol.answers import Answer
 
 
 class Facts(msgspec.Struct, array_like=True):

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from tonle.audit.catalog import Catalog
-from tonle.audit.collect import EVENT_STREAM, Answer, Collector
 from tonle.audit.options import AuditOptions, from_environ
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.audit.usage import ask_for_usage
 from tonle.errors import CapacityError
+from tonle.protocol.answers import EVENT_STREAM, Answer, Collector
 from tonle.protocol.errors import error_reply
 
 Message = MutableMapping[str, Any]

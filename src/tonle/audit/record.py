@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-from tonle.audit.collect import Answer
 from tonle.errors import InternalError
+from tonle.protocol.answers import Answer
 
 Status = Literal["ok", "cached", "refused", "failed", "cancelled", "interrupted"]
 # ok: answered in full · cached: from the response cache · refused: nothing was computed, the caller or the moment was

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from tonle.audit.collect import Collector
 from tonle.audit.seal import CONTENT
+from tonle.protocol.answers import Collector
 
 Verdict = Literal["same", "different", "failed", "skipped"]
 _AROUND = 20  # characters shown on either side of a difference

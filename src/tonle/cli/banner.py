@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tonle import __version__
 from tonle.cli import screen
-from tonle.listening import EVERYWHERE, local_url, url_of
+from tonle.edge.listening import EVERYWHERE, local_url, url_of
 
 if TYPE_CHECKING:
     from tonle.config.serve import ServeConfig

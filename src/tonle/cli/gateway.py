@@ -26,8 +26,8 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 
     [dim]Example:[/dim]  tonle gateway --backend http://127.0.0.1:8000 --api-key secret --audit-dir audit
     """
+    from tonle.edge.listening import bind, run
     from tonle.gateway.interpreter import let_loop_first
-    from tonle.listening import bind, run
     from tonle.telemetry import logs
 
     settings = load_gateway(flags, file=config)
@@ -38,8 +38,8 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 
 
 async def _serve(settings: GatewayConfig, listener: socket.socket) -> None:
+    from tonle.edge.listening import local_url
     from tonle.gateway.gateway import Gateway
-    from tonle.listening import local_url
     from tonle.telemetry.goodbye import say_stopped
 
     door = Gateway(settings)

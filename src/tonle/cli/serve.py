@@ -39,7 +39,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
-    from tonle.listening import run
+    from tonle.edge.listening import run
     from tonle.models.source import resolve
     from tonle.replica.frontends import bind_all
     from tonle.telemetry import logs

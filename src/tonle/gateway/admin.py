@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
-from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import Key, Limits, Scope, draw
 from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.keys.store import KeyStore

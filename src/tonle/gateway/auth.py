@@ -5,8 +5,8 @@ Does: find the key of a request, check scopes and models. Does not: count (`limi
 
 from __future__ import annotations
 
+from tonle.edge.exchange import Exchange
 from tonle.errors import UnknownModel
-from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import ANYBODY, Key, Scope
 from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.refusals import Forbidden, Unauthorized

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, TooLarge
-from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import ANYBODY, Key
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields

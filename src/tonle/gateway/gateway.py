@@ -23,13 +23,13 @@ from tonle.cache.redis_client import RedisClient
 from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.rows import BackendRow
 from tonle.config.stores import MEMORY
+from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.backends.transport import InlineTransport
-from tonle.gateway.http.server import HttpServer, ServerLimits
 from tonle.gateway.interpreter import rest_collector
 from tonle.gateway.keys.key import EVERYBODY, Limits, given
 from tonle.gateway.keys.ring import KeyRing

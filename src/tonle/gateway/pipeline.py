@@ -13,14 +13,13 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from tonle.audit.collect import Answer
 from tonle.audit.record import Record, Status, status_for
 from tonle.cache import CachedResponse, Flight
+from tonle.edge.client import UpstreamError
+from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
 from tonle.gateway.auth import Auth, check_model
 from tonle.gateway.call import Call
-from tonle.gateway.http.client import UpstreamError
-from tonle.gateway.http.server import SHUTTING_DOWN
 from tonle.gateway.limits.charging import Charging
 from tonle.gateway.outlet import Outlet
 from tonle.gateway.recording import Recorder
@@ -31,6 +30,7 @@ from tonle.gateway.routing.router import Router, salt_of
 from tonle.gateway.sending import Sender, used_tokens
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.watchers import Watchers
+from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 
 log = logging.getLogger("tonle.gateway")

@@ -14,7 +14,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from tonle.gateway.http.exchange import Exchange
+from tonle.edge.exchange import Exchange
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tonle.gateway.http.client import Sink
+from tonle.edge.client import Sink
 
 
 class Lane:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tonle.audit.collect import Answer, Collector
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.call import Call
+from tonle.protocol.answers import Answer, Collector
 
 MS = 1000.0
 ROOM_S = 10.0  # the longest wait for the writer of records; then `admit` decides

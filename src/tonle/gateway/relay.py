@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from tonle.audit.collect import Answer
 from tonle.gateway import remarks
 from tonle.gateway.call import Call
 from tonle.gateway.outlet import Outlet
 from tonle.gateway.tap import Tap
 from tonle.protocol import sse
+from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")

@@ -15,13 +15,13 @@ import msgspec
 
 from tonle import __version__
 from tonle.config.gateway import GatewayConfig
+from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
 from tonle.gateway.admin import Admin
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.call import Call
-from tonle.gateway.http.exchange import Exchange
 from tonle.gateway.keys.key import Key, Scope
 from tonle.gateway.limits.shared import SharedLedger
 from tonle.gateway.pipeline import Pipeline

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tonle.audit.collect import Answer
+from tonle.edge.client import Sink, UpstreamError
 from tonle.errors import CapacityError
 from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.backends.prefill import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.call import MAX_TOKENS, Call, estimate_tokens
-from tonle.gateway.http.client import Sink, UpstreamError
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
 from tonle.gateway.race import Lane, Race
 from tonle.gateway.refusals import DeadlinePassed
 from tonle.gateway.relay import Relay
+from tonle.protocol.answers import Answer
 
 BROKEN = (500, 502, 504)  # the backend is at fault: another may do better
 BUSY = (429, 503)  # so may it now, without being at fault

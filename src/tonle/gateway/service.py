@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.call import Call, estimate_tokens
-from tonle.gateway.http.exchange import JSON, Exchange
 from tonle.protocol.parse import parse
 
 CHAT = "/v1/chat/completions"

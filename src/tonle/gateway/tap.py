@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from tonle.audit.collect import Answer, Collector
+from tonle.protocol.answers import Answer, Collector
 
 BATCH_BYTES = 64 * 1024  # unread pieces that are kept
 

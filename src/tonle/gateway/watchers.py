@@ -15,12 +15,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tonle.audit.collect import Answer
 from tonle.audit.record import STATUSES
 from tonle.cache import Answers
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
 from tonle.gateway.tally import Spread, Tally
+from tonle.protocol.answers import Answer
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 WINDOW = 1000  # calls

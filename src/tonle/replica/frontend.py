@@ -13,11 +13,11 @@ import sys
 
 import msgspec
 
+from tonle.edge.listening import run
 from tonle.engine.child import read_order
 from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
-from tonle.listening import run
 from tonle.models.source import ModelSource
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.serve import serve

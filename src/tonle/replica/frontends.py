@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+from tonle.edge.listening import bind
 from tonle.engine.child import epitaph, order_frame, spawn
 from tonle.errors import ConfigError, InternalError
-from tonle.listening import bind
 from tonle.replica.frontend import READY, FrontendOrder
 
 log = logging.getLogger("tonle.replica")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from tonle.listening import BACKLOG, bind, url_of
+from tonle.edge.listening import BACKLOG, bind, url_of
 from tonle.replica.app import ReplicaApp, build_app
 from tonle.replica.options import ReplicaOptions
 from tonle.replica.served import Served

@@ -19,8 +19,8 @@ import pytest
 
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
 from tonle.cli.banner import Door, banner, weights
+from tonle.edge.listening import bind
 from tonle.engine.messages import ModelCard
-from tonle.listening import bind
 
 # The command, and at its end a word on what it imported.
 OBSERVED = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tonle.config import kinds
-from tonle.gateway.http.exchange import Exchange
+from tonle.edge.exchange import Exchange
 from tonle.gateway.proxies import Proxies
 
 BOTH = ("10.0.0.0/8", "fd00::/8")

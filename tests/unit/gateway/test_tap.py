@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from tonle.audit.collect import Collector
 from tonle.gateway.tap import Tap
+from tonle.protocol.answers import Collector
 
 
 def stream(num_words: int) -> bytes:

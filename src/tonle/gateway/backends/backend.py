@@ -12,11 +12,11 @@ import msgspec
 
 from tonle.config.gateway import GatewayConfig, backend_name
 from tonle.config.rows import BackendRow
+from tonle.edge.client import Address, HttpClient, Sink
 from tonle.errors import ConfigError
 from tonle.gateway.admission import Gate
 from tonle.gateway.backends.breaker import Breaker
 from tonle.gateway.backends.transport import HttpTransport, Transport
-from tonle.gateway.http.client import Address, HttpClient, Sink
 
 
 class ModelEntry(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tonle.gateway.http.client import UpstreamError
+from tonle.edge.client import UpstreamError
 
 MAX_BYTES = 16 * 1024**2
 

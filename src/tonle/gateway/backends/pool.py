@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tonle.edge.client import UpstreamError
 from tonle.errors import NotFound
 from tonle.gateway.backends.backend import Backend, ModelEntry
 from tonle.gateway.backends.gather import Gather
-from tonle.gateway.http.client import UpstreamError
 
 log = logging.getLogger("tonle.gateway")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tonle.gateway.http.client import UpstreamError
+from tonle.edge.client import UpstreamError
 
 LEFT_OUT = ("stream_options", "min_tokens")  # of the caller's request
 _WANTED = {

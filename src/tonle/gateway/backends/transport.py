@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from tonle.gateway.http.client import HttpClient, Sink, UpstreamError
+from tonle.edge.client import HttpClient, Sink, UpstreamError
 
 SALT_HEADER = "x-tonle-salt"
 SALT_SCOPE = "tonle.salt"  # no caller of an application can set this: it is not part of a request

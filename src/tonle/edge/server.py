@@ -19,10 +19,10 @@ from typing import cast
 
 import httptools
 
-from tonle.gateway.http.exchange import Exchange
+from tonle.edge.exchange import Exchange
 from tonle.telemetry.logs import one_line
 
-log = logging.getLogger("tonle.gateway")
+log = logging.getLogger("tonle.edge")
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests of one connection that wait for the one before; more are not read
@@ -46,7 +46,7 @@ class ServerLimits:
     write_timeout_s: float = 60.0  # a caller who reads nothing for this long is given up
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """A caller's socket. The `on_…` methods are httptools' callbacks."""
 
     def __init__(self, server: HttpServer) -> None:
@@ -316,7 +316,7 @@ class HttpServer:
     def __init__(self, handle: Handle, limits: ServerLimits) -> None:
         self.handle = handle
         self.limits = limits
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerConnection] = set()
         self.draining = False
         self.num_answered = 0
         self.now_s = time.monotonic()  # as of the last sweep
@@ -326,7 +326,7 @@ class HttpServer:
 
     async def start(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=listener, ssl=tls, backlog=2048)
+        self._server = await loop.create_server(lambda: ServerConnection(self), sock=listener, ssl=tls, backlog=2048)
         self._sweeper = asyncio.create_task(self._sweep())
 
     @property

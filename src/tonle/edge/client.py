@@ -75,7 +75,7 @@ class Address:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One socket; carries one request at a time. The `on_…` methods are httptools' callbacks."""
 
     def __init__(self) -> None:
@@ -224,8 +224,8 @@ class HttpClient:
     def __init__(self, address: Address, *, api_key: str | None = None) -> None:
         self.address = address
         self._tls = ssl.create_default_context() if address.tls else None
-        self._idle: list[Connection] = []
-        self._common = f"Host: {address.netloc}\r\nUser-Agent: tonle-gateway\r\nAccept-Encoding: identity\r\n"
+        self._idle: list[ClientConnection] = []
+        self._common = f"Host: {address.netloc}\r\nUser-Agent: tonle\r\nAccept-Encoding: identity\r\n"
         if api_key:
             self._common += f"Authorization: Bearer {api_key}\r\n"
 
@@ -237,7 +237,7 @@ class HttpClient:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return head.encode("latin-1", "replace") + b"\r\n" + body
 
-    async def take(self) -> Connection:
+    async def take(self) -> ClientConnection:
         """A connection for one exchange; give it back with `put`. Raises `UpstreamError`."""
         while self._idle:
             connection = self._idle.pop()
@@ -245,18 +245,18 @@ class HttpClient:
                 return connection
         return await self.connect()
 
-    def put(self, connection: Connection) -> None:
+    def put(self, connection: ClientConnection) -> None:
         if connection.reusable:
             self._idle.append(connection)
         else:
             connection.close()
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    Connection, self.address.host, self.address.port, ssl=self._tls
+                    ClientConnection, self.address.host, self.address.port, ssl=self._tls
                 )
         except TimeoutError:
             raise UpstreamError("connection timeout", self.address.netloc, sent=False) from None

@@ -1,7 +1,7 @@
 """One request of a caller and the reply to it.
 
 Does: hold what was asked, frame what is answered (whole or chunked), say whether the caller keeps up or is gone.
-Does not: touch sockets (`server.Connection` does) or know what is asked.
+Does not: touch sockets (`server.ServerConnection` does) or know what is asked.
 """
 
 from __future__ import annotations

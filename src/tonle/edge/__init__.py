@@ -1,0 +1,8 @@
+"""The HTTP edge: one server, one client, one exchange, for replica, gateway and benchmark alike.
+
+Does: sockets, HTTP/1.1 framing, limits, timeouts, draining, keep-alive. Does not: route, or know what is asked. Torch-free.
+
+    listening.bind, run        an address, and the event loop to run on
+    server.HttpServer          callers' connections; one `Exchange` per request
+    client.HttpClient          connections to one server; answers go to a `Sink`
+"""
