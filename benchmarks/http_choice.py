@@ -31,9 +31,9 @@ def serve(name: str, port: int) -> None:
     from benchmarks.gateway_stub import CHUNKS, END, MODELS, WHOLE, application
 
     if name == "tonle":
+        from tonle.edge.interpreter import shorten_thread_switches
         from tonle.edge.listening import bind, run
         from tonle.edge.server import HttpServer, ServerLimits
-        from tonle.gateway.interpreter import let_loop_first
 
         async def handle(exchange: Any) -> None:
             if exchange.path != PATH or not json.loads(exchange.body).get("stream"):
@@ -50,7 +50,7 @@ def serve(name: str, port: int) -> None:
             await HttpServer(handle, ServerLimits()).start(bind("127.0.0.1", port))
             await asyncio.Event().wait()
 
-        let_loop_first()
+        shorten_thread_switches()
         run(main())
     elif name == "uvicorn":
         import uvicorn

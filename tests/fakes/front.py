@@ -77,14 +77,29 @@ class FakeGeneration:
             self.prompt_logprobs = [None, *(_logprob(token, config.prompt_logprobs) for token in prompt[1:])]
         self._front = front
         self._ended = False
+        self._pump: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
         if not self._ended:
             self._ended = True
             self._front.cancelled.put(self.request_id)
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self._deltas()
+    def listen(self, on_delta: Callable[[Delta], None], *, whole: bool = False) -> asyncio.Future[None]:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def pump() -> None:
+            try:
+                async for delta in self._deltas():
+                    on_delta(delta)
+            except Exception as error:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+        self._pump = asyncio.create_task(pump())
+        return ended
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         front, config = self._front, self.config

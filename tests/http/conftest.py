@@ -9,14 +9,14 @@ import pytest
 
 from tests.fakes.front import FakeFront
 from tests.http.serving import serving
-from tonle.replica.options import ReplicaOptions
+from tonle.replica.replica import ReplicaOptions
 
 
 @pytest.fixture(scope="session")
 def _shared() -> Iterator[tuple[FakeFront, str]]:
     front = FakeFront()
-    options = ReplicaOptions(max_body_bytes=100_000, max_choices=8, aliases=("nickname",))
-    with serving(front, options) as url:
+    options = ReplicaOptions(max_choices=8, aliases=("nickname",))
+    with serving(front, options, max_body_bytes=100_000) as url:
         yield front, url
 
 

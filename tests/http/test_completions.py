@@ -147,8 +147,8 @@ def test_token_ids(client: httpx.Client) -> None:
 
 
 def test_warnings_in_the_first_chunk(client: httpx.Client) -> None:
-    first, *rest, _ = events(client.post(PATH, json={"prompt": "a", "user": "me", "stream": True}).text)
-    assert first["warnings"] == [{"param": "user", "message": "accepted, has no effect"}]
+    first, *rest, _ = events(client.post(PATH, json={"prompt": "a", "store": True, "stream": True}).text)
+    assert first["warnings"] == [{"param": "store", "message": "accepted, has no effect"}]
     assert all("warnings" not in chunk for chunk in rest)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from typing import Any
@@ -12,24 +11,21 @@ import msgspec
 import pytest
 
 from tests.fakes.front import FakeFront
-from tests.http.serving import Call, serving
-from tonle.edge.listening import run
+from tests.http.serving import serving
 from tonle.engine.request import Delta
-from tonle.replica.app import build_app
-from tonle.replica.options import ReplicaOptions
 
 PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def connect(url: str, body: dict[str, Any]) -> socket.socket:
+def connect(url: str, body: dict[str, Any], path: str = PATH) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(10)
     connection.connect((host, int(port)))
     raw = msgspec.json.encode(body)
-    connection.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(raw), raw))
+    connection.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw))
     return connection
 
 
@@ -56,20 +52,14 @@ def test_hangup_before_the_answer(front: FakeFront, url: str, stream: bool, stal
     assert front.cancelled.get(timeout=60) == front.submitted[0][0].request_id
 
 
-def test_hangup_cancels_every_prompt(front: FakeFront) -> None:
+def test_hangup_cancels_every_prompt(front: FakeFront, url: str) -> None:
     front.stall_after = 3
-
-    async def main() -> None:
-        call = Call("/v1/completions", {"prompt": ["a", "b", "c"]})
-        task = asyncio.create_task(call.run(build_app(front)))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(front.submitted) == 3 and not call.sent
-        call.hangup.set()
-        await task
-        assert not call.sent
-
-    run(main())
+    with connect(url, {"prompt": ["a", "b", "c"]}, "/v1/completions"):
+        for _ in range(500):
+            if len(front.submitted) == 3:
+                break
+            time.sleep(0.01)
+        assert front.cancelled.empty()
     assert sorted(front.cancelled.get(timeout=60) for _ in range(3)) == sorted(g.request_id for g, _ in front.submitted)
 
 
@@ -87,12 +77,14 @@ def test_finished_requests_are_not_cancelled(front: FakeFront, client: httpx.Cli
     assert front.cancelled.empty()
 
 
-def test_caller_who_never_reads() -> None:
+def test_caller_who_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.edge.server.SWEEP_S", 0.05)
     front = FakeFront()
     # 100 MB: more than the kernel buffers on both sides
     front.script = lambda prompt, config, index: [Delta(0, "x" * 50_000, [1]) for _ in range(2000)]  # type: ignore[method-assign]
+    front.stall_after = 1999  # and the engine is not at its end
     with (
-        serving(front, ReplicaOptions(write_timeout_s=0.2), drain_s=1.0) as url,
+        serving(front, write_timeout_s=0.2, drain_s=1.0) as url,
         connect(url, {**HELLO, "stream": True}),
     ):
         assert front.cancelled.get(timeout=30) == front.submitted[0][0].request_id
@@ -103,26 +95,6 @@ def test_write_timeout_is_per_write_not_per_stream() -> None:
     """A slow engine is not a slow reader."""
     front = FakeFront(lambda prompt, index: "abcd")
     front.delay_s = 0.05
-    with serving(front, ReplicaOptions(write_timeout_s=0.03)) as url:
+    with serving(front, write_timeout_s=0.03) as url:
         reply = httpx.post(url + PATH, json={**HELLO, "stream": True})
     assert reply.text.endswith("data: [DONE]\n\n") and front.cancelled.empty()
-
-
-def test_connection_that_blocks() -> None:
-    front = FakeFront()
-
-    async def main() -> Call:
-        call = Call(PATH, {**HELLO, "stream": True})
-
-        async def send(message: dict[str, Any]) -> None:
-            call.sent.append(message)
-            if len(call.sent) > 3:
-                await asyncio.Event().wait()
-
-        call.send = send  # type: ignore[method-assign]
-        await call.run(build_app(front, ReplicaOptions(write_timeout_s=0.05)))
-        return call
-
-    call = run(main())
-    assert front.cancelled.get(timeout=60) == front.submitted[0][0].request_id
-    assert len(call.sent) == 4

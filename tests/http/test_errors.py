@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 import urllib.error
@@ -9,14 +10,15 @@ import urllib.request
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.fakes.front import FakeFront
-from tests.http.serving import Call, events
-from tonle.edge.listening import run
+from tests.http.serving import events, serving
 from tonle.errors import CapacityError, ConfigError, ModelError
-from tonle.replica.app import build_app
-from tonle.replica.options import ReplicaOptions
+from tonle.gateway.backends.gather import Gather
+from tonle.replica.dispatch import ReplicaTransport
+from tonle.replica.replica import Replica, ReplicaOptions
 
 PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -114,20 +116,17 @@ def test_unknown_model(client: httpx.Client) -> None:
 
 def test_strict_header(client: httpx.Client, front: FakeFront) -> None:
     strict = {"X-Tonle-Strict": "1"}
-    error = refused(client.post(PATH, json={**HELLO, "user": "me", "top_a": 1}, headers=strict), 400)
-    assert error["param"] == "user" and "top_a: unknown field" in error["message"]
+    error = refused(client.post(PATH, json={**HELLO, "top_a": 1}, headers=strict), 400)
+    assert error["param"] == "top_a" and "top_a: unknown field" in error["message"]
     assert not front.submitted
     assert client.post(PATH, json=HELLO, headers=strict).status_code == 200
     assert client.post("/tokenize", json={"prompt": "x", "y": 1}, headers=strict).status_code == 400
 
 
 def test_strict_server() -> None:
-    async def main() -> Call:
-        call = Call(PATH, {**HELLO, "user": "me"})
-        await call.run(build_app(FakeFront(), ReplicaOptions(strict=True)))
-        return call
-
-    assert run(main()).status == 400
+    with serving(FakeFront(), strict=True) as url:
+        assert httpx.post(url + PATH, json={**HELLO, "store": True}).status_code == 400
+        assert httpx.post(url + PATH, json=HELLO).status_code == 200
 
 
 def test_unknown_path_and_method(client: httpx.Client) -> None:
@@ -219,20 +218,16 @@ def test_body_too_large_is_refused_before_it_is_sent(url: str) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match="max_body_bytes must be more than 0"):
-        ReplicaOptions(max_body_bytes=0)
+    with pytest.raises(ConfigError, match="max_choices must be more than 0"):
+        ReplicaOptions(max_choices=0)
 
 
 def test_draining_refuses_new_work() -> None:
-    async def main() -> Call:
-        app = build_app(FakeFront())
-        app.replica.draining = True
-        call = Call(PATH, HELLO)
-        await call.run(app)
-        return call
-
-    call = run(main())
-    assert call.status == 503 and b"shutting down" in call.reply and b'"code":"shutting_down"' in call.reply
+    replica, reply = Replica(FakeFront(), ReplicaOptions()), Gather()  # type: ignore[arg-type]
+    replica.draining = True
+    transport = ReplicaTransport(replica)
+    asyncio.run(transport.send("POST", PATH, msgspec.json.encode(HELLO), {}, reply, first_s=9, silence_s=9))
+    assert reply.status == 503 and b"shutting down" in reply.body and b'"code":"shutting_down"' in reply.body
 
 
 def log_line(caplog: pytest.LogCaptureFixture, request_id: str) -> tuple[str, str]:

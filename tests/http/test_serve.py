@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
-from tonle.edge.listening import run
+from tonle.config.serve import ServeConfig
+from tonle.edge.listening import bind, run, url_of
 from tonle.telemetry import goodbye
 from tonle.replica.serve import serve
 from tonle.telemetry import logs
@@ -34,9 +35,10 @@ logs.configure("INFO")
 goodbye.REMIND_S = 0.3
 front = FakeFront(lambda prompt, index: "x" * 40)
 front.delay_s = float(sys.argv[1])
-goodbye.say_stopped(
-    run(serve(front, port=0, drain_s=float(sys.argv[2]), on_ready=lambda url: print(url, flush=True)))
-)
+listener = bind("127.0.0.1", 0)
+url = url_of(*listener.getsockname()[:2])
+settings = ServeConfig(drain_s=float(sys.argv[2]))
+goodbye.say_stopped(run(serve(front, settings, listener=listener, on_ready=lambda: print(url, flush=True))))
 print("goodbye", flush=True)
 """
 
@@ -67,7 +69,9 @@ def said(server: subprocess.Popen[str]) -> list[str]:
 def read_stream(url: str, server: subprocess.Popen[str], signals: list[int]) -> list[object]:
     """Send one signal with each of the first chunks, and read what comes."""
     text = ""
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 60, "stream": True}) as reply:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 60, "stream": True}, timeout=60
+    ) as reply:
         for piece in reply.iter_text():
             text += piece
             if signals:

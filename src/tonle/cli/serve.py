@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tonle.cli import screen
@@ -20,11 +19,9 @@ from tonle.config.serve import ServeConfig
 from tonle.errors import TonleError
 
 if TYPE_CHECKING:
-    from tonle.engine.front import Front
     from tonle.engine.messages import ModelCard
     from tonle.engine.text import Text
     from tonle.models.source import ModelSource
-    from tonle.replica.options import ReplicaOptions
 
 log = logging.getLogger("tonle.cli")
 
@@ -39,6 +36,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
+    from tonle.edge.interpreter import shorten_thread_switches
     from tonle.edge.listening import run
     from tonle.models.source import resolve
     from tonle.replica.frontends import bind_all
@@ -54,23 +52,16 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
         ]
         warn_if_open(Door.of(listeners[0], settings), frontends=settings.frontends)
         source = resolve(settings.model)
+        shorten_thread_switches()
         run(_serve(settings, source, listeners))
 
 
 async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[socket.socket]) -> None:
     """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
     from tonle.engine.text import load_text
-    from tonle.replica.options import ReplicaOptions
 
     began = time.monotonic()
-    name, *aliases = settings.served_model_name or (source.name,)
-    options = ReplicaOptions(
-        max_body_bytes=settings.max_body_bytes,
-        strict=settings.strict,
-        aliases=tuple(aliases),
-        write_timeout_s=settings.write_timeout_s,
-        trust_salt=settings.trust_salt,
-    )
+    name = settings.served_model_name[0] if settings.served_model_name else source.name
     text = load_text(source)
     door = Door.of(listeners[0], settings)
 
@@ -82,13 +73,13 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
     if len(listeners) > 1:
         from tonle.cli.serve_many import serve_many
 
-        await serve_many(settings, source, listeners, options, name, announce)
+        await serve_many(settings, source, listeners, name, announce)
     else:
-        await _serve_alone(settings, source, listeners[0], options, name, text, announce)
+        await _serve_alone(settings, source, listeners[0], name, text, announce)
 
 
 async def _serve_alone(
-    settings: ServeConfig, source: ModelSource, listener: socket.socket, options: ReplicaOptions, name: str, text: Text,
+    settings: ServeConfig, source: ModelSource, listener: socket.socket, name: str, text: Text,
     announce: Callable[[ModelCard], None],
 ) -> None:  # fmt: skip
     """HTTP in this process."""
@@ -114,46 +105,13 @@ async def _serve_alone(
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
-        if settings.api_key or settings.audit_dir is not None:
-            num_cut = await _serve_behind_door(front, settings, options, listener, stop)
-        else:
-            num_cut = await serve_http(front, listener=listener, options=options, drain_s=settings.drain_s, stop=stop)
+        num_cut = await serve_http(front, settings, listener=listener, stop=stop)
         if model.done():
             model.result()  # raises what kept the engine from starting
     finally:
         model.cancel()
         await engine.stop()
     say_stopped(num_cut)
-
-
-async def _serve_behind_door(
-    front: Front, settings: ServeConfig, options: ReplicaOptions, listener: socket.socket, stop: asyncio.Event
-) -> int:
-    """The same API with keys and audit: the gateway's pipeline in front of the replica, in this process. Requests cut off."""
-    from tonle.config.audit import AuditConfig
-    from tonle.config.gateway import GatewayConfig
-    from tonle.gateway.gateway import Gateway
-    from tonle.replica.app import build_app
-
-    app = build_app(front, options)
-    config = GatewayConfig(
-        host=settings.host,
-        port=settings.port,
-        api_key=settings.api_key,
-        trusted_proxies=settings.trusted_proxies,
-        forwarded_header=settings.forwarded_header,
-        max_body_bytes=settings.max_body_bytes,
-        drain_s=settings.drain_s,
-        write_timeout_s=settings.write_timeout_s,
-        strict=settings.strict,
-        **{entry.name: getattr(settings, entry.name) for entry in fields(AuditConfig)},
-    )
-    door = Gateway(config, inline=app, inline_models=tuple(app.replica.names))
-
-    def close_replica() -> None:
-        app.replica.draining = True
-
-    return await door.serve(listener, stop=stop, on_stop=close_replica)
 
 
 def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> None:

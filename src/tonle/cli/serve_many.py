@@ -17,7 +17,6 @@ from tonle.errors import TonleError
 from tonle.models.source import ModelSource
 from tonle.replica.frontend import FrontendOrder
 from tonle.replica.frontends import Frontends, engine_entrance, shared_folder
-from tonle.replica.options import ReplicaOptions
 from tonle.telemetry import logs
 from tonle.telemetry.goodbye import AT_ONCE
 
@@ -39,7 +38,7 @@ class Keeper:
 
 
 async def serve_many(
-    settings: ServeConfig, source: ModelSource, listeners: list[socket.socket], options: ReplicaOptions, name: str,
+    settings: ServeConfig, source: ModelSource, listeners: list[socket.socket], name: str,
     announce: Callable[[ModelCard], None],
 ) -> None:  # fmt: skip
     """Until SIGTERM or Ctrl-C and the drain after it; or until the engine or a front end cannot start."""
@@ -50,8 +49,9 @@ async def serve_many(
             name=name,
             created=int(time.time()),
             engine_address=address,
-            options=options.shared_by_front_ends(str(folder)),
-            drain_s=settings.drain_s,
+            settings=settings,
+            metrics_dir=str(folder),
+            started_s=time.monotonic(),
             log_level=logs.level(),
             log_json=logs.is_json(),
         )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from tonle.errors import ConfigError
+from tonle.protocol.answers import Answer
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -30,6 +31,10 @@ class Sink(Protocol):
 
     def attach(self, press: Callable[[bool], None]) -> None:
         """Before all: `press(True)` asks the sender to wait, `press(False)` to go on."""
+        ...
+
+    def know(self, answer: Answer) -> None:
+        """From a sender in this process, before the head: what it says, filled in as it says it. Bytes need no reading."""
         ...
 
     def head(self, status: int, headers: dict[str, str]) -> None: ...

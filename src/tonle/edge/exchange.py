@@ -42,7 +42,9 @@ class Line(Protocol):
 class Exchange:
     """Owns one reply. `write` never waits: whoever produces faster than the caller reads watches `full`."""
 
-    problem: str | None = None  # why it failed, for the log; of the class, so that it costs nothing where all is well
+    # For the log; of the class, so that they cost nothing where there is nothing to tell.
+    problem: str | None = None  # why it failed
+    tokens: tuple[int, int] | None = None  # of the prompt and of the answer
 
     def __init__(self, line: Line, *, client: str, loopback: bool) -> None:
         self.method = ""

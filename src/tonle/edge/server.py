@@ -27,6 +27,7 @@ log = logging.getLogger("tonle.edge")
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests of one connection that wait for the one before; more are not read
 WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, whoever produces the answer is asked to wait
+DISCARD_BYTES = 64 * 1024**2  # of a body that is too large; then it is answered though more may come
 POLL_S = 0.02  # while draining
 ABORT_GRACE_S = 1.0  # for requests that were ended to close their records and say so
 SWEEP_S = 2.0  # how often connections are looked over for timeouts
@@ -69,6 +70,7 @@ class ServerConnection(asyncio.Protocol):
         self._loopback = False
         self._closing = False
         self._drain_waiters: list[asyncio.Future[None]] = []
+        self._unsent: list[bytes] = []
         self.full = False
         self.full_since_s = 0.0
         self.touched_s = time.monotonic()  # last moment it was not idle
@@ -163,10 +165,12 @@ class ServerConnection(asyncio.Protocol):
         exchange.keep_alive = self._parser.should_keep_alive() and not self._server.draining
         exchange.set_target(self._url.decode("ascii", "replace"))
         self._num_bytes = 0
-        declared = exchange.header("content-length")
+        declared, waits = exchange.header("content-length"), exchange.header("expect").lower() == "100-continue"
         if declared.isdecimal() and int(declared) > self._server.limits.max_body_bytes:
-            exchange.oversized = True
-        elif exchange.header("expect").lower() == "100-continue" and self._active is None:
+            self._mark_oversized(exchange)
+            if waits:  # nothing is under way
+                self.on_message_complete()
+        elif waits and self._active is None:
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, piece: bytes) -> None:
@@ -176,11 +180,18 @@ class ServerConnection(asyncio.Protocol):
             return
         self._num_bytes += len(piece)
         if self._num_bytes > self._server.limits.max_body_bytes:
-            exchange.oversized = True
-        if exchange.oversized:
-            self._pieces.clear()
-        else:
+            self._mark_oversized(exchange)
+        if not exchange.oversized:
             self._pieces.append(piece)
+        elif self._num_bytes > DISCARD_BYTES:
+            self.on_message_complete()
+
+    def _mark_oversized(self, exchange: Exchange) -> None:
+        """Answered when the rest has been read and thrown away: closing at once would reset the connection, and a
+        caller who is still sending would see that instead of the answer."""
+        exchange.oversized = True
+        exchange.keep_alive = False
+        self._pieces.clear()
 
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None
@@ -242,8 +253,16 @@ class ServerConnection(asyncio.Protocol):
     # -- writing
 
     def send(self, data: bytes) -> None:
-        if self._transport is not None and not self._closing:
-            self._transport.write(data)
+        """Leaves with everything else of this turn of the event loop, in one write."""
+        if not self._closing:
+            if not self._unsent:
+                self._server.flush_soon(self)
+            self._unsent.append(data)
+
+    def flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     async def drained(self) -> None:
         if self.full and not self._closing:
@@ -260,6 +279,7 @@ class ServerConnection(asyncio.Protocol):
     def close(self) -> None:
         """After what was written has left."""
         if not self._closing and self._transport is not None:
+            self.flush()
             self._closing = True
             self._transport.close()
 
@@ -323,11 +343,22 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self.num_cut = 0  # requests that a shutdown has ended
         self._sweeper: asyncio.Task[None] | None = None
+        self._unflushed: list[ServerConnection] = []
 
     async def start(self, listener: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: ServerConnection(self), sock=listener, ssl=tls, backlog=2048)
         self._sweeper = asyncio.create_task(self._sweep())
+
+    def flush_soon(self, connection: ServerConnection) -> None:
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     @property
     def num_active(self) -> int:

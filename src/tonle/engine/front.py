@@ -38,7 +38,7 @@ from tonle.errors import (
 
 
 class Generation:
-    """One request under way: iterate it for deltas, or await `result()`. Whoever stops early must `cancel()`."""
+    """One request under way: iterate it for deltas, await `result()`, or `listen`. Stop early with `cancel()`."""
 
     def __init__(self, request_id: str, prompt: list[int], config: GenerationConfig, arrived_s: float,
                  drop: Callable[[Generation], None]) -> None:  # fmt: skip
@@ -57,6 +57,8 @@ class Generation:
         self._deltas: deque[Delta] = deque()
         self._error: TonleError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[Delta], None] | None = None
+        self._ended: asyncio.Future[None] | None = None  # for a listener
         self._drop = drop
 
     def cancel(self) -> None:
@@ -75,6 +77,19 @@ class Generation:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._pop()
+
+    def listen(self, on_delta: Callable[[Delta], None], *, whole: bool = False) -> asyncio.Future[None]:
+        """Call `on_delta` with each delta as the engine delivers it, instead of iterating: no task is woken per token.
+
+        The future is done after the last delta, or fails with what kept it from coming. `whole`: tokens become text
+        once, at the end. `on_delta` must not raise.
+        """
+        self._listener, self.whole = on_delta, whole
+        self._ended = asyncio.get_running_loop().create_future()
+        while self._deltas:
+            on_delta(self._deltas.popleft())
+        self.wake()
+        return self._ended
 
     async def result(self) -> GenerationResult:
         """Wait for all continuations. Costs less than iterating: tokens become text once, at the end; so do not iterate after."""
@@ -115,7 +130,6 @@ class Generation:
     # -- the front's side
 
     def push(self, delta: Delta, now: float) -> None:
-        self._deltas.append(delta)
         if delta.tokens and self.timings.first_token_s is None:
             self.timings.first_token_s = now
         self.usage.completion_tokens += len(delta.tokens)
@@ -123,7 +137,13 @@ class Generation:
             self._left -= 1
             if self._left == 0:
                 self.timings.finished_s = now
-        self.wake()
+        if self._listener is None:
+            self._deltas.append(delta)
+            self.wake()
+            return
+        self._listener(delta)
+        if self._left == 0:
+            self.wake()
 
     def fail(self, error: TonleError) -> None:
         self._error = error
@@ -141,6 +161,12 @@ class Generation:
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self._ended is None or self._ended.done():
+            return
+        if self._error is not None:
+            self._ended.set_exception(self._error)
+        elif self._left == 0:
+            self._ended.set_result(None)
 
 
 class _Continuation:

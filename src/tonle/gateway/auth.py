@@ -22,6 +22,10 @@ class Auth:
         self._anybody = anybody
         self._anywhere = anywhere
 
+    @property
+    def has_keys(self) -> bool:
+        return not self._ring.empty
+
     def admit(self, exchange: Exchange, scope: Scope = "models") -> Key:
         """The caller's key. Raises `Unauthorized`, `Forbidden`."""
         if self._ring.empty:

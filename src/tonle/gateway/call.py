@@ -9,15 +9,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, TooLarge
 from tonle.gateway.keys.key import ANYBODY, Key
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
 from tonle.protocol.openai import FieldWarning
-from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
+from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, decode_object, strict_refusal
 
 if TYPE_CHECKING:
     from tonle.gateway.limits.charging import Lease
@@ -93,17 +91,7 @@ class Call:
         self._note_unknown()
 
     def _decode(self) -> dict[str, Any]:
-        if not self.raw:
-            raise InvalidRequest("the body is empty; send a JSON object")
-        try:
-            body = msgspec.json.decode(self.raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(
-                f"the body is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}"
-            ) from None
-        if not isinstance(body, dict):
-            raise InvalidRequest("the body must be a JSON object")
-        return body
+        return decode_object(self.raw)
 
     def _read_fields(self) -> None:
         body = self.body

@@ -1,6 +1,7 @@
-"""`Gateway`: the rooms put together from settings, and their life from start to end.
+"""`Gateway`: the server and its stages put together from settings, and their life from start to end.
 
-Does: build, start, serve, drain, stop. Does not: take part in a request (`pipeline.py`) or bind addresses.
+Does: build, start, serve, drain, stop; in front of other servers, or of an engine in this process (`LocalServer`).
+Does not: take part in a request (`pipeline.py`) or bind addresses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tonle.audit.metrics import AuditMetrics
@@ -23,14 +25,14 @@ from tonle.cache.redis_client import RedisClient
 from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.rows import BackendRow
 from tonle.config.stores import MEMORY
+from tonle.edge.interpreter import freeze_objects
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
 from tonle.gateway.auth import Auth
-from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.backend import Backend, ModelEntry
 from tonle.gateway.backends.pool import Pool
-from tonle.gateway.backends.transport import InlineTransport
-from tonle.gateway.interpreter import rest_collector
+from tonle.gateway.backends.transport import Transport
 from tonle.gateway.keys.key import EVERYBODY, Limits, given
 from tonle.gateway.keys.ring import KeyRing
 from tonle.gateway.limits.ledger import Ledger
@@ -41,39 +43,53 @@ from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
 from tonle.gateway.replay import Replay
-from tonle.gateway.routes import Rooms, Routes
+from tonle.gateway.routes import Routes, Services
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state import State, state_of
 from tonle.gateway.watchers import Sla, Watchers
 from tonle.telemetry import goodbye
+from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
 
 NO_LIMIT = 1 << 40
 
 
-class Gateway:
-    """Build it on the thread it will run on; `inline` is an ASGI application that takes the place of backends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalServer:
+    """An engine in this process that takes the place of backends."""
 
-    def __init__(self, config: GatewayConfig, *, inline: Any = None, inline_models: tuple[str, ...] = ()) -> None:
+    transport: Transport
+    models: tuple[str, ...]  # the names it answers to
+    metrics: Metrics
+    on_drain: Callable[[], None]  # told when the server takes nothing new
+    trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
+
+
+class Gateway:
+    """Build it on the thread it will run on."""
+
+    def __init__(self, config: GatewayConfig, *, local: LocalServer | None = None) -> None:
         """Raises `ConfigError`."""
         self.config = config
-        self._inline = inline is not None
-        self._state = None if self._inline else _state(config)
+        self._local = local
+        self._state = _state(config, is_local=local is not None)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
         self.trail = _trail(config)
         self.ledger, self._counter = _counting(config, self._state)
         shared = self.ledger if isinstance(self.ledger, SharedLedger) else None
-        self.pool = _pool(config, inline, inline_models)
+        self.pool = _pool(config, local)
         router = Router(self.pool, config)
         self._cache = _cache(config)
         replay = Replay(self._cache)
-        auth = Auth(self.ring) if inline is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
+        auth = Auth(self.ring) if local is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
-        watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
+        watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
+        if local is not None:
+            watchers.registry.register(local.metrics)
         if self.trail is not None:
             watchers.registry.register(AuditMetrics(self.trail))
         if shared is not None:
@@ -85,13 +101,14 @@ class Gateway:
         )  # fmt: skip
         options = PipelineOptions(keep_alive_s=config.keep_alive_s, strict=config.strict)
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
-        routes = Routes(Rooms(
+        self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
-            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), inline=self._inline, shared=shared,
+            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), shared=shared,
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
+            local_metrics=None if local is None else local.metrics,
         ))  # fmt: skip
         limits = ServerLimits(max_body_bytes=config.max_body_bytes, write_timeout_s=config.write_timeout_s)
-        self.server = HttpServer(routes, limits)
+        self.server = HttpServer(self.routes, limits)
 
     @property
     def place(self) -> str:
@@ -100,7 +117,7 @@ class Gateway:
 
     def _check_exposure(self) -> None:
         """Without keys only this machine may call a gateway; a server of one model is what its host setting says."""
-        if not self.ring.empty or self._inline:
+        if not self.ring.empty or self._local is not None:
             return
         if not self.config.loopback:
             raise ConfigError(
@@ -152,18 +169,17 @@ class Gateway:
         *,
         stop: asyncio.Event | None = None,
         on_ready: Callable[[], None] | None = None,
-        on_stop: Callable[[], None] | None = None,
     ) -> int:
         """Until SIGTERM or SIGINT, or until `stop` is set. A second signal ends what still runs. Requests cut off."""
         stop = stop or asyncio.Event()
         await self.start(listener)
-        rest_collector()
+        freeze_objects()
         if on_ready is not None:
             on_ready()
         with _signals(stop, self.server):
             await stop.wait()
-            if on_stop is not None:
-                on_stop()
+            if self._local is not None:
+                self._local.on_drain()
             goodbye.say_stopping(self.server.num_active, self.config.drain_s)
             reminder = asyncio.create_task(goodbye.remind(lambda: self.server.num_active, self.config.drain_s))
             try:
@@ -210,7 +226,10 @@ def _default_limits(config: GatewayConfig) -> Limits:
     )
 
 
-def _state(config: GatewayConfig) -> State:
+def _state(config: GatewayConfig, *, is_local: bool) -> State | None:
+    """A server of one model keeps keys only where an operator can make some; else those of its settings are all."""
+    if is_local and config.state_db is None and not config.admin_key:
+        return None
     return state_of(config.state_db or str(default_state_db()), timeout_s=config.store_timeout_s)
 
 
@@ -244,11 +263,13 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
     return None if options is None else AuditTrail(options, own_process=True)
 
 
-def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> Pool:
-    if inline is not None:
+def _pool(config: GatewayConfig, local: LocalServer | None) -> Pool:
+    if local is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
-        row = BackendRow(url="inline:", name="inline", models=inline_models, kind="tonle", max_concurrent=NO_LIMIT)
-        return Pool([Backend(row, config, InlineTransport(inline))], probe_interval_s=0)
+        row = BackendRow(url="local:", name="local", models=local.models, kind="tonle", max_concurrent=NO_LIMIT)
+        backend = Backend(row, config, local.transport)
+        backend.models = {name: ModelEntry(id=name, root=local.models[0]) for name in local.models}
+        return Pool([backend], probe_interval_s=0)
     if not config.backends:
         raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
                           param="backends")  # fmt: skip

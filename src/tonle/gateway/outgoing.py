@@ -25,7 +25,7 @@ def body_for(call: Call, backend: Backend, salt: str, extra: dict[str, Any] | No
     changes: dict[str, Any] = dict(extra or {})
     if call.model != call.body.get("model"):
         changes["model"] = call.model
-    if call.asks_usage:
+    if call.asks_usage and not backend.local:
         options = call.body.get("stream_options")
         changes["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     if backend.kind == "vllm":

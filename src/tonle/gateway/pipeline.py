@@ -148,10 +148,17 @@ class Pipeline:
         if failure is None and (answer.error is not None or relay.status >= 400):
             call.exchange.problem = _problem(call, _told(answer))
             status = "failed" if relay.status < 400 else status  # a stream that its server ended with an error
+        if answer.usage is not None:
+            call.exchange.tokens = _tokens(answer.usage)
         if call.lease is not None:
             call.lease.settle(used)
         self._stages.recorder.close(record, call, status, answer, error=_error_facts(call, failure))
         self._stages.watchers.observe(call, status, answer)
+
+
+def _tokens(usage: dict[str, Any]) -> tuple[int, int] | None:
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    return (prompt, completion) if isinstance(prompt, int) and isinstance(completion, int) else None
 
 
 def _copy(call: Call, relay: Relay) -> CachedResponse | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tonle.edge.client import Sink
+from tonle.protocol.answers import Answer
 
 
 class Lane:
@@ -28,6 +29,9 @@ class Lane:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._press = press
+
+    def know(self, answer: Answer) -> None:
+        """Only servers elsewhere race."""
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status, self._headers = status, headers

@@ -15,7 +15,7 @@ import msgspec
 from tonle.gateway import remarks
 from tonle.gateway.call import Call
 from tonle.gateway.outlet import Outlet
-from tonle.gateway.tap import Tap
+from tonle.gateway.tap import KnownAnswer, Tap
 from tonle.protocol import sse
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
@@ -36,7 +36,8 @@ class Relay:
         self.keep_copy = False
         self._call = call
         self._outlet = outlet
-        self._tap = Tap(None)
+        self._tap: Tap | KnownAnswer = Tap(None)
+        self._known: Answer | None = None  # told by a sender in this process
         self._pieces: list[bytes] = []  # a whole answer, an error, or the copy of a stream
         self._size = 0
         self._read_whole = False
@@ -55,11 +56,17 @@ class Relay:
         if exchange.full:
             press(True)
 
+    def know(self, answer: Answer) -> None:
+        self._known = answer
+
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
         self._pieces, self._size, self._read_whole = [], 0, False
-        self._tap = Tap(headers.get("content-type"), swallow_usage=self._call.asks_usage)
+        if self._known is not None and status == 200:
+            self._tap = KnownAnswer(self._known)
+        else:
+            self._tap = Tap(headers.get("content-type"), swallow_usage=self._call.asks_usage)
 
     def data(self, piece: bytes) -> None:
         call = self._call

@@ -1,4 +1,4 @@
-"""Which handler answers which path, and the frame around every one of them: CORS, errors, a log line.
+"""Which handler answers which path, and the frame around every one of them: CORS, errors, one log line, one count.
 
 Does: route, guard by scope, turn errors into replies. Does not: know the order of a request's stages (`pipeline.py`).
 """
@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,12 +27,14 @@ from tonle.gateway.keys.key import Key, Scope
 from tonle.gateway.limits.shared import SharedLedger
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
+from tonle.gateway.refusals import Forbidden
 from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router
 from tonle.gateway.service import InferenceCall, WrappedReply
 from tonle.gateway.watchers import Watchers
-from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, wrong_method
+from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
 from tonle.telemetry.logs import one_line
+from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
 
@@ -42,15 +45,41 @@ PIPED = (
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
 
-# What somebody is told who asks for a path that is not there.
+# Of OpenAI's API and vLLM's; a client that asks for them is told so rather than that it mistyped.
+NOT_YET = (
+    "/v1/audio/", "/v1/images/", "/v1/files", "/v1/batches", "/v1/fine_tuning/", "/v1/assistants", "/v1/threads",
+    "/v1/moderations", "/v1/uploads", "/v1/vector_stores", "/v1/realtime", "/v1/conversations", "/pooling", "/classify",
+    "/rerank", "/score", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+)  # fmt: skip
+
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
+
+STATUS_CALLER_GONE = 499  # for the log and the metrics only: the caller hung up before the reply began
 
 Handle = Callable[[Exchange], Awaitable[None]]
 
 
+class Entry(NamedTuple):
+    """One path and method."""
+
+    scope: Scope | None  # of the key it needs
+    handle: Handle
+    is_probe: bool = False  # asked again and again by machines: not worth a line in the log
+
+
+class Found(NamedTuple):
+    """What a path leads to. `pattern` names it in metrics, so that the number of series stays bounded."""
+
+    pattern: str
+    methods: dict[str, Entry]
+
+
+NOTHING = Found("other", {})
+
+
 @dataclass(slots=True, kw_only=True)
-class Rooms:
+class Services:
     """What the handlers need."""
 
     config: GatewayConfig
@@ -64,38 +93,53 @@ class Rooms:
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
     shared: SharedLedger | None = None  # where limits are shared with other gateways
-    inline: bool = False  # the only backend is an application in this process, with pages of its own
+    local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+
+    @property
+    def is_local(self) -> bool:
+        return self.local_metrics is not None
 
 
 class Routes:
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._started_s = time.monotonic()
-        admin = rooms.admin
-        self._exact: dict[str, dict[str, tuple[Scope | None, Handle]]] = {
-            "/v1/models": {"GET": ("models", self.models)},
-            "/health": {"GET": (None, self.health)},
-            "/health/live": {"GET": (None, self.live)},
-            "/health/ready": {"GET": (None, self.ready)},
-            "/version": {"GET": (None, self.version)},
-            "/metrics": {"GET": ("metrics", self.metrics)},
-            "/cache/clear": {"POST": ("admin", self.clear_cache)},
-            "/admin/keys": {"GET": ("admin", admin.list_keys), "POST": ("admin", admin.create_key)},
-            "/admin/backends": {"GET": ("admin", admin.list_backends)},
+        # A server of one model tells of each request; a gateway in front of many tells of those that fail.
+        self._access_level = logging.INFO if services.is_local else logging.DEBUG
+        metrics = services.local_metrics
+        self._count = services.watchers.count_http if metrics is None else metrics.count_http
+        admin = services.admin
+        table: dict[str, dict[str, Entry]] = {
+            "/v1/models": {"GET": Entry("models", self.models)},
+            "/health": {"GET": Entry(None, self.health, is_probe=True)},
+            "/health/live": {"GET": Entry(None, self.live, is_probe=True)},
+            "/health/ready": {"GET": Entry(None, self.ready, is_probe=True)},
+            "/version": {"GET": Entry(None, self.version, is_probe=True)},
+            "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
+            "/cache/clear": {"POST": Entry("admin", self.clear_cache)},
+            "/admin/keys": {"GET": Entry("admin", admin.list_keys), "POST": Entry("admin", admin.create_key)},
+            "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
-        if rooms.inline:
-            self._exact |= {path: {"GET": (None, self._page)} for path in ("/docs", "/openapi.json")}
+        table |= {path: {"POST": Entry(None, self._generate)} for path in (*PIPED, INFERENCE)}  # the pipeline admits
+        if services.is_local:
+            table |= {path: {"GET": Entry(None, self._page, is_probe=True)} for path in ("/docs", "/openapi.json")}
+        self._exact = {path: Found(path, methods) for path, methods in table.items()}
+        self._model = Found("/v1/models/{id}", {"GET": Entry("models", self.model)})
+        self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
+        self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
+        self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
 
     @property
-    def paths(self) -> list[str]:
-        """Those with one fixed name."""
-        return [*PIPED, INFERENCE, *self._exact]
+    def patterns(self) -> list[str]:
+        named = (self._model, self._key, self._drain, self._resume)
+        return [*self._exact, *(found.pattern for found in named)]
 
     async def __call__(self, exchange: Exchange) -> None:
+        found = self._find(exchange.path)
         try:
-            self._rooms.proxies.place(exchange)
+            self._services.proxies.place(exchange)
             self._allow_origin(exchange)
-            await self._handle(exchange)
+            await self._handle(exchange, found)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -104,73 +148,87 @@ class Routes:
                 log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id)
             _send_error(exchange, error_reply(error))
         finally:
-            level = logging.DEBUG if exchange.status < 400 and exchange.problem is None else _severity(exchange)
-            if log.isEnabledFor(level):
-                log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, _safe(exchange.path), exchange.status,
-                        exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
+            self._account(exchange, found)
 
-    async def _handle(self, exchange: Exchange) -> None:
+    def _find(self, path: str) -> Found:
+        if (found := self._exact.get(path)) is not None:
+            return found
+        if path.startswith("/v1/models/"):
+            return self._model
+        if path.startswith("/admin/keys/"):
+            return self._key
+        if path.startswith("/admin/backends/") and path.endswith("/drain"):
+            return self._drain
+        if path.startswith("/admin/backends/") and path.endswith("/resume"):
+            return self._resume
+        return NOTHING
+
+    async def _handle(self, exchange: Exchange, found: Found) -> None:
         path, method = exchange.path, exchange.method
-        if method == "POST" and (path in PIPED or path == INFERENCE):
-            await self._generate(exchange)
-            return
         if method == "OPTIONS":
             exchange.reply(b"", status=204)
             return
-        methods = self._methods(path)
-        if not methods:
-            _send_error(exchange, no_such_path(_safe(path), DOCS_HINT if self._rooms.inline else PATHS_HINT))
+        if not found.methods:
+            hint = DOCS_HINT if self._services.is_local else PATHS_HINT
+            missing = not_supported_yet if path.startswith(NOT_YET) else no_such_path
+            _send_error(exchange, missing(_safe(path), hint))
             return
-        found = methods.get("GET" if method == "HEAD" else method)
-        if found is None:
-            _send_error(exchange, wrong_method(method, _safe(path), list(methods)))
+        entry = found.methods.get("GET" if method == "HEAD" else method)
+        if entry is None:
+            _send_error(exchange, wrong_method(method, _safe(path), list(found.methods)))
             return
-        scope, handler = found
-        if scope is not None:
-            self._rooms.auth.admit(exchange, scope)
-        await handler(exchange)
+        if entry.scope is not None:
+            self._admit(exchange, entry.scope)
+        await entry.handle(exchange)
 
-    def _methods(self, path: str) -> dict[str, tuple[Scope | None, Handle]]:
-        admin = self._rooms.admin
-        if path in self._exact:
-            return self._exact[path]
-        if path.startswith("/v1/models/"):
-            return {"GET": ("models", self.model)}
-        if path.startswith("/admin/keys/"):
-            return {"DELETE": ("admin", admin.revoke_key)}
-        if path.startswith("/admin/backends/") and path.endswith("/drain"):
-            return {"POST": ("admin", admin.drain)}
-        if path.startswith("/admin/backends/") and path.endswith("/resume"):
-            return {"POST": ("admin", admin.resume)}
-        if path in PIPED or path == INFERENCE:
-            return {"POST": ("models", self._generate)}
-        return {}
+    def _admit(self, exchange: Exchange, scope: Scope) -> None:
+        auth = self._services.auth
+        if scope == "admin" and self._services.is_local and not auth.has_keys:
+            raise Forbidden("this server has no keys, so it cannot be managed: start it with --admin-key KEY")
+        auth.admit(exchange, scope)
+
+    def _account(self, exchange: Exchange, found: Found) -> None:
+        """One count, one line. A caller's mistake is news, a failure of this side is a warning."""
+        status = exchange.status or STATUS_CALLER_GONE
+        self._count(exchange.method, found.pattern, status)
+        problem = exchange.problem
+        is_ours = problem is not None and not 400 <= status < 500
+        entry = found.methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if is_ours:
+            level = logging.WARNING
+        elif entry is not None and entry.is_probe:
+            level = logging.DEBUG
+        else:
+            level = logging.INFO if problem is not None or status >= 400 else self._access_level
+        if log.isEnabledFor(level):
+            log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, _safe(exchange.path), status,
+                    exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
         if exchange.path != INFERENCE:
-            await self._rooms.pipeline.run(Call(exchange, exchange.path), exchange)
+            await self._services.pipeline.run(Call(exchange, exchange.path), exchange)
             return
-        config = self._rooms.config
+        config = self._services.config
         call = InferenceCall(
             exchange, context_window=config.context_window, max_context_length=config.max_context_length
         )
-        await self._rooms.pipeline.run(call, WrappedReply(call))
+        await self._services.pipeline.run(call, WrappedReply(call))
 
     # -- models
 
     async def models(self, exchange: Exchange) -> None:
         """Those the key may use."""
-        if self._rooms.inline:
+        if self._services.is_local:
             await self._page(exchange)
             return
-        key = self._rooms.auth.admit(exchange)
+        key = self._services.auth.admit(exchange)
         exchange.reply(msgspec.json.encode({"object": "list", "data": self._listed(key)}))
 
     async def model(self, exchange: Exchange) -> None:
-        if self._rooms.inline:
+        if self._services.is_local:
             await self._page(exchange)
             return
-        key, name = self._rooms.auth.admit(exchange), exchange.path.removeprefix("/v1/models/")
+        key, name = self._services.auth.admit(exchange), exchange.path.removeprefix("/v1/models/")
         for entry in self._listed(key):
             if entry["id"] == name:
                 exchange.reply(msgspec.json.encode(entry))
@@ -188,16 +246,16 @@ class Routes:
                 "parent": entry.parent,
                 "max_model_len": entry.max_model_len,
             }
-            for name, entry in self._rooms.router.public_models().items()
+            for name, entry in self._services.router.public_models().items()
             if key.may_use(name)
         ]
 
     # -- state
 
     def _why_not_ready(self) -> str | None:
-        if not self._rooms.is_open():
+        if not self._services.is_open():
             return "the gateway is shutting down"
-        if not any(backend.available for backend in self._rooms.pool.backends):
+        if not any(backend.available for backend in self._services.pool.backends):
             return "no backend is well"
         return None
 
@@ -205,7 +263,7 @@ class Routes:
         exchange.reply(b'{"status":"alive"}')
 
     async def ready(self, exchange: Exchange) -> None:
-        if self._rooms.inline and self._rooms.is_open():
+        if self._services.is_local and self._services.is_open():
             await self._page(exchange)
             return
         reason = self._why_not_ready()
@@ -213,43 +271,44 @@ class Routes:
         exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
 
     async def health(self, exchange: Exchange) -> None:
-        rooms, reason = self._rooms, self._why_not_ready()
+        services, reason = self._services, self._why_not_ready()
         body: dict[str, object] = {"status": "healthy" if reason is None else "unhealthy", "reason": reason}
-        body |= rooms.watchers.sla.report()
-        if rooms.inline:
-            inner = await self._ask_inline(exchange)
+        body |= services.watchers.sla.report()
+        if services.is_local:
+            inner = await self._ask_local(exchange)
             body |= {name: value for name, value in msgspec.json.decode(inner.body).items() if name not in body}
             if inner.status != 200:
                 reason, body["status"] = "unhealthy", "unhealthy"
                 body["reason"] = msgspec.json.decode(inner.body).get("reason")
         else:
-            available = sum(backend.available for backend in rooms.pool.backends)
-            body["backends"] = {"available": available, "all": len(rooms.pool.backends)}
-        if rooms.shared is not None:
-            body["shared_state"] = "ok" if rooms.shared.lost is None else "lost"
-        if (cache := rooms.replay.cache) is not None:
+            available = sum(backend.available for backend in services.pool.backends)
+            body["backends"] = {"available": available, "all": len(services.pool.backends)}
+        if services.shared is not None:
+            body["shared_state"] = "ok" if services.shared.lost is None else "lost"
+        if (cache := services.replay.cache) is not None:
             body["cache"] = {"entries": cache.num_entries, "hit_rate": round(cache.stats.hit_rate, 4)}
         body["uptime_s"] = round(time.monotonic() - self._started_s, 3)
         exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
 
     async def metrics(self, exchange: Exchange) -> None:
-        text, content_type = self._rooms.watchers.render(exchange.header("accept"))
-        if self._rooms.inline:
-            text = (await self._ask_inline(exchange)).body + text
+        """Of several front ends, what they count together: each one's own counters would jump from scrape to scrape."""
+        local = self._services.local_metrics
+        source = self._services.watchers if local is None or not local.shared else local
+        text, content_type = source.render(exchange.header("accept"))
         exchange.reply(text, content_type=content_type)
 
     async def version(self, exchange: Exchange) -> None:
         exchange.reply(msgspec.json.encode({"version": __version__}))
 
     async def clear_cache(self, exchange: Exchange) -> None:
-        cache = self._rooms.replay.cache
+        cache = self._services.replay.cache
         dropped = await cache.forget_all() if cache is not None else 0
         exchange.reply(msgspec.json.encode({"status": "cleared", "entries": dropped}))
 
     # -- the application in this process
 
-    async def _ask_inline(self, exchange: Exchange) -> Gather:
-        (backend,) = self._rooms.pool.backends
+    async def _ask_local(self, exchange: Exchange) -> Gather:
+        (backend,) = self._services.pool.backends
         answer = Gather()
         headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
         headers["x-request-id"] = exchange.request_id
@@ -257,7 +316,7 @@ class Routes:
         return answer
 
     async def _page(self, exchange: Exchange) -> None:
-        answer = await self._ask_inline(exchange)
+        answer = await self._ask_local(exchange)
         content_type = answer.headers.get("content-type", "application/json")
         passed = [(name, value) for name, value in answer.headers.items() if name in ("retry-after", "x-process-time")]
         exchange.reply(answer.body, status=answer.status, content_type=content_type, headers=passed)
@@ -265,7 +324,7 @@ class Routes:
     # -- web pages that call
 
     def _allow_origin(self, exchange: Exchange) -> None:
-        origin, allowed = exchange.header("origin"), self._rooms.config.cors_origins
+        origin, allowed = exchange.header("origin"), self._services.config.cors_origins
         if not origin or (origin not in allowed and "*" not in allowed):
             return
         exchange.extra_headers += [("access-control-allow-origin", origin), ("vary", "Origin")]
@@ -277,16 +336,11 @@ class Routes:
             ]
 
 
-def _severity(exchange: Exchange) -> int:
-    """A caller's mistake is news, a failure of this side is a warning. A 503 of /health, asked every second, is not."""
-    is_ours = exchange.problem is not None and not 400 <= exchange.status < 500
-    return logging.WARNING if is_ours else logging.INFO
-
-
 def _note(exchange: Exchange) -> str:
-    if exchange.problem is not None and exchange.status < 400:
-        return ", broken off"
-    return f", {exchange.gone}" if exchange.gone and exchange.problem is None else ""
+    note = "" if exchange.tokens is None else f", {exchange.tokens[0]}+{exchange.tokens[1]} tokens"
+    if exchange.problem is not None and 0 < exchange.status < 400:
+        return f"{note}, broken off"
+    return f"{note}, {exchange.gone}" if exchange.gone and exchange.problem is None else note
 
 
 def _reason(exchange: Exchange) -> str:

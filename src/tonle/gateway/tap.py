@@ -60,3 +60,21 @@ class Tap:
     def finish(self) -> Answer:
         self._read()
         return self._collector.finish()
+
+
+class KnownAnswer:
+    """Takes the place of a `Tap` where the sender tells what it says: nothing is read."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def feed(self, piece: bytes) -> bytes:
+        return piece
+
+    def rest(self) -> bytes:
+        return b""
+
+    def finish(self) -> Answer:
+        return self.answer

@@ -94,11 +94,16 @@ class Watchers:
         self._hedged = Tally(
             "tonle:gateway_hedged_requests", "Streams a second backend was asked for too.", ("won_by",)
         )
+        self._http = Tally("tonle:http_requests", "HTTP requests by route and status.", ("method", "path", "status"))
         self._latency = Spread("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
         self._queue = Spread("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
         self._first = Spread("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
-        for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
+        for collector in (self._calls, self._tokens, self._hedged, self._http, self._latency, self._queue, self._first):
             self.registry.register(collector)
+
+    def count_http(self, method: str, path: str, status: int) -> None:
+        """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
+        self._http.add(method, path, str(status))
 
     def observe(self, call: Call, status: str, answer: Answer) -> None:
         exchange = call.exchange

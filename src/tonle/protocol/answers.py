@@ -46,6 +46,15 @@ class Answer:
     last_s: float | None = None
     complete: bool = False  # False: the reply broke off
 
+    def add_text(self, index: int, text: str, now_s: float) -> None:
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = Choice()
+        choice.pieces.append(text)
+        self.last_s = now_s
+        if self.first_s is None:
+            self.first_s = now_s
+
     @property
     def text(self) -> str:
         """Of the first choice."""

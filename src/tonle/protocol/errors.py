@@ -36,6 +36,12 @@ def no_such_path(path: str, hint: str) -> ErrorReply:
     return ErrorReply(404, _body(message, "invalid_request_error", code="not_found"), [])
 
 
+def not_supported_yet(path: str, hint: str) -> ErrorReply:
+    """A path that clients of this API know and we do not have."""
+    message = f"{path} is not supported yet. {hint}"
+    return ErrorReply(404, _body(message, "invalid_request_error", code="not_supported"), [])
+
+
 def wrong_method(method: str, path: str, allowed: list[str]) -> ErrorReply:
     message = f"{path} does not take {method}; use {' or '.join(allowed)}."
     body = _body(message, "invalid_request_error", code="method_not_allowed")

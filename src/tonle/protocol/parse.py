@@ -36,9 +36,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[FieldWarning]]:
     """Raises `InvalidRequest`."""
-    raw = _decode(body)
-    if not isinstance(raw, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {_word(raw)}")
+    raw = decode_object(body)
     try:
         request = msgspec.convert(raw, request_type)
     except msgspec.ValidationError as error:
@@ -54,6 +52,14 @@ def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
     """What a caller or server who is strict makes of warnings. They tell what becomes of a field otherwise."""
     what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
     return InvalidRequest(f"strict mode refuses this request; without it: {what}", param=warnings[0].param)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """A body that must be a JSON object. Raises `InvalidRequest`."""
+    raw = _decode(body)
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {_word(raw)}")
+    return raw
 
 
 def _decode(body: bytes) -> Any:

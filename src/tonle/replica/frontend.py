@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from dataclasses import replace
 
 import msgspec
 
+from tonle.config.serve import ServeConfig
 from tonle.edge.listening import run
 from tonle.engine.child import read_order
 from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
 from tonle.models.source import ModelSource
-from tonle.replica.options import ReplicaOptions
-from tonle.replica.serve import serve
+from tonle.replica.serve import replica_options, serve
 from tonle.telemetry import logs
 from tonle.telemetry.goodbye import say_stopped
 
@@ -34,8 +35,9 @@ class FrontendOrder(msgspec.Struct, kw_only=True):
     name: str  # of the model in the API
     created: int  # unix seconds, of the model in the API
     engine_address: str  # Unix socket
-    options: ReplicaOptions
-    drain_s: float
+    settings: ServeConfig
+    metrics_dir: str  # in which all of them count
+    started_s: float  # when the server began, `time.monotonic()`
     log_level: str
     log_json: bool
 
@@ -61,10 +63,10 @@ async def _serve(order: FrontendOrder, leash: socket.socket, listener: socket.so
     link.start(front)
     num_cut = await serve(
         front,
+        order.settings,
         listener=listener,
-        options=order.options,
-        drain_s=order.drain_s,
-        on_ready=lambda _: keeper.write(READY),
+        options=replace(replica_options(order.settings), metrics_dir=order.metrics_dir, started_s=order.started_s),
+        on_ready=lambda: keeper.write(READY),
         stop=stop,
     )
     link.stop()

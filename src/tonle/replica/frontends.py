@@ -68,7 +68,7 @@ class Frontends:
 
     def __init__(self, order: FrontendOrder, listeners: list[socket.socket]) -> None:
         self._order = order_frame(order)
-        self._metrics_dir = order.options.metrics_dir
+        self._metrics_dir = order.metrics_dir
         self._listeners = listeners
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by place
         self._leashes: dict[int, _Leash] = {}
@@ -130,7 +130,7 @@ class Frontends:
 
     async def _spawn(self, place: int) -> tuple[subprocess.Popen[bytes], asyncio.Event]:
         ours, theirs = socket.socketpair()
-        environ = dict(os.environ) | ({} if self._metrics_dir is None else {METRICS_VARIABLE: self._metrics_dir})
+        environ = dict(os.environ) | {METRICS_VARIABLE: self._metrics_dir}
         with theirs:
             # A process group of its own: Ctrl-C in a terminal comes to the keeper alone, which decides.
             process = spawn("tonle.replica.frontend", theirs, self._listeners[place], env=environ, process_group=0)

@@ -1,4 +1,4 @@
-"""`Replica`: what every endpoint shares: the front, the options, the metrics, and whether we are open.
+"""`Replica`: what every endpoint of one engine shares: the front, the options, the metrics, and whether it takes work.
 
 Does: answer "is it ready", "is that our model", "is that strict". Does not: handle requests.
 """
@@ -6,22 +6,57 @@ Does: answer "is it ready", "is that our model", "is that strict". Does not: han
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
+from tonle.engine.front import Front
 from tonle.engine.messages import ModelCard
-from tonle.errors import EngineRestarting, ShuttingDown, UnknownModel
+from tonle.errors import ConfigError, EngineRestarting, ShuttingDown, UnknownModel
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import strict_refusal
-from tonle.replica.exchange import Exchange
-from tonle.replica.options import ReplicaOptions
-from tonle.replica.served import Served
 from tonle.telemetry.metrics import Metrics
 
 RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
 _HEADER_CHARS = 256  # of X-Tonle-Warnings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    max_choices: int = 128  # prompts x n of one request
+    strict: bool = False  # True: a field that would only be warned about is an error (per request: X-Tonle-Strict: 1)
+    aliases: tuple[str, ...] = ()  # more names the model answers to
+    trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
+
+    # Where this process is one of several front ends
+    metrics_dir: str | None = None  # the folder in which all of them count
+    started_s: float | None = None  # when the server began, `time.monotonic()`; None = with this process
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if self.max_choices <= 0:
+            raise ConfigError(f"max_choices must be more than 0, not {self.max_choices}", param="max_choices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRequest:
+    """What an endpoint is asked: an HTTP request without its connection."""
+
+    method: str
+    path: str
+    body: bytes
+    headers: dict[str, str]  # names in lower case
+    salt: bytes = b""  # requests with different salts share no cached prefix
+
+    def header(self, name: str) -> str:
+        """Empty if absent."""
+        return self.headers.get(name, "")
+
+    def answer_id(self, prefix: str) -> str:
+        """OpenAI's prefix, then the request's id."""
+        return f"{prefix}-{self.header('x-request-id').removeprefix('req-')}"
+
+
 class Replica:
-    def __init__(self, front: Served, options: ReplicaOptions) -> None:
+    def __init__(self, front: Front, options: ReplicaOptions) -> None:
         self.front = front
         self.options = options
         self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
@@ -50,7 +85,7 @@ class Replica:
         return card
 
     def resolve(self, model: str | None) -> str:
-        """The name to answer under. Raises `NotFound`."""
+        """The name to answer under. Raises `UnknownModel`."""
         if model is None:
             return self.front.name
         if model not in self.names:
@@ -59,16 +94,16 @@ class Replica:
             )
         return model
 
-    def check_strict(self, exchange: Exchange, warnings: list[FieldWarning]) -> None:
+    def check_strict(self, request: ReplicaRequest, warnings: list[FieldWarning]) -> None:
         """Raises `InvalidRequest` if there are warnings and the caller or the server is strict about them."""
-        strict = self.options.strict or exchange.header("x-tonle-strict").lower() in ("1", "true")
+        strict = self.options.strict or request.header("x-tonle-strict").lower() in ("1", "true")
         if strict and warnings:
             raise strict_refusal(warnings)
 
 
-def warning_headers(warnings: list[FieldWarning]) -> list[tuple[str, str]]:
+def warning_headers(warnings: list[FieldWarning]) -> dict[str, str]:
     """`X-Tonle-Warnings: 2; user, top_a`. Field names come from the caller: only plain ASCII goes into a header."""
     if not warnings:
-        return []
+        return {}
     names = ", ".join(warning.param for warning in warnings).encode("unicode_escape").decode()
-    return [("x-tonle-warnings", f"{len(warnings)}; {names}"[:_HEADER_CHARS].rstrip())]
+    return {"x-tonle-warnings": f"{len(warnings)}; {names}"[:_HEADER_CHARS].rstrip()}

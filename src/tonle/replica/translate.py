@@ -12,10 +12,10 @@ import msgspec
 
 from tonle.engine.messages import ModelCard
 from tonle.engine.request import GenerationConfig, RequestPriority
+from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, Sampling
-from tonle.replica.conversation import template_messages
-from tonle.replica.served import Words
+from tonle.replica.template_messages import template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; a chat answer may fill the context
 
@@ -36,7 +36,7 @@ class Order:
     prompt_only: bool = False  # the answer's tokens are not wanted, only what is known about the prompt
 
 
-def chat_order(request: ChatRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
+def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: int) -> Order:
     """Raises `CallerError`."""
     _check_stream(request)
     if request.top_logprobs and not request.logprobs:
@@ -57,7 +57,7 @@ def chat_order(request: ChatRequest, text: Words, card: ModelCard, max_choices: 
     return _order(request, [Part(prompt, config)], card, max_choices)
 
 
-def completion_order(request: CompletionRequest, text: Words, card: ModelCard, max_choices: int) -> Order:
+def completion_order(request: CompletionRequest, text: Text, card: ModelCard, max_choices: int) -> Order:
     """Raises `CallerError`."""
     _check_stream(request)
     n = 1 if request.n is None else request.n
@@ -158,7 +158,7 @@ def _priority(priority: int | str | None) -> RequestPriority:
     raise InvalidRequest(f"priority must be critical, high, normal, low or 0 to 3, not {priority!r}", param="priority")
 
 
-def _prompts(request: CompletionRequest, text: Words, max_choices: int) -> list[list[int]]:
+def _prompts(request: CompletionRequest, text: Text, max_choices: int) -> list[list[int]]:
     """A prompt may be text or token ids, or a list of texts, or a list of lists of token ids."""
     add_special_tokens = request.add_special_tokens is not False
     prompt = request.prompt

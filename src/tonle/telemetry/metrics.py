@@ -9,11 +9,14 @@ does so if PROMETHEUS_MULTIPROC_DIR names the folder when it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from tonle.telemetry.engine_state import EngineState, EngineView
 
@@ -26,11 +29,38 @@ _TOKENS = tuple(float(2**exponent) for exponent in range(18))
 _REASONS = {"cancelled": "abort"}
 
 
-class Metrics:
+class TokenGaps:
+    """Gaps between the tokens of answers, counted here and handed to a histogram when an answer ends: observing each
+    one costs more than making its text, several times so where processes count together."""
+
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum_s = 0.0
+
+    def add(self, gap_s: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, gap_s)] += count
+        self._sum_s += gap_s * count
+
+    def flush(self) -> None:
+        # prometheus_client has no way to observe a value many times; a test holds these two names.
+        if not self._sum_s:
+            return
+        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._histogram._sum.inc(self._sum_s)
+        self._counts = [0] * len(self._counts)
+        self._sum_s = 0.0
+
+
+class Metrics(Collector):
     """Everything one server exports. Histograms are public: callers observe seconds or tokens."""
 
     def __init__(self, model_name: str, engine: EngineView, *, shared_dir: str | None = None) -> None:
         self.registry = CollectorRegistry()  # what this process counts
+        self.shared = shared_dir is not None  # several processes count together
         self._model_name = model_name
         self._scraped = self.registry if shared_dir is None else CollectorRegistry()
         self._scraped.register(EngineState(model_name, engine))
@@ -39,7 +69,8 @@ class Metrics:
         else:
             MultiProcessCollector(self._scraped, shared_dir)  # type: ignore[no-untyped-call]
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _WAIT_S)
-        self.itl = self._histogram("inter_token_latency_seconds", "Gap between two deltas of one answer.", _TOKEN_S)
+        itl = self._histogram("inter_token_latency_seconds", "Gap between two deltas of one answer.", _TOKEN_S)
+        self.itl = TokenGaps(itl, _TOKEN_S)
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first, per answer.", _TOKEN_S
         )
@@ -71,6 +102,10 @@ class Metrics:
     def count_http(self, method: str, path: str, status: int) -> None:
         """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
         self._http.labels(method, path, str(status)).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        """All of it, for the registry of a server that exports more."""
+        return self._scraped.collect()
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format the `Accept` header asks for."""

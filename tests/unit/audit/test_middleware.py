@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.asgi import Call, replica_app
 from tests.fakes.front import FakeFront
-from tests.http.serving import Call, events
+from tests.http.serving import events
 from tests.unit.audit.test_collect import DONE, USAGE, USAGE_CHUNK, chunk
 from tests.unit.audit.trails import records, wait_for
 from tonle.audit import AuditMiddleware, AuditOptions
 from tonle.audit.options import from_environ
 from tonle.audit.verify import verify
 from tonle.errors import ConfigError
-from tonle.replica.app import build_app
 
 CHAT = "/v1/chat/completions"
 ASK = {"model": "river", "messages": [{"role": "user", "content": "hi"}]}
@@ -333,7 +333,7 @@ def test_it_begins_and_ends_with_the_server(tmp_path: Path) -> None:
 
 def test_around_a_replica(tmp_path: Path) -> None:
     front = FakeFront(lambda prompt, index: "សួស្តី!")
-    app = wrap(build_app(front), tmp_path)
+    app = wrap(replica_app(front), tmp_path)
     body = {
         "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}],
         "max_tokens": 64,
@@ -368,7 +368,7 @@ def test_a_caller_who_hangs_up_on_a_replica(tmp_path: Path) -> None:
 
     front = FakeFront(lambda prompt, index: "a long story")
     front.stall_after = 8
-    app = wrap(build_app(front), tmp_path)
+    app = wrap(replica_app(front), tmp_path)
 
     async def main() -> None:
         exchange = Impatient(CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})

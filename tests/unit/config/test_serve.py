@@ -11,7 +11,6 @@ from tonle.config.engine import EngineConfig
 from tonle.config.serve import KNOBS, Knob, ServeConfig
 from tonle.errors import ConfigError
 from tonle.models.default_model import NAME
-from tonle.replica.options import ReplicaOptions
 
 
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
@@ -44,12 +43,6 @@ def test_a_server_differs_from_a_bare_engine_only_in_what_suits_the_model_and_th
     assert served.max_sequence_length is None and served.max_batch_size is None and served.memory_pool_size is None
     assert served.batch_limits(gpu=False) == bare.batch_limits(gpu=False) == (32, 512)
     assert served.batch_limits(gpu=True) == (256, 4096)
-
-
-def test_the_http_side_has_the_same_defaults() -> None:
-    served, options = ServeConfig(), ReplicaOptions()
-    for name in ("max_body_bytes", "strict", "write_timeout_s"):
-        assert getattr(served, name) == getattr(options, name)
 
 
 def test_help_names_the_default_model() -> None:

@@ -40,6 +40,7 @@ class Backend:
         self.row = row
         self.name = backend_name(row)
         self.transport = transport or _http(row)
+        self.local = transport is not None  # in this process: it tells what it answers
         self.timeout_s = row.timeout_s or config.backend_timeout_s
         self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
         self.kind = row.kind  # auto until the first probe has told

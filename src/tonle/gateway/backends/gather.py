@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tonle.edge.client import UpstreamError
+from tonle.protocol.answers import Answer
 
 MAX_BYTES = 16 * 1024**2
 
@@ -22,6 +23,9 @@ class Gather:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         """It is never full."""
+
+    def know(self, answer: Answer) -> None:
+        """It reads what it needs from the bytes."""
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status

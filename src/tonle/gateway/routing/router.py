@@ -76,14 +76,15 @@ class Router:
 
     def _only_name(self, key: Key) -> str:
         """For a request that names no model: what this key may ask for, if that is one."""
-        models = list(self._pool.models())
+        models = self._pool.models()
         if not models:
             raise NoBackend("no backend has told its models yet", retry_after_s=self._config.probe_interval_s or 1)
         names = [name for name in self.public_models() if key.may_use(name)]
         if not names:
             raise UnknownModel("model is missing, and no model that this key may use is here", param="model")
-        if len(models) == 1 and models[0] in names:
-            return models[0]  # the others are more names for it
+        behind = {entry.root or name for name, entry in models.items()}
+        if len(behind) == 1 and (own := [name for name in models if name in names]):
+            return own[0]  # the others are more names for it
         if len(names) == 1:
             return names[0]
         raise InvalidRequest(f"model is missing, and there are several: {', '.join(names)}", param="model")

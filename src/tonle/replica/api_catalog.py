@@ -1,17 +1,20 @@
 """Every endpoint with its types and an example: what the docs page and /openapi.json are made from.
 
-Does: describe. Does not: route (`app.py`); a test holds the two together.
+Does: describe. Does not: route (`gateway/routes.py`); a test holds the two together.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tonle import __version__
+from tonle.gateway.admin import KeyWish
+from tonle.gateway.service import InferenceRequest
 from tonle.protocol.openai import (
     ChatCompletion,
     ChatRequest,
@@ -31,7 +34,7 @@ _REF = "#/components/schemas/{name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     method: str
     path: str
     summary: str
@@ -42,30 +45,41 @@ class Entry:
 
 
 ENTRIES = (
-    Entry(
+    CatalogEntry(
         "POST", "/v1/chat/completions", "Answer a conversation; with stream, as server-sent events.",
         ChatRequest, ChatCompletion,
         example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 50},
     ),
-    Entry(
+    CatalogEntry(
         "POST", "/v1/completions", "Continue a text; with stream, as server-sent events.",
         CompletionRequest, Completion, example={"prompt": "The capital of France is", "max_tokens": 16},
     ),
-    Entry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
-    Entry("GET", "/v1/models/{id}", "One of them.", reply=Model),
-    Entry(
+    CatalogEntry(
+        "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
+        InferenceRequest, example={"user_input": "What is the capital of France?"},
+    ),
+    CatalogEntry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
+    CatalogEntry("GET", "/v1/models/{id}", "One of them.", reply=Model),
+    CatalogEntry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},
     ),
-    Entry("POST", "/detokenize", "Put tokens together again.", DetokenizeRequest, Detokenized,
+    CatalogEntry("POST", "/detokenize", "Put tokens together again.", DetokenizeRequest, Detokenized,
           example={"tokens": [1, 2, 3]}),
-    Entry("GET", "/health", "State and load in one look; 503 when unhealthy.", reply=Health),
-    Entry("GET", "/health/live", "200 while the process lives."),
-    Entry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
-    Entry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
-    Entry("GET", "/version", "The version of Tonle."),
-    Entry("GET", "/docs", "This page.", media="text/html"),
-    Entry("GET", "/openapi.json", "The API in OpenAPI 3.1."),
+    CatalogEntry("GET", "/health", "State and load in one look; 503 when unhealthy.", reply=Health),
+    CatalogEntry("GET", "/health/live", "200 while the process lives."),
+    CatalogEntry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
+    CatalogEntry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
+    CatalogEntry("GET", "/version", "The version of Tonle."),
+    CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key where there are keys."),
+    CatalogEntry("GET", "/admin/keys", "The keys of this server; needs an admin key, as everything under /admin."),
+    CatalogEntry("POST", "/admin/keys", "Make a key; its secret is shown once.", KeyWish),
+    CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),
+    CatalogEntry("GET", "/admin/backends", "The engine behind this server, its load and health."),
+    CatalogEntry("POST", "/admin/backends/{name}/drain", "Send nothing new to it."),
+    CatalogEntry("POST", "/admin/backends/{name}/resume", "Send to it again."),
+    CatalogEntry("GET", "/docs", "This page.", media="text/html"),
+    CatalogEntry("GET", "/openapi.json", "The API in OpenAPI 3.1."),
 )  # fmt: skip
 
 
@@ -89,7 +103,7 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _operation(entry: Entry) -> dict[str, Any]:
+def _operation(entry: CatalogEntry) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "OK", "content": {entry.media: {"schema": _schema(entry.reply)}}}
     error = {"description": "Error", "content": {"application/json": {"schema": _schema(ErrorBody)}}}
     operation: dict[str, Any] = {"summary": entry.summary, "responses": {"200": ok, "default": error}}
@@ -98,8 +112,8 @@ def _operation(entry: Entry) -> dict[str, Any]:
         if entry.example is not None:
             body["example"] = entry.example
         operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-    if "{id}" in entry.path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if found := re.search(r"{(\w+)}", entry.path):
+        operation["parameters"] = [{"name": found[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
 
 

@@ -1,13 +1,16 @@
-"""`POST /v1/chat/completions`.
+"""`ChatAnswer`: the answers of `POST /v1/chat/completions`.
 
 Does: put deltas into OpenAI's chat shapes. Does not: template, tokenize or send.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET
 
 from tonle.engine.request import Delta
+from tonle.engine.text import Text
 from tonle.protocol import sse
 from tonle.protocol.openai import (
     ChatChoice,
@@ -19,29 +22,27 @@ from tonle.protocol.openai import (
     ChatMessage,
     ChatRequest,
 )
-from tonle.replica.delivery import Envelope, answer
-from tonle.replica.draft import Draft, wire_reason
-from tonle.replica.exchange import Exchange
-from tonle.replica.job import Job
-from tonle.replica.logprobs import chat_logprobs, prompt_logprobs
-from tonle.replica.replica import Replica
-from tonle.replica.served import Words
-from tonle.replica.stream_usage import StreamUsage
-from tonle.replica.translate import chat_order
-
-
-async def chat(replica: Replica, exchange: Exchange) -> None:
-    await answer(replica, exchange, ChatRequest, chat_order, ChatAnswer)
+from tonle.replica.answer_parts import ChoiceDraft, EventTemplate, StreamUsage, wire_reason
+from tonle.replica.generate import Envelope, Submission
+from tonle.replica.wire_logprobs import chat_logprobs, prompt_logprobs
 
 
 class ChatAnswer:
-    def __init__(self, request: ChatRequest, envelope: Envelope, job: Job, text: Words) -> None:
+    """An `AnswerFormat`."""
+
+    def __init__(self, request: ChatRequest, envelope: Envelope, submission: Submission, text: Text) -> None:
         self._envelope = envelope
-        self._job = job
+        self._submission = submission
         self._text = text
         self._want_ids = bool(request.return_token_ids)
-        self._usage = StreamUsage(request.stream_options, job)
-        self._drafts = [Draft() for _ in range(job.num_choices)]
+        self._usage = StreamUsage(request.stream_options, submission)
+        self._drafts = [ChoiceDraft() for _ in range(submission.num_choices)]
+        # Most events differ in nothing but their text: the rest is encoded once per choice.
+        self._templates: list[EventTemplate] | None = None
+        if request.stream and not self._want_ids and not self._usage.throughout:
+            self._templates = [
+                EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
+            ]
 
     # -- as events
 
@@ -53,10 +54,12 @@ class ChatAnswer:
         if self._envelope.warnings:
             chunks[0].warnings = self._envelope.warnings
         if self._want_ids:
-            chunks[0].prompt_token_ids = self._job.running(0).prompt
+            chunks[0].prompt_token_ids = self._submission.generation(0).prompt
         return b"".join(sse.event(chunk) for chunk in chunks)
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        if self._templates is not None and delta.logprobs is None and delta.finish_reason is None:
+            return self._templates[choice].event(delta.text) if delta.text else b""
         logprobs = self._logprobs(delta)
         token_ids = delta.tokens if self._want_ids else UNSET
         events = b""
@@ -73,8 +76,11 @@ class ChatAnswer:
         if not self._usage.at_end:
             return b""
         chunk = self._chunk([])
-        chunk.usage = self._job.wire_usage
+        chunk.usage = self._submission.wire_usage
         return sse.event(chunk)
+
+    def _text_chunk(self, choice: int, text: str) -> ChatChunk:
+        return self._chunk([ChatChunkChoice(choice, ChatDelta(text))])
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         envelope = self._envelope
@@ -92,20 +98,20 @@ class ChatAnswer:
         self._drafts[choice].add(delta)
 
     def whole(self) -> ChatCompletion:
-        envelope, running = self._envelope, self._job.running(0)
-        records = running.prompt_logprobs
+        envelope, generation = self._envelope, self._submission.generation(0)
+        records = generation.prompt_logprobs
         return ChatCompletion(
             id=envelope.id,
             created=envelope.created,
             model=envelope.model,
             choices=[self._choice(index, draft) for index, draft in enumerate(self._drafts)],
-            usage=self._job.wire_usage,
+            usage=self._submission.wire_usage,
             prompt_logprobs=UNSET if records is None else prompt_logprobs(records, self._text),
-            prompt_token_ids=running.prompt if self._want_ids else UNSET,
+            prompt_token_ids=generation.prompt if self._want_ids else UNSET,
             warnings=envelope.warnings or UNSET,
         )
 
-    def _choice(self, index: int, draft: Draft) -> ChatChoice:
+    def _choice(self, index: int, draft: ChoiceDraft) -> ChatChoice:
         delta = draft.delta()
         return ChatChoice(
             index=index,

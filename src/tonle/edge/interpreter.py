@@ -1,4 +1,4 @@
-"""Python's own settings for a process that is a gateway: its threads and its collector give way to the event loop."""
+"""Python's own settings for a process that serves HTTP: its threads and its garbage collector give way to the event loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SWITCH_S = 0.0005
 COLLECT_AFTER = (50_000, 20, 20)
 
 
-def let_loop_first() -> None:
-    """Threads hand over sooner."""
+def shorten_thread_switches() -> None:
+    """A thread that computes hands over to the event loop sooner."""
     sys.setswitchinterval(SWITCH_S)
 
 
-def rest_collector() -> None:
-    """What is here now stays: the collector need not look at it again, nor look as often. Once, when all is built."""
+def freeze_objects() -> None:
+    """What exists now stays: the collector need not look at it again, nor as often at the rest. Call once, when all is built."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

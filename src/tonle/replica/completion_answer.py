@@ -1,13 +1,16 @@
-"""`POST /v1/completions`.
+"""`CompletionAnswer`: the answers of `POST /v1/completions`.
 
 Does: put deltas into OpenAI's text completion shapes, behind the prompt if asked to echo. Does not: tokenize or send.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import UNSET, UnsetType
 
 from tonle.engine.request import Delta
+from tonle.engine.text import Text
 from tonle.protocol import sse
 from tonle.protocol.openai import (
     Completion,
@@ -16,32 +19,29 @@ from tonle.protocol.openai import (
     CompletionRequest,
     PromptLogprobs,
 )
-from tonle.replica.delivery import Envelope, answer
-from tonle.replica.draft import Draft, wire_reason
-from tonle.replica.exchange import Exchange
-from tonle.replica.job import Job
-from tonle.replica.logprobs import CompletionScribe, prompt_logprobs
-from tonle.replica.replica import Replica
-from tonle.replica.served import Words
-from tonle.replica.stream_usage import StreamUsage
-from tonle.replica.translate import completion_order
-
-
-async def completions(replica: Replica, exchange: Exchange) -> None:
-    await answer(replica, exchange, CompletionRequest, completion_order, CompletionAnswer)
+from tonle.replica.answer_parts import ChoiceDraft, EventTemplate, StreamUsage, wire_reason
+from tonle.replica.generate import Envelope, Submission
+from tonle.replica.wire_logprobs import CompletionLogprobWriter, prompt_logprobs
 
 
 class CompletionAnswer:
-    def __init__(self, request: CompletionRequest, envelope: Envelope, job: Job, text: Words) -> None:
+    """An `AnswerFormat`."""
+
+    def __init__(self, request: CompletionRequest, envelope: Envelope, submission: Submission, text: Text) -> None:
         self._request = request
         self._envelope = envelope
-        self._job = job
+        self._submission = submission
         self._text = text
         self._want_ids = bool(request.return_token_ids)
-        self._usage = StreamUsage(request.stream_options, job)
+        self._usage = StreamUsage(request.stream_options, submission)
         skip = request.skip_special_tokens is not False
-        self._scribes = [CompletionScribe(text, skip_special_tokens=skip) for _ in range(job.num_choices)]
-        self._drafts = [Draft() for _ in range(job.num_choices)]
+        self._writers = [CompletionLogprobWriter(text, skip_special_tokens=skip) for _ in range(submission.num_choices)]
+        self._drafts = [ChoiceDraft() for _ in range(submission.num_choices)]
+        self._templates: list[EventTemplate] | None = None
+        if request.stream and not self._want_ids and not self._usage.throughout and not submission.order.prompt_only:
+            self._templates = [
+                EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
+            ]
 
     # -- as events
 
@@ -54,6 +54,8 @@ class CompletionAnswer:
         return b"".join(sse.event(chunk) for chunk in chunks)
 
     def events(self, choice: int, delta: Delta) -> bytes:
+        if self._templates is not None and delta.logprobs is None and delta.finish_reason is None:
+            return self._templates[choice].event(delta.text) if delta.text else b""
         tail = self._tail(choice, delta)
         if not (tail.text or tail.logprobs or tail.token_ids or tail.finish_reason):
             return b""
@@ -63,8 +65,11 @@ class CompletionAnswer:
         if not self._usage.at_end:
             return b""
         chunk = self._chunk([])
-        chunk.usage = self._job.wire_usage
+        chunk.usage = self._submission.wire_usage
         return sse.event(chunk)
+
+    def _text_chunk(self, choice: int, text: str) -> Completion:
+        return self._chunk([CompletionChoice(index=choice, text=text)])
 
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         envelope = self._envelope
@@ -88,7 +93,7 @@ class CompletionAnswer:
             created=envelope.created,
             model=envelope.model,
             choices=[self._choice(index, draft.delta()) for index, draft in enumerate(self._drafts)],
-            usage=self._job.wire_usage,
+            usage=self._submission.wire_usage,
             warnings=envelope.warnings or UNSET,
         )
 
@@ -105,21 +110,21 @@ class CompletionAnswer:
 
     def _head(self, choice: int) -> CompletionChoice:
         """The prompt's part. Comes before the tail: the offsets of tokens run through both."""
-        running = self._job.running(choice)
-        head = CompletionChoice(index=choice, text="", prompt_token_ids=running.prompt if self._want_ids else UNSET)
+        generation = self._submission.generation(choice)
+        head = CompletionChoice(index=choice, text="", prompt_token_ids=generation.prompt if self._want_ids else UNSET)
         if self._request.echo:
             head.text = self._prompt_text(choice)
-            if self._request.logprobs is not None and running.prompt_logprobs is not None:
-                head.logprobs = self._scribes[choice].write(running.prompt, running.prompt_logprobs)
+            if self._request.logprobs is not None and generation.prompt_logprobs is not None:
+                head.logprobs = self._writers[choice].write(generation.prompt, generation.prompt_logprobs)
         return head
 
     def _tail(self, choice: int, delta: Delta) -> CompletionChoice:
         """The answer's part."""
         tail = CompletionChoice(index=choice, text="")
-        if not self._job.order.prompt_only:
+        if not self._submission.order.prompt_only:
             tail.text = delta.text
             if delta.logprobs is not None:
-                tail.logprobs = self._scribes[choice].write(delta.tokens, delta.logprobs)
+                tail.logprobs = self._writers[choice].write(delta.tokens, delta.logprobs)
             if self._want_ids:
                 tail.token_ids = delta.tokens
         if delta.finish_reason is not None:
@@ -131,14 +136,14 @@ class CompletionAnswer:
         prompt = self._request.prompt
         if isinstance(prompt, str):
             return prompt
-        text = prompt[choice // self._job.order.n] if isinstance(prompt[0], str) else None
+        text = prompt[choice // self._submission.order.n] if isinstance(prompt[0], str) else None
         if isinstance(text, str):
             return text
         skip = self._request.skip_special_tokens is not False
-        return self._text.decode(self._job.running(choice).prompt, skip_special_tokens=skip)
+        return self._text.decode(self._submission.generation(choice).prompt, skip_special_tokens=skip)
 
     def _prompt_logprobs(self, choice: int) -> PromptLogprobs | UnsetType:
-        records = self._job.running(choice).prompt_logprobs
+        records = self._submission.generation(choice).prompt_logprobs
         if self._request.prompt_logprobs is None or records is None:
             return UNSET
         return prompt_logprobs(records, self._text)

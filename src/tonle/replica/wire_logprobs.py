@@ -9,6 +9,7 @@ import codecs
 from collections.abc import Sequence
 
 from tonle.engine.request import TokenLogprob
+from tonle.engine.text import Text
 from tonle.protocol.openai import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -17,7 +18,6 @@ from tonle.protocol.openai import (
     PromptLogprobs,
     TopLogprob,
 )
-from tonle.replica.served import Words
 
 LOWEST = -9999.0  # OpenAI's number for "impossible"; JSON has no infinity
 
@@ -26,7 +26,7 @@ def _clamp(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def chat_logprobs(records: Sequence[TokenLogprob], text: Words) -> ChatLogprobs:
+def chat_logprobs(records: Sequence[TokenLogprob], text: Text) -> ChatLogprobs:
     def entry(record: TokenLogprob) -> ChatTokenLogprob:
         top = [TopLogprob(text.token_text(token), _clamp(value), list(text.token_bytes(token)))
                for token, value in record.top]  # fmt: skip
@@ -36,7 +36,7 @@ def chat_logprobs(records: Sequence[TokenLogprob], text: Words) -> ChatLogprobs:
     return ChatLogprobs([entry(record) for record in records])
 
 
-def prompt_logprobs(records: Sequence[TokenLogprob | None], text: Words) -> PromptLogprobs:
+def prompt_logprobs(records: Sequence[TokenLogprob | None], text: Text) -> PromptLogprobs:
     def entry(record: TokenLogprob) -> dict[str, PromptLogprob]:
         ranks = {token: rank for rank, (token, _) in enumerate(record.top, 1)}
         values = {record.token: record.logprob, **dict(record.top)}
@@ -46,10 +46,10 @@ def prompt_logprobs(records: Sequence[TokenLogprob | None], text: Words) -> Prom
     return [None if record is None else entry(record) for record in records]
 
 
-class CompletionScribe:
+class CompletionLogprobWriter:
     """Writes the log-probabilities of one choice of /v1/completions, piece by piece; knows how much text is behind."""
 
-    def __init__(self, text: Words, *, skip_special_tokens: bool) -> None:
+    def __init__(self, text: Text, *, skip_special_tokens: bool) -> None:
         self._text = text
         self._skip_special_tokens = skip_special_tokens
         self._offset = 0  # characters

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from tonle import __version__
-from tonle.replica.catalog import ENTRIES, Entry, schemas
+from tonle.replica.api_catalog import ENTRIES, CatalogEntry, schemas
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -56,7 +56,7 @@ def docs_page(model: str, base_url: str) -> str:
 """
 
 
-def _section(entry: Entry, base_url: str) -> str:
+def _section(entry: CatalogEntry, base_url: str) -> str:
     parts = [f"<h2><code>{entry.method} {html.escape(entry.path)}</code></h2>", f"<p>{html.escape(entry.summary)}</p>"]
     url = base_url + html.escape(entry.path)
     if entry.example is None:

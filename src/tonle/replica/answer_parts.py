@@ -1,0 +1,85 @@
+"""What the answers of chat and completions are made of.
+
+Does: collect the deltas of a choice that is sent whole, say where a stream carries usage, encode events that differ in
+their text alone. Does not: know either shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tonle.engine.request import Delta, TokenLogprob
+from tonle.protocol import sse
+from tonle.protocol.openai import FinishReason, StreamOptions, Usage
+from tonle.replica.generate import Submission
+
+_MARK = "\x00text\x00"  # JSON escapes it: no model name, id or time holds its encoding
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChoiceDraft:
+    """One choice of an answer that is sent whole, while it grows."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._tokens += delta.tokens
+        if delta.logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += delta.logprobs
+        self._last = delta
+
+    def delta(self) -> Delta:
+        """All deltas as if they had come as one."""
+        assert self._last is not None, "every choice ends with a delta"
+        return Delta(
+            index=self._last.index,
+            text="".join(self._texts),
+            tokens=self._tokens,
+            logprobs=self._logprobs,
+            finish_reason=self._last.finish_reason,
+            stop_reason=self._last.stop_reason,
+        )
+
+
+class StreamUsage:
+    """Where a stream carries usage, as its `stream_options` ask."""
+
+    def __init__(self, options: StreamOptions | None, submission: Submission) -> None:
+        self.at_end = options is not None and bool(options.include_usage)
+        self.throughout = options is not None and bool(options.continuous_usage_stats)
+        self._submission = submission
+
+    def in_chunk(self) -> Usage | UnsetType | None:
+        if self.throughout:
+            return self._submission.wire_usage
+        # OpenAI puts a null into every chunk of a stream that will end with the usage.
+        return None if self.at_end else UNSET
+
+
+class EventTemplate:
+    """Events that differ in one text: what stands before and after it is encoded once."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, chunk: Callable[[str], msgspec.Struct]) -> None:
+        """`chunk` makes the event's body around a text."""
+        self._before, self._after = sse.event(chunk(_MARK)).split(_encode(_MARK))
+
+    def event(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after
+
+
+def wire_reason(delta: Delta) -> FinishReason:
+    """Only for a choice's last delta. `Delivery` turns the engine's other reasons into errors."""
+    assert delta.finish_reason in ("stop", "length")
+    return delta.finish_reason

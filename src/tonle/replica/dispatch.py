@@ -1,0 +1,85 @@
+"""The replica as a backend of the gateway's pipeline, in the same process: no socket, no second parse.
+
+Does: find the endpoint for a path, hand its reply to a sink, turn errors into replies. Does not: know HTTP, keys or
+records; the gateway in front of it does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tonle.edge.client import Sink
+from tonle.errors import TonleError
+from tonle.protocol.errors import error_reply
+from tonle.protocol.openai import ChatRequest, CompletionRequest
+from tonle.replica import endpoints
+from tonle.replica.chat_answer import ChatAnswer
+from tonle.replica.completion_answer import CompletionAnswer
+from tonle.replica.endpoints import Reply
+from tonle.replica.generate import EndpointKind, generate
+from tonle.replica.replica import Replica, ReplicaRequest
+from tonle.replica.translate import chat_order, completion_order
+
+log = logging.getLogger("tonle.replica")
+
+SALT_HEADER = "x-tonle-salt"
+
+Endpoint = Callable[[Replica, ReplicaRequest], Awaitable[Reply]]
+
+CHAT = EndpointKind(ChatRequest, chat_order, ChatAnswer, id_prefix="chatcmpl")
+COMPLETION = EndpointKind(CompletionRequest, completion_order, CompletionAnswer, id_prefix="cmpl")
+GENERATING = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+
+ENDPOINTS: dict[tuple[str, str], Endpoint] = {
+    ("POST", "/tokenize"): endpoints.tokenize,
+    ("POST", "/detokenize"): endpoints.detokenize,
+    ("GET", "/v1/models"): endpoints.models,
+    ("GET", "/health"): endpoints.health,
+    ("GET", "/health/ready"): endpoints.ready,
+    ("GET", "/docs"): endpoints.docs,
+    ("GET", "/openapi.json"): endpoints.openapi_json,
+}
+
+
+class ReplicaTransport:
+    """A `Transport` (gateway/backends/transport.py)."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def send(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], sink: Sink, *, first_s: float,
+        silence_s: float,
+    ) -> None:  # fmt: skip
+        names = {name.lower(): value for name, value in headers.items()}
+        request = ReplicaRequest(
+            method=method, path=path, body=body, headers=names, salt=names.get(SALT_HEADER, "").encode("latin-1")
+        )
+        try:
+            if method == "POST" and (kind := GENERATING.get(path)) is not None:
+                await generate(self._replica, request, kind, sink, first_s=first_s)
+                return
+            reply = await self._endpoint(method, path)(self._replica, request)
+        except TonleError as error:
+            reply = _error(error)
+        except Exception as error:
+            log.exception("%s %s failed, id %s", method, path, request.header("x-request-id"))
+            reply = _error(error)
+        sink.head(reply.status, {"content-type": reply.content_type, **reply.headers})
+        sink.data(reply.body)
+
+    def _endpoint(self, method: str, path: str) -> Endpoint:
+        if path.startswith("/v1/models/"):
+            return endpoints.model
+        return ENDPOINTS.get((method, path)) or endpoints.not_supported
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _error(error: BaseException) -> Reply:
+    found = error_reply(error)
+    return Reply(msgspec.json.encode(found.body), status=found.status, headers=dict(found.headers))

@@ -1,0 +1,127 @@
+"""Everything that is not generation: models, tokenize, health, docs.
+
+Does: answer from what is known at once. Does not: cause work in the engine, or send: each returns a `Reply`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET
+
+from tonle.engine.text import Text
+from tonle.errors import InvalidRequest, NotFound
+from tonle.protocol.openai import (
+    Detokenized,
+    DetokenizeRequest,
+    Health,
+    Model,
+    ModelList,
+    TokenizeRequest,
+    Tokens,
+)
+from tonle.protocol.parse import parse
+from tonle.replica.api_catalog import openapi
+from tonle.replica.docs_page import docs_page
+from tonle.replica.generate import THREAD_BYTES
+from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.template_messages import template_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+    return Reply(msgspec.json.encode(body), status=status, headers=headers or {})
+
+
+async def models(replica: Replica, request: ReplicaRequest) -> Reply:
+    """503 until the model is there: some orchestrators use this as their readiness probe."""
+    return _json(ModelList(data=[_model(replica, name) for name in replica.names]))
+
+
+async def model(replica: Replica, request: ReplicaRequest) -> Reply:
+    return _json(_model(replica, replica.resolve(request.path.removeprefix("/v1/models/"))))
+
+
+def _model(replica: Replica, name: str) -> Model:
+    front = replica.front
+    return Model(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
+
+
+async def tokenize(replica: Replica, request: ReplicaRequest) -> Reply:
+    asked, warnings = parse(request.body, TokenizeRequest)
+    replica.resolve(asked.model)
+    replica.check_strict(request, warnings)
+    text, card = replica.front.text, replica.card()
+    is_long = len(request.body) > THREAD_BYTES
+    tokens = await asyncio.to_thread(_split, asked, text) if is_long else _split(asked, text)
+    reply = Tokens(tokens=tokens, count=len(tokens), max_model_len=card.context_length, warnings=warnings or UNSET)
+    if asked.return_token_strs:
+        reply.token_strs = [text.token_text(token) for token in tokens]
+    return _json(reply, headers=warning_headers(warnings))
+
+
+def _split(asked: TokenizeRequest, text: Text) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if asked.messages is not None:
+        return text.encode_chat(
+            template_messages(asked.messages),
+            add_generation_prompt=asked.add_generation_prompt is not False,
+            extra=asked.chat_template_kwargs,
+        )
+    return text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
+
+
+async def detokenize(replica: Replica, request: ReplicaRequest) -> Reply:
+    asked, warnings = parse(request.body, DetokenizeRequest)
+    replica.resolve(asked.model)
+    replica.check_strict(request, warnings)
+    last = replica.card().vocab_size - 1
+    if asked.tokens and not 0 <= min(asked.tokens) <= max(asked.tokens) <= last:
+        raise InvalidRequest(f"tokens: the model has tokens 0 to {last}", param="tokens")
+    text = replica.front.text.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
+    return _json(Detokenized(prompt=text, warnings=warnings or UNSET), headers=warning_headers(warnings))
+
+
+async def ready(replica: Replica, request: ReplicaRequest) -> Reply:
+    reason = replica.why_not_ready()
+    if reason is None:
+        return _json({"status": "ready"})
+    return _json({"status": "not ready", "reason": reason}, status=503)
+
+
+async def health(replica: Replica, request: ReplicaRequest) -> Reply:
+    reason, stats = replica.why_not_ready(), replica.front.stats
+    body = Health(
+        status="healthy" if reason is None else "unhealthy",
+        reason=reason,
+        model=replica.front.name,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        kv_usage=stats.kv_usage,
+        uptime_s=round(time.monotonic() - replica.started_s, 3),
+    )
+    return _json(body, status=200 if reason is None else 503)
+
+
+async def openapi_json(replica: Replica, request: ReplicaRequest) -> Reply:
+    return _json(openapi())
+
+
+async def docs(replica: Replica, request: ReplicaRequest) -> Reply:
+    base_url = f"{request.header('x-forwarded-proto') or 'http'}://{request.header('host') or 'localhost:8000'}"
+    return Reply(docs_page(replica.front.name, base_url).encode(), content_type="text/html; charset=utf-8")
+
+
+async def not_supported(replica: Replica, request: ReplicaRequest) -> Reply:
+    raise NotFound(f"{request.path} is not supported yet. GET /docs lists what there is.")

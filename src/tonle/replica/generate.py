@@ -1,0 +1,362 @@
+"""One generation request: from its body to the engine, and its answer to a sink, whole or event by event.
+
+Does: parse, check, translate, submit, and hand on what the engine delivers in the callback it is delivered in: no task
+is woken per token. Frees what is left however it ends; observes the metrics of requests. Does not: know chat from
+completions (`EndpointKind` does), or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tonle.edge.client import Sink, UpstreamError
+from tonle.engine.front import Front, Generation
+from tonle.engine.messages import ModelCard
+from tonle.engine.request import Delta, Usage
+from tonle.engine.text import Text
+from tonle.errors import CapacityError, InternalError, TonleError
+from tonle.protocol import sse
+from tonle.protocol.answers import Answer, Choice
+from tonle.protocol.errors import error_reply
+from tonle.protocol.openai import FieldWarning, PromptTokensDetails, Sampling
+from tonle.protocol.openai import Usage as WireUsage
+from tonle.protocol.parse import parse
+from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.translate import Order
+from tonle.telemetry.metrics import Metrics
+
+# A body this large is made into a prompt on a thread: tokenizing it would hold up all other streams.
+THREAD_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every reply and chunk of one answer carries."""
+
+    id: str
+    created: int  # unix seconds
+    model: str
+    warnings: list[FieldWarning]
+
+
+class AnswerFormat(Protocol):
+    """Turns deltas into wire bodies of one kind."""
+
+    def opening(self) -> bytes:
+        """Events before the first delta's; called when it has come."""
+        ...
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        """Empty if there is nothing to tell yet."""
+        ...
+
+    def closing(self) -> bytes: ...
+    def add(self, choice: int, delta: Delta) -> None: ...
+    def whole(self) -> msgspec.Struct: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointKind:
+    """What differs between chat and completions."""
+
+    request_type: type[Sampling]
+    translate: Callable[[Any, Text, ModelCard, int], Order]
+    make_format: Callable[[Any, Envelope, Submission, Text], AnswerFormat]
+    id_prefix: str
+
+
+async def generate(
+    replica: Replica, request: ReplicaRequest, kind: EndpointKind, sink: Sink, *, first_s: float
+) -> None:
+    """The whole life of one generation request. Raises `TonleError` as long as nothing was handed to the sink."""
+    asked, warnings = parse(request.body, kind.request_type)
+    card = replica.card()
+    model = replica.resolve(asked.model)
+    replica.check_strict(request, warnings)
+    text, max_choices = replica.front.text, replica.options.max_choices
+    if len(request.body) > THREAD_BYTES:
+        order = await asyncio.to_thread(kind.translate, asked, text, card, max_choices)
+    else:
+        order = kind.translate(asked, text, card, max_choices)
+    envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
+    headers = warning_headers(warnings)
+    submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt)
+    answer_format = kind.make_format(asked, envelope, submission, text)
+    delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
+    await delivery.run(envelope, first_s)
+
+
+class Submission:
+    """The work one HTTP request causes in the engine. Choice = place of the prompt x n + index."""
+
+    def __init__(self, front: Front, order: Order, *, request_id: str, salt: bytes = b"") -> None:
+        self.order = order
+        self.num_choices = len(order.parts) * order.n
+        self.generations: list[Generation] = []
+        self._front = front
+        self._request_id = request_id
+        self._salt = salt
+
+    def submit(self) -> None:
+        """Raises `CallerError` or `CapacityError`; then nothing is left in the engine."""
+        try:
+            for place, part in enumerate(self.order.parts):
+                request_id = self._request_id if len(self.order.parts) == 1 else f"{self._request_id}-{place}"
+                generation = self._front.submit(
+                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=request_id
+                )
+                self.generations.append(generation)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        for generation in self.generations:
+            generation.cancel()
+
+    def generation(self, choice: int) -> Generation:
+        return self.generations[choice // self.order.n]
+
+    @property
+    def usage(self) -> Usage:
+        """All prompts together; a prompt counts once, whatever n."""
+        usages = [generation.usage for generation in self.generations]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in usages),
+            completion_tokens=0 if self.order.prompt_only else sum(usage.completion_tokens for usage in usages),
+        )
+
+    @property
+    def wire_usage(self) -> WireUsage:
+        usage = self.usage
+        total = usage.prompt_tokens + usage.completion_tokens
+        details = PromptTokensDetails(usage.cached_tokens)
+        return WireUsage(usage.prompt_tokens, usage.completion_tokens, total, details)
+
+    def timing_headers(self) -> dict[str, str]:
+        """Where the time of a finished answer went, seconds; of several prompts, the slowest's."""
+        found = [generation.timings for generation in self.generations]
+        parts = {
+            "x-queue-time": [timings.queue_s for timings in found],
+            "x-prefill-time": [_gap(timings.scheduled_s, timings.first_token_s) for timings in found],
+            "x-decode-time": [_gap(timings.first_token_s, timings.finished_s) for timings in found],
+        }
+        known = {name: [value for value in values if value is not None] for name, values in parts.items()}
+        return {name: f"{max(values):.6f}" for name, values in known.items() if values}
+
+
+class _Progress:
+    """Of one choice: when its deltas came, and how it ended."""
+
+    __slots__ = ("first_s", "last_s", "num_tokens", "reason")
+
+    def __init__(self) -> None:
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self.num_tokens = 0
+        self.reason = "abort"  # until it ends otherwise
+
+
+class Delivery:
+    """One answer on its way from the engine to a sink. `_take` runs in the callback that brings the engine's step."""
+
+    def __init__(
+        self, submission: Submission, answer_format: AnswerFormat, sink: Sink, metrics: Metrics,
+        headers: dict[str, str], *, stream: bool,
+    ) -> None:  # fmt: skip
+        self._submission = submission
+        self._format = answer_format
+        self._sink = sink
+        self._metrics = metrics
+        self._headers = headers
+        self._stream = stream
+        self._answer = Answer()
+        self._progress = [_Progress() for _ in range(submission.num_choices)]
+        self._num_open = submission.num_choices
+        self._began = False  # the sink has seen a part
+        self._full = False  # the caller reads more slowly than the engine writes
+        self._held: list[bytes] = []  # events that wait for the caller to read
+        self._failure: Exception | None = None  # raised in a callback, where nothing can be raised
+        self._first: asyncio.TimerHandle | None = None
+        self._done: asyncio.Future[None]
+
+    async def run(self, envelope: Envelope, first_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        self._answer.response_id, self._answer.model = envelope.id, envelope.model
+        self._sink.know(self._answer)
+        self._sink.attach(self._press)
+        error: BaseException | None = None
+        try:
+            self._submission.submit()
+            for place, generation in enumerate(self._submission.generations):
+                self._listen(place, generation)
+            self._first = loop.call_later(first_s, self._time_out, first_s)
+            await self._done
+            if self._stream:
+                self._press(False)  # all that is left goes into the connection's buffer
+            else:
+                self._send_whole()
+        except TonleError as failure:
+            error = failure
+            if not self._began:
+                raise
+            self._send_error(failure)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if self._first is not None:
+                self._first.cancel()
+            self._submission.cancel()
+            self._finish_answer()
+            self._observe(failed=isinstance(error, Exception))
+
+    def _listen(self, place: int, generation: Generation) -> None:
+        offset = place * self._submission.order.n
+
+        def on_delta(delta: Delta) -> None:
+            self._take(offset + delta.index, delta)
+
+        def on_end(ended: asyncio.Future[None]) -> None:
+            if ended.cancelled():
+                return
+            own = self._progress[offset : offset + self._submission.order.n]
+            if (failure := ended.exception()) is not None:
+                self._fail(failure)
+            elif any(progress.reason == "abort" for progress in own):
+                self._fail(CapacityError("the engine dropped this request; try again"))
+
+        generation.listen(on_delta, whole=not self._stream).add_done_callback(on_end)
+
+    def _fail(self, failure: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(failure)
+
+    def _time_out(self, first_s: float) -> None:
+        if not self._began:
+            self._fail(UpstreamError("timeout", f"nothing came for {first_s:g} s"))
+
+    # -- in the engine's callback
+
+    def _take(self, choice: int, delta: Delta) -> None:
+        if self._done.done():
+            return
+        try:
+            self._note(choice, delta)
+            if self._stream:
+                self._send_events(choice, delta)
+            else:
+                self._format.add(choice, delta)
+        except Exception as failure:
+            self._fail(failure)
+            return
+        if delta.finish_reason is not None and not self._num_open:
+            self._done.set_result(None)
+
+    def _note(self, choice: int, delta: Delta) -> None:
+        progress, now = self._progress[choice], time.monotonic()
+        if delta.tokens:
+            if progress.num_tokens == 0:
+                progress.first_s = now
+            elif self._stream:
+                self._metrics.itl.add(now - progress.last_s)
+            progress.last_s = now
+            progress.num_tokens += len(delta.tokens)
+        if delta.text:
+            self._answer.add_text(choice, delta.text, now)
+        if delta.finish_reason is None:
+            return
+        self._num_open -= 1
+        if delta.finish_reason == "error":
+            raise InternalError("the engine could not finish this request")
+        if delta.finish_reason == "cancelled":
+            raise CapacityError("the engine dropped this request; try again")
+        progress.reason = delta.finish_reason
+        self._answer.choices.setdefault(choice, Choice()).finish_reason = delta.finish_reason
+
+    def _send_events(self, choice: int, delta: Delta) -> None:
+        events = b""
+        if not self._began:  # until now an error could still be an HTTP status
+            self._began = True
+            self._sink.head(200, {"content-type": sse.CONTENT_TYPE, **self._headers})
+            events = self._format.opening()
+        events += self._format.events(choice, delta)
+        if not self._num_open:
+            events += self._format.closing() + sse.DONE
+        if not events:
+            return
+        if self._full:
+            self._held.append(events)
+        else:
+            self._sink.data(events)
+
+    def _press(self, full: bool) -> None:
+        self._full = full
+        if not full and self._held:
+            held, self._held = b"".join(self._held), []
+            self._sink.data(held)
+
+    # -- the end
+
+    def _send_whole(self) -> None:
+        self._began = True
+        headers = {"content-type": "application/json", **self._headers, **self._submission.timing_headers()}
+        self._sink.head(200, headers)
+        self._sink.data(msgspec.json.encode(self._format.whole()))
+
+    def _send_error(self, failure: TonleError) -> None:
+        """In a stream that has begun, as an event."""
+        self._press(False)
+        body = error_reply(failure).body
+        self._answer.error = msgspec.to_builtins(body.error)
+        self._sink.data(sse.event(body))
+
+    def _finish_answer(self) -> None:
+        answer = self._answer
+        answer.complete = answer.error is None and not self._num_open
+        if self._submission.generations:
+            answer.usage = msgspec.to_builtins(self._submission.wire_usage)
+
+    def _observe(self, *, failed: bool) -> None:
+        metrics, order = self._metrics, self._submission.order
+        for progress in self._progress:
+            metrics.count_finished("error" if failed and progress.reason == "abort" else progress.reason)
+        for place, generation in enumerate(self._submission.generations):
+            own = self._progress[place * order.n : (place + 1) * order.n]
+            self._observe_generation(generation, own, finished=all(each.reason != "abort" for each in own))
+
+    def _observe_generation(self, generation: Generation, own: list[_Progress], *, finished: bool) -> None:
+        metrics, timings, usage = self._metrics, generation.timings, generation.usage
+        if timings.queue_s is not None:
+            metrics.queue.observe(timings.queue_s)
+        if timings.ttft_s is not None:
+            metrics.ttft.observe(timings.ttft_s)
+        if timings.scheduled_s is None or timings.first_token_s is None or timings.finished_s is None or not finished:
+            return  # durations of answers that were cut short would flatter us
+        for progress in own:
+            if progress.num_tokens > 1:
+                # Of an answer sent whole all deltas come at its end: only the mean gap is known.
+                first_s = progress.first_s if self._stream else timings.first_token_s
+                gap_s = (progress.last_s - first_s) / (progress.num_tokens - 1)
+                metrics.tpot.observe(gap_s)
+                if not self._stream:
+                    metrics.itl.add(gap_s, progress.num_tokens - 1)
+        metrics.itl.flush()
+        metrics.e2e.observe(timings.finished_s - timings.arrived_s)
+        metrics.prefill.observe(timings.first_token_s - timings.scheduled_s)
+        metrics.decode.observe(timings.finished_s - timings.first_token_s)
+        metrics.inference.observe(timings.finished_s - timings.scheduled_s)
+        metrics.prompt_tokens.observe(usage.prompt_tokens)
+        metrics.generation_tokens.observe(usage.completion_tokens)
+
+
+def _gap(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
