@@ -17,12 +17,12 @@ from typing import Any
 from tonle.audit import ledger
 from tonle.audit.disk import Disk, locked
 from tonle.audit.keys import SigningKey
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Line
+from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, LedgerLine
 from tonle.audit.seal import Plain, seal
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PendingRecord:
     """A record that has no place yet."""
 
     day: str
@@ -36,7 +36,7 @@ class Event:
     """Something else to write down."""
 
     kind: ledger.Kind
-    values: dict[str, Any] = field(default_factory=dict)  # fields of Line
+    values: dict[str, Any] = field(default_factory=dict)  # fields of LedgerLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Chain:
         self._signed: tuple[str | None, str] = (None, "")  # day and link of the last head written
         self._named: str | None = None  # the day that latest.json is known to name
 
-    def append(self, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append(self, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         """Write all or, if the disk refuses, none of the entries of a day. Raises `OSError`."""
         with locked(self.directory):
             self.refresh()
@@ -75,9 +75,9 @@ class Chain:
             self.refresh()
             self.sign_locked()
 
-    def _day_of(self, entry: Draft | Event) -> str:
+    def _day_of(self, entry: PendingRecord | Event) -> str:
         """Time in the trail never goes back, whatever clocks do."""
-        day = entry.day if isinstance(entry, Draft) else ledger.today()
+        day = entry.day if isinstance(entry, PendingRecord) else ledger.today()
         return max(day, self.tail.day or "")
 
     # -- for those who hold the lock
@@ -99,28 +99,28 @@ class Chain:
         if size != self.tail.size:
             self._read_tail(self.tail.day)
 
-    def append_all(self, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append_all(self, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         """Each to its day."""
-        lines: list[Line] = []
+        lines: list[LedgerLine] = []
         for day, group in groupby(entries, key=self._day_of):
             lines += self.append_locked(day, list(group))
         return lines
 
-    def append_locked(self, day: str, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append_locked(self, day: str, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         if day != self.tail.day:
             self._open_day(day)
         self.name_latest()
         tail, folder = self.tail, self.directory / day
         seq, link, now = tail.seq, tail.link, ledger.now_text()
         texts: list[bytes] = []
-        lines: list[Line] = []
+        lines: list[LedgerLine] = []
         try:
             for entry in entries:
                 seq += 1
-                if isinstance(entry, Draft):
+                if isinstance(entry, PendingRecord):
                     line = self._write_record(str(folder), entry, seq, link, now)
                 else:
-                    line = Line(seq=seq, kind=entry.kind, time=now, **entry.values)
+                    line = LedgerLine(seq=seq, kind=entry.kind, time=now, **entry.values)
                 if seq == 1:
                     line.after, line.prev = tail.after, tail.link
                 texts.append(ledger.link(line, link))
@@ -174,16 +174,16 @@ class Chain:
         head = ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
         self.disk.write_file(str(path.parent), path.name, head, durable=self.durable)
 
-    def _write_record(self, folder: str, draft: Draft, seq: int, link: str, now: str) -> Line:
+    def _write_record(self, folder: str, draft: PendingRecord, seq: int, link: str, now: str) -> LedgerLine:
         content, number = seal(draft.fields, self.key, seq=seq, prev=link, file=draft.file)
         self.disk.write_file(folder, draft.file, content, durable=self.durable)
         digest = hashlib.sha256(content).hexdigest()
-        return Line(seq=seq, kind="record", time=now, file=draft.file, hash=number, sha256=digest)
+        return LedgerLine(seq=seq, kind="record", time=now, file=draft.file, hash=number, sha256=digest)
 
-    def _take_back(self, folder: Path, entries: Sequence[Draft | Event]) -> None:
+    def _take_back(self, folder: Path, entries: Sequence[PendingRecord | Event]) -> None:
         """No ledger line names these; if they cannot be removed, recovery will find them."""
         for entry in entries:
-            if isinstance(entry, Draft) and not entry.is_here:
+            if isinstance(entry, PendingRecord) and not entry.is_here:
                 with contextlib.suppress(OSError):
                     (folder / entry.file).unlink()
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tonle.audit import ledger
-from tonle.audit.ledger import Line
+from tonle.audit.ledger import LedgerLine
 from tonle.errors import InternalError, InvalidRequest, NotFound
 
 INDEX_NAME = "index.sqlite"
@@ -163,7 +163,7 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", [day, size + len(content)])
         return num_added
 
-    def _add(self, day: str, line: Line, seq: int | None = None) -> bool:
+    def _add(self, day: str, line: LedgerLine, seq: int | None = None) -> bool:
         try:
             record = msgspec.json.decode((self._directory / day / str(line.file)).read_bytes())
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit.catalog import Catalog
+from tonle.audit.catalog import ModelCatalog
 from tonle.audit.options import AuditOptions, from_environ
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
@@ -43,7 +43,7 @@ class AuditMiddleware:
         self.app = app
         self._is_mine = trail is None
         self.trail = trail or AuditTrail(options or from_environ(os.environ))
-        self.catalog = Catalog(app)
+        self.catalog = ModelCatalog(app)
         self._started = not self._is_mine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

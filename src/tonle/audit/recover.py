@@ -28,11 +28,11 @@ from typing import Any
 import msgspec
 
 from tonle.audit import intents, ledger
-from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit.chain import Chain, Event, PendingRecord
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
-from tonle.audit.ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, Line
+from tonle.audit.ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import chain_of, encode_fields, fields_of, is_ours
@@ -84,11 +84,11 @@ def _recover_newest(chain: Chain, day: str, notes: dict[str, Any]) -> None:
     _enter_orphans(chain, chain.directory / day, known, notes)
 
 
-def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[Line]:
+def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[LedgerLine]:
     """Cut off what cannot be trusted; note what is missing."""
     path = chain.ledger(day)
     content = path.read_bytes() if path.exists() else b""
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     kept = 0  # bytes
     head = _signed_head(chain, day, notes)
     before = chain.link_before(day)
@@ -121,7 +121,7 @@ def _signed_head(chain: Chain, day: str, notes: dict[str, Any]) -> Head | None:
     return None
 
 
-def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: int) -> Line | None:
+def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: int) -> LedgerLine | None:
     try:
         line = ledger.decode_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -138,7 +138,7 @@ def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: i
     return line if same and is_ours(content, chain.key) else None
 
 
-def _finish_redactions(chain: Chain, lines: list[Line]) -> None:
+def _finish_redactions(chain: Chain, lines: list[LedgerLine]) -> None:
     last = {(line.day, line.file): line for line in lines if line.kind == "redacted"}
     for (day, file), line in last.items():
         temp = chain.directory / str(day) / f"{TEMP_PREFIX}{file}"
@@ -160,7 +160,7 @@ def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: di
             notes.setdefault("torn", []).append(f"{folder.name}/{path.name}")
             continue
         if is_ours(content, chain.key):
-            drafts.append((seq, Draft(folder.name, path.name, fields_of(content), is_here=True)))
+            drafts.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
     if drafts:
         drafts.sort(key=lambda pair: (pair[0], pair[1].file))
         chain.append_locked(folder.name, [draft for _, draft in drafts])
@@ -193,14 +193,14 @@ def written_files(chain: Chain, since_ns: int) -> set[str]:
     return files
 
 
-def _draft_of(intent: intents.Intent) -> Draft:
+def _draft_of(intent: intents.Intent) -> PendingRecord:
     record = Record(lambda closed: None, intent.endpoint, request_id=intent.request_id, client=intent.client)
     record.id, record.opened_ns = intent.id, intent.opened_ns
     record.body = intent.body.encode() if intent.body is not None else None
     record.close("interrupted", error={"message": "the server died before this request ended"})
     record.closed_s = record.opened_s  # nobody knows how long it took
     facts = facts_of(record)
-    return Draft(ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
+    return PendingRecord(ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def _remove_temps(folder: Path) -> None:

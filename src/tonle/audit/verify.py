@@ -24,7 +24,7 @@ import msgspec
 from tonle.audit import ledger, seal
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.keys import PUBLIC_NAME, SigningKey, load_key
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, Line
+from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import TORN_SUFFIX
 from tonle.errors import ConfigError, NotFound
@@ -65,7 +65,7 @@ class Day:
     """What was found of one day, before any record is read."""
 
     name: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LedgerLine] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     head: Head | None = None
     names: set[str] = field(default_factory=set)  # of files
@@ -161,7 +161,7 @@ def _read_head(path: Path, name: str, found: list[Finding]) -> Head | None:
         return None
 
 
-def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, Line]) -> Iterator[Finding]:
+def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, LedgerLine]) -> Iterator[Finding]:
     """Does each line follow the one above it, and the first the day before?"""
     file = f"{day.name}/{LEDGER_NAME}"
     link = GENESIS
@@ -184,7 +184,9 @@ def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, Line]) 
             yield from _told_losses(day.name, line.facts)
 
 
-def _check_start(line: Line, name: str, before: Day | None, pruned: dict[str | None, Line]) -> Iterator[Finding]:
+def _check_start(
+    line: LedgerLine, name: str, before: Day | None, pruned: dict[str | None, LedgerLine]
+) -> Iterator[Finding]:
     expected_day = before.name if before is not None else None
     if line.after == expected_day:
         expected = before.lines[-1].link if before is not None and before.lines else GENESIS
@@ -271,7 +273,7 @@ class Expected:
 
 
 def _check_files(
-    directory: Path, days: Sequence[Day], redacted: dict[Any, Line], num_workers: int | None
+    directory: Path, days: Sequence[Day], redacted: dict[Any, LedgerLine], num_workers: int | None
 ) -> list[Finding]:
     expected: list[Expected] = []
     found: list[Finding] = []
@@ -360,7 +362,7 @@ def _explain(directory: Path, entry: Expected, actual: str | None, by_hash: dict
     return Finding(problem="edited", file=entry.file, detail="its content is not what was recorded")
 
 
-def _note(name: str, line: Line) -> str | None:
+def _note(name: str, line: LedgerLine) -> str | None:
     facts = line.facts or {}
     if line.kind == "pruned":
         return f"{line.day}: removed on {name} with {facts.get('records')} records"

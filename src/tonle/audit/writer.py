@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tonle.audit import ledger
-from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit.chain import Chain, Event, PendingRecord
 from tonle.audit.disk import locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import Facts, facts_of
@@ -109,10 +109,10 @@ class ChainWriter:
         if self._flusher is not None:
             self._flusher.close()
 
-    def _draft(self, facts: Facts) -> Draft:
+    def _draft(self, facts: Facts) -> PendingRecord:
         try:
             fields = encode_fields(document(facts, self._redactor, self._omit))
         except Exception:  # facts of a kind nobody thought of: the record is kept without them
             log.exception("the audit record of %s is kept without its content", facts.request_id)
             fields = encode_fields(document(facts.without_content(), self._redactor, self._omit))
-        return Draft(ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)
+        return PendingRecord(ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)

@@ -17,7 +17,7 @@ from tonle.engine.messages import ModelCard
 from tonle.engine.run.rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
-from tonle.engine.schedule import Limits, Scheduler
+from tonle.engine.schedule import Scheduler, SchedulerLimits
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
@@ -44,7 +44,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         context_length=context_length,

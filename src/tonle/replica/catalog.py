@@ -21,7 +21,7 @@ from tonle.protocol.openai import (
     DetokenizeRequest,
     ErrorBody,
     Health,
-    Model,
+    ModelInfo,
     ModelList,
     TokenizeRequest,
     Tokens,
@@ -52,7 +52,7 @@ ENTRIES = (
         CompletionRequest, Completion, example={"prompt": "The capital of France is", "max_tokens": 16},
     ),
     Entry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
-    Entry("GET", "/v1/models/{id}", "One of them.", reply=Model),
+    Entry("GET", "/v1/models/{id}", "One of them.", reply=ModelInfo),
     Entry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},

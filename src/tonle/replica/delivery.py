@@ -17,18 +17,18 @@ import msgspec
 from tonle.engine.messages import ModelCard
 from tonle.engine.request import Delta
 from tonle.protocol import sse
-from tonle.protocol.openai import FieldWarning, Sampling
+from tonle.protocol.openai import FieldWarning, SamplingFields
 from tonle.protocol.parse import parse
 from tonle.replica.exchange import Exchange
 from tonle.replica.job import Job
 from tonle.replica.replica import Replica, warning_headers
 from tonle.replica.served import Words
-from tonle.replica.translate import Order
+from tonle.replica.translate import EngineRequest
 
 # A body this large is made into a prompt on a thread: tokenizing it would hold up everybody's streams.
 THREAD_BYTES = 32 * 1024
 
-RequestT = TypeVar("RequestT", bound=Sampling)
+RequestT = TypeVar("RequestT", bound=SamplingFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Answer(Protocol):
     def whole(self) -> msgspec.Struct: ...
 
 
-Translate = Callable[[RequestT, Words, ModelCard, int], Order]
+Translate = Callable[[RequestT, Words, ModelCard, int], EngineRequest]
 MakeAnswer = Callable[[RequestT, Envelope, Job, Words], Answer]
 
 

@@ -15,10 +15,9 @@ from typing import Self
 
 from tonle.engine.request import Delta, Usage
 from tonle.errors import CapacityError, InternalError
-from tonle.protocol.openai import PromptTokensDetails
-from tonle.protocol.openai import Usage as WireUsage
+from tonle.protocol.openai import PromptTokensDetails, WireUsage
 from tonle.replica.served import Running, Served
-from tonle.replica.translate import Order
+from tonle.replica.translate import EngineRequest
 from tonle.telemetry.metrics import Metrics
 
 
@@ -37,7 +36,9 @@ class _Pace:
 class Job:
     """Use as a context manager: leaving it cancels whatever is not finished. Choice = prompt's place x n + index."""
 
-    def __init__(self, front: Served, order: Order, *, request_id: str, metrics: Metrics, salt: bytes = b"") -> None:
+    def __init__(
+        self, front: Served, order: EngineRequest, *, request_id: str, metrics: Metrics, salt: bytes = b""
+    ) -> None:
         self.order = order
         self.num_choices = len(order.parts) * order.n
         self._front = front

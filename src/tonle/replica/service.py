@@ -17,7 +17,7 @@ from tonle.protocol.openai import (
     Detokenized,
     DetokenizeRequest,
     Health,
-    Model,
+    ModelInfo,
     ModelList,
     TokenizeRequest,
     Tokens,
@@ -41,9 +41,9 @@ async def model(replica: Replica, exchange: Exchange) -> None:
     await _send(exchange, _model(replica, replica.resolve(exchange.scope["path_params"]["id"])))
 
 
-def _model(replica: Replica, name: str) -> Model:
+def _model(replica: Replica, name: str) -> ModelInfo:
     front = replica.front
-    return Model(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
+    return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
 
 
 async def tokenize(replica: Replica, exchange: Exchange) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from tonle.protocol.openai import StreamOptions, Usage
+from tonle.protocol.openai import StreamOptions, WireUsage
 from tonle.replica.job import Job
 
 
@@ -17,7 +17,7 @@ class StreamUsage:
         self._throughout = options is not None and bool(options.continuous_usage_stats)
         self._job = job
 
-    def in_chunk(self) -> Usage | UnsetType | None:
+    def in_chunk(self) -> WireUsage | UnsetType | None:
         if self._throughout:
             return self._job.wire_usage
         # OpenAI puts a null into every chunk of a stream that will end with the usage.

@@ -204,7 +204,7 @@ def test_forged_lines_after_the_head_are_not_signed_by_a_restart(trail: Path) ->
     """Links need no key; only what the key's holder wrote may be taken over after a crash."""
     path = trail / DAYS[-1] / ledger.LEDGER_NAME
     last = ledger.read_lines(path.read_bytes())[-1][1]
-    forged = ledger.Line(seq=last.seq + 1, kind="pruned", time=last.time, day=DAYS[0], hash="0" * 64)
+    forged = ledger.LedgerLine(seq=last.seq + 1, kind="pruned", time=last.time, day=DAYS[0], hash="0" * 64)
     with path.open("ab") as file:
         file.write(ledger.link(forged, last.link))
     assert only(trail).problem == "signature"

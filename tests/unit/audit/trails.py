@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tonle.audit import AuditOptions, AuditTrail
-from tonle.audit.chain import Chain, Draft
+from tonle.audit.chain import Chain, PendingRecord
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
 from tonle.audit.keys import load_or_create_key
@@ -62,11 +62,11 @@ def make_chain(directory: Path) -> Chain:
     return chain
 
 
-def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> Draft:
+def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> PendingRecord:
     record = Record(lambda closed: None, CHAT, body=body)
     record.close("ok", http_status=200, output=output, usage=USAGE)
     facts = facts_of(record)
-    return Draft(day, file_name(facts), encode_fields(document(facts, Redactor(()))))
+    return PendingRecord(day, file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def write_days(directory: Path, days: dict[str, int]) -> Chain:

@@ -20,7 +20,7 @@ _KEY = attrgetter("key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     """What the scheduler must keep to."""
 
     max_num_seqs: int
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """What a commit means to the callers, in parallel lists."""
 
     handles: list[int] = field(default_factory=list)
@@ -46,14 +46,13 @@ class Outcome:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
         self.limits = limits
         self.pool = pool
         self.waiting = WaitingLine()
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
-        self.started: dict[
-            int, tuple[float, int]
-        ] = {}  # first scheduled since last asked: handle -> now, cached tokens
+        # First scheduled since last asked: handle -> now, cached tokens.
+        self.started: dict[int, tuple[float, int]] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -125,14 +124,14 @@ class Scheduler:
         return max(0.0, oldest + self.limits.batch_timeout_s - now)
 
     def _in_order(self) -> list[Sequence]:
-        """Who runs, most important first; before all others those with one token to go, which must not miss a beat."""
-        beating: list[Sequence] = []
-        behind: list[Sequence] = []
+        """Running sequences, most important first; before all others those that decode, which advance in every step."""
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
         for sequence in self.running.values():
-            (beating if sequence.num_remaining <= 1 else behind).append(sequence)
-        beating.sort(key=_KEY)
-        behind.sort(key=_KEY)
-        return beating + behind
+            (decoding if sequence.num_remaining <= 1 else prefilling).append(sequence)
+        decoding.sort(key=_KEY)
+        prefilling.sort(key=_KEY)
+        return decoding + prefilling
 
     def _schedule(self, sequence: Sequence, count: int, plan: Plan) -> None:
         assert sequence.row is not None
@@ -250,9 +249,9 @@ class Scheduler:
 
     # -- committing
 
-    def commit(self, plan: Plan, result: StepResult) -> Outcome:
+    def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
         """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
-        outcome = Outcome()
+        outcome = StepOutcome()
         sampled = iter(result.tokens)
         for i, sequence in enumerate(plan.sequences):
             token = next(sampled) if plan.samples[i] else None

@@ -38,7 +38,7 @@ def packed(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_query_sees_what_it_may(
     window: int | None, twice: bool, eight: bool, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "_EXACT", prefill.Cut(keys, warps=4, twice=twice))
+    monkeypatch.setattr(prefill, "_EXACT", prefill.PrefillTiling(keys, warps=4, twice=twice))
     rng = torch.Generator().manual_seed(keys)
     batch = StepBuffer(Sizes(max_rows=4, max_tokens=300, max_updates=1, max_items=1), device=torch.device("cpu"))
     width = 20
