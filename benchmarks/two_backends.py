@@ -32,8 +32,8 @@ from benchmarks.peers import files
 from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
 from benchmarks.peers.servers import VLLM_PYTHON
 from tonle.audit.chain import Chain
-from tonle.audit.keys import load_key
 from tonle.audit.recover import recover
+from tonle.audit.signing_keys import load_key
 from tonle.audit.verify import verify
 
 MODEL, PUBLIC = "smol", "smol-ab"

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.audit.trails import draft, files, make_chain
-from tonle.audit import ledger, seal
+from tonle.audit import day_ledger, seal
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
-from tonle.audit.keys import HMAC, SigningKey, load_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import recover
 from tonle.audit.retention import prune_days, redact_records, removing
+from tonle.audit.signing_keys import HMAC, SigningKey, load_key
 from tonle.audit.verify import verify
 
 DAYS = [f"2025-03-{day:02d}" for day in range(1, 8)]
@@ -83,7 +83,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
             redact_records(chain, [found[detail % len(found)]], removing(["output", "messages"]), reason="test")
         elif action == "prune":
             recover(chain := Chain(directory, load_key(directory / KEY_NAME)))
-            for gone in ledger.days_in(directory)[:-1]:
+            for gone in day_ledger.days_in(directory)[:-1]:
                 if gone < "2025-03-03":
                     num_records -= len(files(directory, gone))
             keep = _days_since("2025-03-03")
@@ -96,7 +96,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
 def _days_since(day: str) -> int:
     from datetime import date
 
-    return (date.fromisoformat(ledger.today()) - date.fromisoformat(day)).days
+    return (date.fromisoformat(day_ledger.today()) - date.fromisoformat(day)).days
 
 
 @given(script=st.lists(steps, max_size=12))
@@ -105,7 +105,7 @@ def test_a_trail_verifies_after_any_life(script: list[tuple[str, Any]]) -> None:
     directory = Path(tempfile.mkdtemp())
     try:
         num_records = live(directory, script)
-        if ledger.days_in(directory):
+        if day_ledger.days_in(directory):
             report = verify(directory)
             assert report.ok, report.findings
             assert report.num_records == num_records

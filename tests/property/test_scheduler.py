@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import GenerationConfig, Request
 from tonle.engine.schedule import Scheduler, SchedulerLimits

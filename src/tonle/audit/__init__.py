@@ -25,7 +25,7 @@ nothing here waits for a disk, and nothing raises for a reason of the disk excep
 
 from typing import TYPE_CHECKING, Any
 
-from tonle.audit.options import AuditOptions
+from tonle.audit.audit_options import AuditOptions
 from tonle.audit.record import STATUSES, Record, Status, status_for
 from tonle.audit.trail import Alarm, AuditStats, AuditTrail
 from tonle.audit.usage import ask_for_usage

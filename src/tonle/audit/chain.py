@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tonle.audit import ledger
+from tonle.audit import day_ledger
+from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, LedgerLine
 from tonle.audit.disk import Disk, locked
-from tonle.audit.keys import SigningKey
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, LedgerLine
 from tonle.audit.seal import Plain, seal
+from tonle.audit.signing_keys import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PendingRecord:
 class Event:
     """Something else to write down."""
 
-    kind: ledger.Kind
+    kind: day_ledger.Kind
     values: dict[str, Any] = field(default_factory=dict)  # fields of LedgerLine
 
 
@@ -77,7 +77,7 @@ class Chain:
 
     def _day_of(self, entry: PendingRecord | Event) -> str:
         """Time in the trail never goes back, whatever clocks do."""
-        day = entry.day if isinstance(entry, PendingRecord) else ledger.today()
+        day = entry.day if isinstance(entry, PendingRecord) else day_ledger.today()
         return max(day, self.tail.day or "")
 
     # -- for those who hold the lock
@@ -87,7 +87,7 @@ class Chain:
         stamp = self.directory.stat().st_mtime_ns
         if stamp != self._stamp:
             self._stamp = stamp
-            days = [day for day in ledger.days_in(self.directory) if self.head(day).exists()]
+            days = [day for day in day_ledger.days_in(self.directory) if self.head(day).exists()]
             if days and days[-1] != self.tail.day:
                 self.tail = Tail(days[-1], days[-2] if len(days) > 1 else None, size=-1)  # not the size of any file
         if self.tail.day is None:
@@ -111,7 +111,7 @@ class Chain:
             self._open_day(day)
         self.name_latest()
         tail, folder = self.tail, self.directory / day
-        seq, link, now = tail.seq, tail.link, ledger.now_text()
+        seq, link, now = tail.seq, tail.link, day_ledger.now_text()
         texts: list[bytes] = []
         lines: list[LedgerLine] = []
         try:
@@ -123,7 +123,7 @@ class Chain:
                     line = LedgerLine(seq=seq, kind=entry.kind, time=now, **entry.values)
                 if seq == 1:
                     line.after, line.prev = tail.after, tail.link
-                texts.append(ledger.link(line, link))
+                texts.append(day_ledger.link(line, link))
                 lines.append(line)
                 link = line.link
             if self.durable:
@@ -139,7 +139,7 @@ class Chain:
         tail = self.tail
         if tail.day is None or (tail.day, tail.link) == self._signed:
             return
-        head = ledger.sign_head(self.key, "day", tail.day, tail.seq, tail.link)
+        head = day_ledger.sign_head(self.key, "day", tail.day, tail.seq, tail.link)
         self.disk.overwrite(self.head(tail.day), head, durable=self.durable)
         self._signed = (tail.day, tail.link)
 
@@ -163,7 +163,7 @@ class Chain:
             return
         path = self.directory / LATEST_NAME
         try:
-            latest = ledger.read_head(path)
+            latest = day_ledger.read_head(path)
         except ValueError:
             latest = None  # recovery has noted it
         if latest is None or latest.day < self.tail.day:
@@ -171,7 +171,7 @@ class Chain:
         self._named = self.tail.day
 
     def _write_head(self, path: Path, kind: str, tail: Tail) -> None:
-        head = ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
+        head = day_ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
         self.disk.write_file(str(path.parent), path.name, head, durable=self.durable)
 
     def _write_record(self, folder: str, draft: PendingRecord, seq: int, link: str, now: str) -> LedgerLine:
@@ -197,12 +197,12 @@ class Chain:
             self.tail = Tail(day, self.tail.after, 0, self.link_before(day), 0)
             return
         start = content.rfind(b"\n", 0, whole - 1) + 1
-        line = ledger.decode_line(content[start : whole - 1])
+        line = day_ledger.decode_line(content[start : whole - 1])
         self.tail = Tail(day, self.tail.after, line.seq, line.link, whole)
 
     def link_before(self, day: str) -> str:
         """What the first line of `day` follows."""
-        for earlier in reversed([name for name in ledger.days_in(self.directory) if name < day]):
-            if self.ledger(earlier).exists() and (lines := ledger.read_lines(self.ledger(earlier).read_bytes())):
+        for earlier in reversed([name for name in day_ledger.days_in(self.directory) if name < day]):
+            if self.ledger(earlier).exists() and (lines := day_ledger.read_lines(self.ledger(earlier).read_bytes())):
                 return lines[-1][1].link
         return GENESIS

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from tonle.audit.disk import TEMP_PREFIX
-from tonle.audit.keys import SigningKey
 from tonle.audit.record import Record
+from tonle.audit.signing_keys import SigningKey
 
 FOLDER_NAME = "open"
 SUFFIX = ".log"  # of a page; a draft has none

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit.catalog import ModelCatalog
-from tonle.audit.options import AuditOptions, from_environ
+from tonle.audit.audit_options import AuditOptions, from_environ
+from tonle.audit.model_catalog import ModelCatalog
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.audit.usage import ask_for_usage

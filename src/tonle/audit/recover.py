@@ -27,12 +27,12 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit import intents, ledger
+from tonle.audit import day_ledger, intents
 from tonle.audit.chain import Chain, Event, PendingRecord
+from tonle.audit.day_ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
-from tonle.audit.ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import chain_of, encode_fields, fields_of, is_ours
@@ -52,12 +52,12 @@ def recover(chain: Chain) -> dict[str, Any]:
         _check_latest(chain, notes)
         if chain.tail.day is not None:
             _recover_newest(chain, chain.tail.day, notes)
-        for day in ledger.days_in(chain.directory)[-2:]:
+        for day in day_ledger.days_in(chain.directory)[-2:]:
             _remove_temps(chain.directory / day)
         _interrupted(chain, notes)
         if notes:
             log.warning("the audit trail was repaired after a crash: %s", notes)
-            chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("recovery", {"facts": notes})])
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), [Event("recovery", {"facts": notes})])
         chain.name_latest()
         chain.sign_locked()
     return notes
@@ -66,7 +66,7 @@ def recover(chain: Chain) -> dict[str, Any]:
 def _check_latest(chain: Chain, notes: dict[str, Any]) -> None:
     """Whether the newest day is still there. A crash cannot remove one."""
     try:
-        latest = ledger.read_head(chain.directory / LATEST_NAME)
+        latest = day_ledger.read_head(chain.directory / LATEST_NAME)
     except ValueError:
         latest = None
     if latest is None:
@@ -112,7 +112,7 @@ def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[LedgerLi
 
 def _signed_head(chain: Chain, day: str, notes: dict[str, Any]) -> Head | None:
     try:
-        head = ledger.read_head(chain.head(day))
+        head = day_ledger.read_head(chain.head(day))
         if head is not None and chain.key.check(head.message(), head.signature):
             return head
     except ValueError:
@@ -123,12 +123,12 @@ def _signed_head(chain: Chain, day: str, notes: dict[str, Any]) -> Head | None:
 
 def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: int) -> LedgerLine | None:
     try:
-        line = ledger.decode_line(text)
+        line = day_ledger.decode_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if line.seq <= signed_seq:
         return line  # the signature vouches for it, or `verify` will say that it does not
-    if line.kind != "record" or line.file is None or ledger.link_of(ledger.body_of(text), before) != line.link:
+    if line.kind != "record" or line.file is None or day_ledger.link_of(day_ledger.body_of(text), before) != line.link:
         return None
     try:
         content = (folder / line.file).read_bytes()
@@ -176,7 +176,7 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
         written = {file.rsplit("_", 2)[1] for file in files_since}  # short ids
         drafts = [_draft_of(intent) for intent in left if intent.id not in written]
         if drafts:
-            chain.append_locked(max(ledger.today(), chain.tail.day or ""), drafts)
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), drafts)
             notes["interrupted"] = [draft.file for draft in drafts]
     for path in files:
         path.unlink(missing_ok=True)
@@ -184,11 +184,11 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
 
 def written_files(chain: Chain, since_ns: int) -> set[str]:
     """Names of all records written since."""
-    first_day = ledger.text_of(since_ns)[:10]
+    first_day = day_ledger.text_of(since_ns)[:10]
     files: set[str] = set()
-    for day in ledger.days_in(chain.directory):
+    for day in day_ledger.days_in(chain.directory):
         if day >= first_day and chain.ledger(day).exists():
-            lines = ledger.read_lines(chain.ledger(day).read_bytes())
+            lines = day_ledger.read_lines(chain.ledger(day).read_bytes())
             files.update(line.file for _, line in lines if line.kind == "record" and line.file)
     return files
 
@@ -200,7 +200,7 @@ def _draft_of(intent: intents.Intent) -> PendingRecord:
     record.close("interrupted", error={"message": "the server died before this request ended"})
     record.closed_s = record.opened_s  # nobody knows how long it took
     facts = facts_of(record)
-    return PendingRecord(ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
+    return PendingRecord(day_ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def _remove_temps(folder: Path) -> None:

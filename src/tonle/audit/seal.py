@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tonle.audit.keys import SigningKey
+from tonle.audit.signing_keys import SigningKey
 from tonle.errors import InvalidRequest
 
 VERSION = 1

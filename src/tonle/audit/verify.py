@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from tonle.audit import ledger, seal
+from tonle.audit import day_ledger, seal
+from tonle.audit.audit_options import KEY_NAME
+from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.disk import TEMP_PREFIX, locked
-from tonle.audit.keys import PUBLIC_NAME, SigningKey, load_key
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import TORN_SUFFIX
+from tonle.audit.signing_keys import PUBLIC_NAME, SigningKey, load_key
 from tonle.errors import ConfigError, NotFound
 
 # edited: a file has other content · deleted: it is gone · swapped: it holds another record of the day · reordered: the
@@ -86,7 +86,7 @@ def verify(
     key = _key(directory, key_file)
     found: list[Finding] = []
     with locked(directory, shared=True):
-        days = [_read_day(directory, name, found) for name in ledger.days_in(directory)]
+        days = [_read_day(directory, name, found) for name in day_ledger.days_in(directory)]
         latest = _read_head(directory / LATEST_NAME, LATEST_NAME, found)
     if not days and latest is None:
         raise NotFound(f"there is no audit trail in {directory}")
@@ -145,7 +145,7 @@ def _read_day(directory: Path, name: str, found: list[Finding]) -> Day:
         if not text:
             continue
         try:
-            day.lines.append(ledger.decode_line(text))
+            day.lines.append(day_ledger.decode_line(text))
             day.texts.append(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             detail = f"line {number} cannot be read"
@@ -155,7 +155,7 @@ def _read_day(directory: Path, name: str, found: list[Finding]) -> Day:
 
 def _read_head(path: Path, name: str, found: list[Finding]) -> Head | None:
     try:
-        return ledger.read_head(path)
+        return day_ledger.read_head(path)
     except ValueError as error:
         found.append(Finding(problem="signature", file=name, detail=f"the head cannot be read: {error}"))
         return None
@@ -176,7 +176,7 @@ def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, LedgerL
             detail = f"the ledger has seq {line.seq} where {seq} should be"
             yield Finding(problem="reordered", file=subject, detail=detail)
             seq = line.seq
-        elif ledger.link_of(ledger.body_of(text), link) != line.link:
+        elif day_ledger.link_of(day_ledger.body_of(text), link) != line.link:
             detail = f"its ledger line (seq {seq}) was changed, or does not follow the one before it"
             yield Finding(problem="reordered", file=subject, detail=detail)
         link = line.link

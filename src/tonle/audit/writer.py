@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tonle.audit import ledger
+from tonle.audit import day_ledger
 from tonle.audit.chain import Chain, Event, PendingRecord
 from tonle.audit.disk import locked
 from tonle.audit.document import document, file_name
@@ -115,4 +115,4 @@ class ChainWriter:
         except Exception:  # facts of a kind nobody thought of: the record is kept without them
             log.exception("the audit record of %s is kept without its content", facts.request_id)
             fields = encode_fields(document(facts.without_content(), self._redactor, self._omit))
-        return PendingRecord(ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)
+        return PendingRecord(day_ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)

@@ -156,7 +156,7 @@ def replay(
     """
     import httpx
 
-    from tonle.audit import replay as player
+    from tonle.audit import replay_records as player
     from tonle.audit.export import read_records
     from tonle.audit.index import Index
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tonle.config.engine import EngineConfig
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
 from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
-from tonle.engine.run.rows import Rows
+from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Scheduler, SchedulerLimits
@@ -27,7 +27,7 @@ from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 if TYPE_CHECKING:  # brings numba
-    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.cpu_decoder import CpuDecoder
 
 log = logging.getLogger("tonle.engine")
 

@@ -18,7 +18,7 @@ from tonle.engine.run.packing import Packer
 from tonle.engine.run.settings import RowKeeper
 from tonle.errors import ConfigError
 from tonle.models.cuda.batch import Sizes
-from tonle.models.cuda.cuts import max_items
+from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel, unsupported
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.audit.trails import ask, draft, files, records, running, write_days
-from tonle.audit import ledger
+from tonle.audit import day_ledger
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
 from tonle.audit.disk import TEMP_PREFIX
-from tonle.audit.keys import load_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import recover
 from tonle.audit.retention import redact_records, removing
+from tonle.audit.signing_keys import load_key
 from tonle.audit.verify import verify
 
 WRITER = """
@@ -158,7 +158,7 @@ def test_a_redaction_is_finished_or_never_happened(
     def die(*args: object) -> None:
         raise KeyboardInterrupt
 
-    chain.append([draft(ledger.today())])  # today is open, so that only the redaction itself is cut short
+    chain.append([draft(day_ledger.today())])  # today is open, so that only the redaction itself is cut short
     chain.sign()
     monkeypatch.setattr(*((Path, "rename") if is_signed else (Chain, "sign_locked")), die)
     with pytest.raises(KeyboardInterrupt):

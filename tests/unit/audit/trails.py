@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tonle.audit import AuditOptions, AuditTrail
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain, PendingRecord
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
-from tonle.audit.keys import load_or_create_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import encode_fields
+from tonle.audit.signing_keys import load_or_create_key
 
 CHAT = "/v1/chat/completions"
 BODY = {

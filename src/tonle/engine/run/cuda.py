@@ -19,7 +19,7 @@ from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.runner import LaunchedStep, Runner
 from tonle.engine.run.settings import RowKeeper
-from tonle.engine.sample.logprobs import RawLogprobs, raw_logprobs
+from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.cuda.model import CudaModel
 
 # Prompt tokens described at a time. Their logits take 10 bytes per entry of the vocabulary: 195 MB of 152,000 entries, which

@@ -12,7 +12,7 @@ import numpy as np
 
 from tonle.engine.plan import Plan
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
-from tonle.models.cuda.cuts import stretch_tokens
+from tonle.models.cuda.decode_tiling import stretch_tokens
 
 RING = 4  # buffers: a step's is written while those of earlier ones may still be on their way to the device
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from tonle.engine.plan import Plan, StepResult
-from tonle.engine.run.rows import Rows
-from tonle.engine.sample.logprobs import RawLogprobs, raw_logprobs, token_logprobs
+from tonle.engine.run.batch_rows import Rows
 from tonle.engine.sample.sampler import Sampler
+from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
 from tonle.models.inputs import KVCache, StepInputs
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
 from tonle.engine.schedule.queue import WaitingLine, order_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tonle.engine.kv.prefix import block_digest, root_digest
+from tonle.engine.kv.block_pool import block_digest, root_digest
 from tonle.engine.request import Request
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from tonle.models.cpu.target import prepare_numba
+from tonle.models.cpu.numba_setup import prepare_numba
 
 prepare_numba()
 

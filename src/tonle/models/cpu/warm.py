@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from tonle.models.cpu.numba_setup import kernels_dir
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
-from tonle.models.cpu.target import kernels_dir
 from tonle.models.cpu.vector import GROUP, HALF, LANES, ROWS
 from tonle.models.cpu.workspace import Workspace
 

@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.device import roomy
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.gpu_features import roomy
+from tonle.models.cuda.launch import follow, launch
 
 MAX_ROWS = 16
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import StepResult
 from tonle.engine.request import GenerationConfig, Request, RequestPriority
 from tonle.engine.schedule import Scheduler, SchedulerLimits, sequence

@@ -13,9 +13,9 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 
 from benchmarks.workload import SHAPES, write_config
 
-from tonle.models.cuda import decode, embed, gemv, pointwise, prefill, rope, sample, skinny
+from tonle.models.cuda import cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny
 from tonle.models.cuda.batch import Sizes
-from tonle.models.cuda.cuts import max_items
+from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
@@ -36,7 +36,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
         fixed = [value for parameter, value in named if parameter.annotation == "tl.constexpr"]
         seen.add((kernel.fn.__name__, *fixed, *sorted(options.items())))
 
-    for module in (decode, embed, gemv, pointwise, prefill, rope, sample, skinny):
+    for module in (cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny):
         monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(skinny, "roomy", lambda: True)
     return seen

@@ -22,7 +22,7 @@ from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.plan import Plan
 from tonle.engine.request import GenerationConfig
 from tonle.engine.run import graphs
-from tonle.models.cuda import cuts, decode, gemv, sample
+from tonle.models.cuda import decode_attention, decode_tiling, gemv, sample
 
 NEW = 4
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
@@ -35,11 +35,11 @@ def small_tilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
-    for module in (cuts, decode):
+    for module in (decode_tiling, decode_attention):
         monkeypatch.setattr(
             module,
             "decode_tiling",
-            lambda rows, kv_heads, fp8=False: cuts.DecodeTiling(32, 4, 3, 8, rows < 3 and not fp8),
+            lambda rows, kv_heads, fp8=False: decode_tiling.DecodeTiling(32, 4, 3, 8, rows < 3 and not fp8),
         )
     monkeypatch.setattr(gemv, "gemv_tiling", lambda outputs, inputs, norm: gemv.GemvTiling(64, 32, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 2)

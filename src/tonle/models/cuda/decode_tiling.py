@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-JOINED_AT_ONCE = 8  # stretches that `_joined` of decode.py reads together
+JOINED_AT_ONCE = 8  # stretches that `_joined` of `decode_attention.py` reads together
 _SHORTEST = 64  # stretch, tokens
 
 

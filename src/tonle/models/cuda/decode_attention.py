@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.cuts import decode_tiling, max_items
-from tonle.models.cuda.dependent import follow
+from tonle.models.cuda.cuda_rope import angles_at, both_read, heads_at, turned
+from tonle.models.cuda.decode_tiling import decode_tiling, max_items
 from tonle.models.cuda.fp8 import exponent, halved, packed, reciprocal
-from tonle.models.cuda.launch import launch
-from tonle.models.cuda.rope import angles_at, both_read, heads_at, turned
+from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 

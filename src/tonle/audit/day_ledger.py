@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tonle.audit.keys import SigningKey
+from tonle.audit.signing_keys import SigningKey
 
 LEDGER_NAME = "chain.jsonl"
 HEAD_NAME = "head.json"

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
-from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import halved
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 
