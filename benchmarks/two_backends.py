@@ -218,7 +218,7 @@ def report(tally: Tally, records: list[dict[str, Any]], victim: str) -> list[str
         if not any(w == why for w, _ in routes)
     ]
     if len({arm for arm, _ in arms}) != 2:
-        problems.append("one arm got nobody")
+        problems.append("one arm got no requests")
     if not retried:
         problems.append("nothing was retried: the victim died idle")
     if any(len(times) != 2 or times[0] != 0 for times in cached):

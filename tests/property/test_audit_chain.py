@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.audit.trails import draft, files, make_chain
+from tests.unit.audit.trails import files, make_chain, pending_record
 from tonle.audit import day_ledger, seal
 from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
@@ -55,7 +55,7 @@ def crash(chain: Chain, directory: Path, day: str, stage: str) -> None:
     """Write a record up to some point and forget that we did."""
     path = chain.ledger(day)
     before = path.read_bytes() if path.exists() else b""
-    chain.append([draft(day)])
+    chain.append([pending_record(day)])
     newest = str(chain.tail.day)
     path = chain.ledger(newest)
     if newest != day:
@@ -70,7 +70,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
     chain, day, num_records = make_chain(directory), 0, 0
     for action, detail in script:
         if action == "write":
-            chain.append([draft(DAYS[day % 7], output=str(number)) for number in range(detail)])
+            chain.append([pending_record(DAYS[day % 7], output=str(number)) for number in range(detail)])
             chain.sign()
             num_records += detail
         elif action == "next day":
@@ -124,7 +124,7 @@ def test_any_damage_is_found(sizes: list[int], damage: str, where: int) -> None:
     try:
         chain = make_chain(directory)
         for day, size in zip(DAYS, sizes, strict=False):
-            chain.append([draft(day, output=str(number)) for number in range(size)])
+            chain.append([pending_record(day, output=str(number)) for number in range(size)])
             chain.sign()
         # Everything in a day is covered, heads and ledgers too.
         targets = sorted(

@@ -174,11 +174,11 @@ class Chain:
         head = day_ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
         self.disk.write_file(str(path.parent), path.name, head, durable=self.durable)
 
-    def _write_record(self, folder: str, draft: PendingRecord, seq: int, link: str, now: str) -> LedgerLine:
-        content, number = seal(draft.fields, self.key, seq=seq, prev=link, file=draft.file)
-        self.disk.write_file(folder, draft.file, content, durable=self.durable)
+    def _write_record(self, folder: str, record: PendingRecord, seq: int, link: str, now: str) -> LedgerLine:
+        content, number = seal(record.fields, self.key, seq=seq, prev=link, file=record.file)
+        self.disk.write_file(folder, record.file, content, durable=self.durable)
         digest = hashlib.sha256(content).hexdigest()
-        return LedgerLine(seq=seq, kind="record", time=now, file=draft.file, hash=number, sha256=digest)
+        return LedgerLine(seq=seq, kind="record", time=now, file=record.file, hash=number, sha256=digest)
 
     def _take_back(self, folder: Path, entries: Sequence[PendingRecord | Event]) -> None:
         """No ledger line names these; if they cannot be removed, recovery will find them."""

@@ -1,4 +1,4 @@
-"""`AuditMiddleware`: the audit trail around somebody else's server, as plain ASGI.
+"""`AuditMiddleware`: the audit trail around any other server, as plain ASGI.
 
     vllm serve MODEL --middleware tonle.audit.AuditMiddleware          (configured by TONLE_AUDIT_DIR and its siblings)
 
@@ -39,7 +39,7 @@ class AuditMiddleware:
     """One trail per middleware, begun with the first request (or the server's start) and ended with the server."""
 
     def __init__(self, app: App, options: AuditOptions | None = None, *, trail: AuditTrail | None = None) -> None:
-        """`trail`: one that somebody else starts and closes."""
+        """`trail`: one that the caller starts and closes."""
         self.app = app
         self._is_mine = trail is None
         self.trail = trail or AuditTrail(options or from_environ(os.environ))
@@ -112,7 +112,7 @@ class Visit:
             if body is not None:
                 self._ask_for_usage(body)
             await self._middleware.app(self._scope, self._read, self._write)
-            if self._is_done and self._http_status == 200:  # the caller has it all; nobody waits for this
+            if self._is_done and self._http_status == 200:  # the caller has the whole answer and does not wait for this
                 await self._middleware.catalog.learn(_model_asked(body), self._scope)
         except BaseException as raised:
             error = raised

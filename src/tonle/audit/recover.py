@@ -100,7 +100,7 @@ def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[LedgerLi
         before = line.link
         kept += len(text) + 1
     if head is not None and head.seq > len(lines):
-        # Somebody cut the ledger, or a power cut did. The signed head is the evidence; it is about to be replaced.
+        # The ledger was cut by hand, or by a power failure. The signed head is the evidence; it is about to be replaced.
         notes["truncated"] = {"day": day, "ledger_seq": len(lines), "head_seq": head.seq, "head_link": head.link}
     if kept < len(content):
         cut = content[kept:]
@@ -148,7 +148,7 @@ def _finish_redactions(chain: Chain, lines: list[LedgerLine]) -> None:
 
 
 def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: dict[str, Any]) -> None:
-    drafts = []
+    pending = []
     for path in folder.iterdir():
         if path.name in known or path.name in _OWN_NAMES or path.suffix != ".json" or path.name[0] == ".":
             continue
@@ -160,11 +160,11 @@ def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: di
             notes.setdefault("torn", []).append(f"{folder.name}/{path.name}")
             continue
         if is_ours(content, chain.key):
-            drafts.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
-    if drafts:
-        drafts.sort(key=lambda pair: (pair[0], pair[1].file))
-        chain.append_locked(folder.name, [draft for _, draft in drafts])
-        notes["entered"] = [f"{folder.name}/{draft.file}" for _, draft in drafts]
+            pending.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
+    if pending:
+        pending.sort(key=lambda pair: (pair[0], pair[1].file))
+        chain.append_locked(folder.name, [record for _, record in pending])
+        notes["entered"] = [f"{folder.name}/{record.file}" for _, record in pending]
 
 
 def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
@@ -174,10 +174,10 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
     if left:
         files_since = written_files(chain, min(intent.opened_ns for intent in left))
         written = {file.rsplit("_", 2)[1] for file in files_since}  # short ids
-        drafts = [_draft_of(intent) for intent in left if intent.id not in written]
-        if drafts:
-            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), drafts)
-            notes["interrupted"] = [draft.file for draft in drafts]
+        pending = [_interrupted_record(intent) for intent in left if intent.id not in written]
+        if pending:
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), pending)
+            notes["interrupted"] = [record.file for record in pending]
     for path in files:
         path.unlink(missing_ok=True)
 
@@ -193,12 +193,12 @@ def written_files(chain: Chain, since_ns: int) -> set[str]:
     return files
 
 
-def _draft_of(intent: intents.Intent) -> PendingRecord:
+def _interrupted_record(intent: intents.Intent) -> PendingRecord:
     record = Record(lambda closed: None, intent.endpoint, request_id=intent.request_id, client=intent.client)
     record.id, record.opened_ns = intent.id, intent.opened_ns
     record.body = intent.body.encode() if intent.body is not None else None
     record.close("interrupted", error={"message": "the server died before this request ended"})
-    record.closed_s = record.opened_s  # nobody knows how long it took
+    record.closed_s = record.opened_s  # how long it took is not known
     facts = facts_of(record)
     return PendingRecord(day_ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
 

@@ -322,7 +322,7 @@ class AuditTrail:
             if self._is_full():
                 self._fail(f"less than {self.options.min_free_bytes} bytes are free in {self.options.directory}")
             elif self.stats.failing is not None and self._queue.empty():
-                self._append([])  # the disk may take it again, and nobody would find out
+                self._append([])  # the disk may take it again, and without a try that would go unnoticed
         except OSError as error:
             self._fail_for(error)
 

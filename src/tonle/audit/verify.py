@@ -2,7 +2,7 @@
 
 A day is in order if its ledger links up from the day before to its signed head, and every file it names is here with
 the very bytes it names, or the bytes that a later signed redaction names, in which case the record's own hash must
-still come out. Files that nobody names are findings too. With the bytes compared there is no need to parse: only
+still come out. Files that no ledger line names are findings too. With the bytes compared there is no need to parse: only
 files that differ are looked into, to say how.
 
 Does: read only. Does not: repair (`recover.py`). Cannot see: that the whole directory, heads included, was put back
@@ -31,7 +31,7 @@ from tonle.errors import ConfigError, NotFound
 
 # edited: a file has other content · deleted: it is gone · swapped: it holds another record of the day · reordered: the
 # ledger's lines do not follow each other · truncated: the end is missing · signature: a head is not signed by the key
-# foreign: nobody wrote it · day: a whole day is missing or does not follow the one before
+# foreign: no ledger line names it · day: a whole day is missing or does not follow the one before
 Problem = Literal["edited", "deleted", "swapped", "reordered", "truncated", "signature", "foreign", "day"]
 
 CHUNK = 2000  # files a worker checks at a time
@@ -246,7 +246,7 @@ def _check_head(day: Day, key: SigningKey) -> Iterator[Finding]:
 def _check_latest(latest: Head | None, days: Sequence[Day], pruned: Any, key: SigningKey) -> Iterator[Finding]:
     if latest is None:
         yield Finding(
-            problem="day", file=LATEST_NAME, detail="it is missing: nobody knows which day should be the last"
+            problem="day", file=LATEST_NAME, detail="it is missing: which day should be the last is not known"
         )
     elif not _is_signed(latest, "latest", key):
         detail = f"it is not signed by the key {key.fingerprint}"
@@ -291,7 +291,7 @@ def _check_files(
 
 
 def _foreign(day: Day, torn: set[str]) -> Iterator[Finding]:
-    """Files that nobody names. `torn` are those that recovery put aside."""
+    """Files that no ledger line names. `torn` are those that recovery put aside."""
     told = {line.file for line in day.lines} | {HEAD_NAME, LEDGER_NAME}
     for name in sorted(day.names - told):
         if not name.startswith(TEMP_PREFIX) and f"{day.name}/{name}".removesuffix(TORN_SUFFIX) not in torn:

@@ -87,7 +87,7 @@ def choose_device(name: str) -> torch.device:
 
 def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDecoder:
     dtype = _DTYPES.get(config.dtype)
-    if not isinstance(model, ModelSource):  # a live model stays where it is, unless somebody says otherwise
+    if not isinstance(model, ModelSource):  # a live model stays where it is, unless configured otherwise
         return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
     device = choose_device(config.device)
     if device.type == "cpu" and dtype is None and config.load_format == "auto":

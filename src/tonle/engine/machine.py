@@ -16,7 +16,7 @@ from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.engine")
 
-DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, where nobody says
+DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, unless configured
 
 
 class AnyDecoder(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.audit.trails import draft, files, make_chain, write_days
+from tests.unit.audit.trails import files, make_chain, pending_record, write_days
 from tonle.audit import day_ledger, seal
 from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
@@ -130,7 +130,7 @@ def test_a_truncated_day_stays_found_after_a_restart(trail: Path) -> None:
     for record in files(trail, DAYS[-1])[3:]:
         record.unlink()
     chain = make_chain(trail)  # a server that starts
-    chain.append([draft("2025-02-03")])
+    chain.append([pending_record("2025-02-03")])
     chain.sign()
     finding = only(trail)
     assert (finding.problem, finding.file) == ("truncated", f"{DAYS[-1]}/{day_ledger.LEDGER_NAME}")
@@ -157,7 +157,7 @@ def test_the_last_day_cut_off_is_found(trail: Path, restart: bool, with_latest: 
         (trail / day_ledger.LATEST_NAME).unlink()
     if restart:
         chain = make_chain(trail)
-        chain.append([draft("2025-02-03")])
+        chain.append([pending_record("2025-02-03")])
         chain.sign()
     assert {finding.problem for finding in verify(trail).findings} == {"day"}
 
@@ -239,7 +239,7 @@ def test_an_anchor_kept_elsewhere_shows_a_rollback(trail: Path, tmp_path_factory
     copy = tmp_path_factory.mktemp("copy") / "audit"
     shutil.copytree(trail, copy)
     chain = make_chain(trail)
-    chain.append([draft("2025-02-03")])
+    chain.append([pending_record("2025-02-03")])
     chain.sign()
     anchor = verify(trail).last
     assert verify(trail, anchor=anchor).ok

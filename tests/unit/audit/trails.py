@@ -62,7 +62,7 @@ def make_chain(directory: Path) -> Chain:
     return chain
 
 
-def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> PendingRecord:
+def pending_record(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> PendingRecord:
     record = Record(lambda closed: None, CHAT, body=body)
     record.close("ok", http_status=200, output=output, usage=USAGE)
     facts = facts_of(record)
@@ -73,7 +73,7 @@ def write_days(directory: Path, days: dict[str, int]) -> Chain:
     """A trail with so many records on each day."""
     chain = make_chain(directory)
     for day, num_records in days.items():
-        chain.append([draft(day, output=f"answer {number}") for number in range(num_records)])
+        chain.append([pending_record(day, output=f"answer {number}") for number in range(num_records)])
         chain.sign()
     return chain
 

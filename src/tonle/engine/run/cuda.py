@@ -18,7 +18,7 @@ from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.run.settings import RowKeeper
+from tonle.engine.run.settings import RowSettings
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.cuda.model import CudaModel
 
@@ -38,14 +38,16 @@ class LaunchedCudaStep(LaunchedStep):
 class CudaRunner(Runner):
     """Owns the model's buffers, graphs and rows; reads plans, decides nothing."""
 
-    def __init__(self, model: CudaModel, packer: Packer, keeper: RowKeeper, graphs: Graphs, *, lag: int = 1) -> None:
+    def __init__(
+        self, model: CudaModel, packer: Packer, row_settings: RowSettings, graphs: Graphs, *, lag: int = 1
+    ) -> None:
         self.lag = lag
         self.profile: dict[str, float] | None = None
         self._cuda = model.logits.is_cuda
         self._device = model.logits.device
         self._net = model
         self._packer = packer
-        self._keeper = keeper
+        self._row_settings = row_settings
         self._graphs = graphs
         self._prompts: dict[int, tuple[list[int], int]] = {}
         max_rows = model.sizes.max_rows
@@ -84,7 +86,7 @@ class CudaRunner(Runner):
         return super().collect(launched)
 
     def _join(self, plan: Plan) -> None:
-        self._keeper.join(plan.joins)
+        self._row_settings.join(plan.joins)
         for join in plan.joins:
             self._prompts.pop(join.row, None)
             if join.config.prompt_logprobs is not None:
@@ -123,13 +125,13 @@ class CudaRunner(Runner):
     def _refine(self, plan: Plan, launched: LaunchedCudaStep) -> None:
         """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""
         rows = plan.rows if launched.in_order else [plan.rows[i] for i in launched.order]
-        launched.wanted = self._keeper.logprobs_wanted(rows)
+        launched.wanted = self._row_settings.logprobs_wanted(rows)
         if launched.wanted:
             places = torch.tensor(list(launched.wanted), device=self._device)
             launched.raw = self._net.logits.index_select(0, places).float()
-        if self._keeper.adjusting:
+        if self._row_settings.adjusting:
             positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in launched.order]
-            self._keeper.resample(rows, positions)
+            self._row_settings.resample(rows, positions)
 
     def _describe(self, plan: Plan, packed: PackedStep, launched: LaunchedCudaStep) -> None:
         """Logits of prompt tokens whose successors' log-probabilities are wanted."""

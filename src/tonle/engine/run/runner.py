@@ -40,7 +40,7 @@ class Runner:
 
     def __init__(self, model: ForwardModel, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
         self.lag = lag  # steps that may be launched before the first of them is read
-        self.profile: dict[str, float] | None = None  # seconds per part, when somebody wants to know
+        self.profile: dict[str, float] | None = None  # seconds per part, when profiling
         self._model = model
         self._kv = kv
         self._sampler = sampler

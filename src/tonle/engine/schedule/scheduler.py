@@ -1,4 +1,4 @@
-"""The scheduler: one token budget per step, running sequences first, then the waiting line.
+"""The scheduler: one token budget per step, running sequences first, then the waiting queue.
 
 It owns sequences, rows and (through the pool) blocks; it never sees a tensor. A step's tokens may still be unknown when
 the next step is planned (`Sequence.num_pending`): the loop commits them later.
@@ -13,7 +13,7 @@ from operator import attrgetter
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
-from tonle.engine.schedule.queue import WaitingLine, order_key
+from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
 _KEY = attrgetter("key")
@@ -49,7 +49,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
         self.limits = limits
         self.pool = pool
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
         # First scheduled since last asked: handle -> now, cached tokens.
         self.started: dict[int, tuple[float, int]] = {}
@@ -61,7 +61,7 @@ class Scheduler:
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._batch_left = 0  # static batches: members of the open batch not admitted yet
 
-    # -- mail
+    # -- messages
 
     def refusal(self, request: Request) -> str | None:
         """Why this request could never run, or None."""
@@ -117,7 +117,7 @@ class Scheduler:
         return plan
 
     def wake_s(self, now: float) -> float | None:
-        """How long the loop may sleep before `plan` has something new to say; None = until mail comes."""
+        """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
         oldest = self.waiting.oldest_arrival_s()
         if oldest is None or self.limits.continuous:
             return None
@@ -276,7 +276,7 @@ class Scheduler:
         return outcome
 
     def fail(self, plan: Plan) -> list[int]:
-        """A step broke: end its sequences and let nobody find what it may have written. Returns their handles."""
+        """A step failed: end its sequences and take what it may have written out of the prefix index. Returns their handles."""
         handles = []
         for sequence in plan.sequences:
             if not sequence.done:

@@ -1,7 +1,7 @@
 """The whole step of a decoder, all layers, as one compiled function that every thread of a team runs.
 
-Work is divided by output rows (products), by token (norms) and by token and head (attention); the threads meet where one
-part needs all of another.
+Work is divided by output rows (products), by token (norms) and by token and head (attention); the threads wait for
+each other where one part needs all of another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import njit
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
 from tonle.models.cpu.products import OPTIONS, PackedMatrix, Scratch, block_product, compiled, rows_at_once, set_group
-from tonle.models.cpu.team import meet
+from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
 
 SPAN = 8  # tokens of one row whose attention is computed together: keys and values are read once for them
@@ -211,31 +211,31 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
 
 @compiled
 def _attention(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any,
-               met: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
-    """A layer up to its attention, keys and values in the cache. Returns how often the threads have met."""
+               arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+    """A layer up to its attention, keys and values in the cache. Returns the count of arrivals at the barrier."""
     _norm(buffers.hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
-    return meet(counter, met, size)
+    return barrier(counter, arrivals, size)
 
 
 @compiled
-def _rest(packed: PackedWeights, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, met: Any, member: Any,
+def _rest(packed: PackedWeights, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, arrivals: Any, member: Any,
           size: Any, own: Any) -> Any:  # fmt: skip
     """A layer from its output product on, with `to_o` filled, added to hidden (rows, hidden)."""
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _gate(packed.gate_up, layer, buffers.to_gate_up, hidden.shape[0], buffers.to_down, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
-    return meet(counter, met, size)
+    return barrier(counter, arrivals, size)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
@@ -247,22 +247,22 @@ def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, keys: Any, va
     """
     own, hidden, wanted = _own(buffers.scratch, member), buffers.hidden, step.wanted
     mixed = buffers.mixed.reshape(hidden.shape[0], -1)  # (T, heads * dim)
-    met = 0
+    arrivals = 0
     last_layer = packed.input_norm.shape[0] - 1
     for layer in range(last_layer):
-        met = _attention(packed, layer, step, buffers, keys, values, eps, counter, met, member, size, own)
+        arrivals = _attention(packed, layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
         _form(mixed, buffers.to_o, member, size)
-        met = _rest(packed, layer, hidden, buffers, eps, counter, met, member, size, own)
-    met = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, met, member, size, own)
+        arrivals = _rest(packed, layer, hidden, buffers, eps, counter, arrivals, member, size, own)
+    arrivals = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
     if wanted.shape[0] == 0:
         return
     if member == 0:
         _gather(hidden, wanted)
     _form_wanted(mixed, wanted, buffers.to_o, member, size)
     hidden = hidden[: wanted.shape[0]]
-    met = _rest(packed, last_layer, hidden, buffers, eps, counter, met, member, size, own)
+    arrivals = _rest(packed, last_layer, hidden, buffers, eps, counter, arrivals, member, size, own)
     _norm(hidden, packed.final_norm, eps, buffers.to_head, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
 
 
@@ -272,7 +272,7 @@ def product(
 ) -> None:
     """One matrix alone, for measuring and for tests: out (T, blocks * ROWS) = x (T, K) times it.
 
-    form: room for x as the matrix wants it, one for each thread (they do not meet here).
+    form: room for x as the matrix wants it, one for each thread (there is no barrier here).
     """
     _form(x, form, 0, 1)
     _store(matrix, layer, form, out, member, size, _own(scratch, member))

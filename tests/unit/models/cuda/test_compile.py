@@ -28,7 +28,7 @@ MAX_TOKENS = 64
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
-    """Every kernel somebody would launch, with the arguments it is compiled for; none runs."""
+    """Every kernel that would be launched, with the arguments it is compiled for; none runs."""
     seen: set[tuple[Any, ...]] = set()
 
     def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
