@@ -18,7 +18,7 @@ from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.run.settings import RowSettings
+from tonle.engine.run.settings import RowSampling
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.cuda.model import CudaModel
 
@@ -39,7 +39,7 @@ class CudaRunner(Runner):
     """Owns the model's buffers, graphs and rows; reads plans, decides nothing."""
 
     def __init__(
-        self, model: CudaModel, packer: Packer, row_settings: RowSettings, graphs: Graphs, *, lag: int = 1
+        self, model: CudaModel, packer: Packer, row_sampling: RowSampling, graphs: Graphs, *, lag: int = 1
     ) -> None:
         self.lag = lag
         self.profile: dict[str, float] | None = None
@@ -47,7 +47,7 @@ class CudaRunner(Runner):
         self._device = model.logits.device
         self._net = model
         self._packer = packer
-        self._row_settings = row_settings
+        self._row_sampling = row_sampling
         self._graphs = graphs
         self._prompts: dict[int, tuple[list[int], int]] = {}
         max_rows = model.sizes.max_rows
@@ -86,7 +86,7 @@ class CudaRunner(Runner):
         return super().collect(launched)
 
     def _join(self, plan: Plan) -> None:
-        self._row_settings.join(plan.joins)
+        self._row_sampling.join(plan.joins)
         for join in plan.joins:
             self._prompts.pop(join.row, None)
             if join.config.prompt_logprobs is not None:
@@ -125,13 +125,13 @@ class CudaRunner(Runner):
     def _refine(self, plan: Plan, launched: LaunchedCudaStep) -> None:
         """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""
         rows = plan.rows if launched.in_order else [plan.rows[i] for i in launched.order]
-        launched.wanted = self._row_settings.logprobs_wanted(rows)
+        launched.wanted = self._row_sampling.logprobs_wanted(rows)
         if launched.wanted:
             places = torch.tensor(list(launched.wanted), device=self._device)
             launched.raw = self._net.logits.index_select(0, places).float()
-        if self._row_settings.adjusting:
+        if self._row_sampling.adjusting:
             positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in launched.order]
-            self._row_settings.resample(rows, positions)
+            self._row_sampling.resample(rows, positions)
 
     def _describe(self, plan: Plan, packed: PackedStep, launched: LaunchedCudaStep) -> None:
         """Logits of prompt tokens whose successors' log-probabilities are wanted."""
