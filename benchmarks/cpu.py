@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _run_all(plan: Plan, comparison: Comparison, save_to: Path | None, console: Console) -> None:
-    """Take turns; the order is turned around in every second repeat, so that nobody is always after the same one."""
+    """Take turns; the order is turned around in every second repeat, so that no server always follows the same one."""
     with tempfile.TemporaryDirectory(prefix="tonle-cpu-") as logs:
         for repeat in range(plan.repeats):
             servers = list(plan.servers)

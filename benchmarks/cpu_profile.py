@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tonle.models.cpu.decoder import CpuDecoder
+from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
 from tonle.models.cpu.step import product
 from tonle.models.cpu.vector import ROWS

@@ -4,7 +4,7 @@
     python -m benchmarks.gateway --litellm /path/to/venv/bin/litellm # and LiteLLM, in the same run
     python -m benchmarks.gateway --soak 100000                       # memory over many requests, then `tonle audit verify`
 
-Keys, limits and metrics are always on. Each round measures everybody; figures are medians of the rounds. Compare within
+Keys, limits and metrics are always on. Each round measures all servers; figures are medians of the rounds. Compare within
 a run, not between machines; `gateway_servers.py` says which program has which core. Records are written below `--folder`.
 """
 
@@ -50,7 +50,7 @@ def measure(server: Running, users: int, size: int, *, stream: bool) -> Level:
 
 
 def measure_all(servers: dict[str, Running], scale: float, num_rounds: int) -> dict[str, Table]:
-    """Level by level, everybody in turn: what slows the machine for a moment slows all of them."""
+    """Level by level, all servers in turn: what slows the machine for a moment slows all of them."""
     found: dict[str, dict[Place, list[Level]]] = {name: {} for name in servers}
     for _ in range(num_rounds):
         for (users, stream), size in SIZES.items():

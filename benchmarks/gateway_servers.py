@@ -27,7 +27,9 @@ from benchmarks.peers.process import free_port
 psutil = development_tool("psutil")
 
 READY_S = 120.0
-MAX_CONCURRENT = 256  # what the gateway sends its backend at once: more than there are callers, so that nobody queues
+MAX_CONCURRENT = (
+    256  # what the gateway sends its backend at once: more than there are callers, so that no request queues
+)
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 

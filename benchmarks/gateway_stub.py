@@ -2,7 +2,7 @@
 
     python -m benchmarks.gateway_stub PORT [GAP_MS]
 
-With a gap the chunks of a stream come one by one, so that nobody can send several at a time.
+With a gap the chunks of a stream come one by one, so that no proxy can send several at a time.
 """
 
 from __future__ import annotations

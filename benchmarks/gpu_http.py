@@ -104,7 +104,7 @@ class Served:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this tree's package found by whoever we start."""
+    """Ours, with this tree's package found by the processes we start."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 

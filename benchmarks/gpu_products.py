@@ -1,4 +1,4 @@
-"""Products of decode steps with 2 to 16 rows on one GPU: cuBLAS against our kernel, in the cut its rule gives.
+"""Products of decode steps with 2 to 16 rows on one GPU: cuBLAS against our kernel, in the tiling its rule gives.
 
     python -m benchmarks.gpu_products --json products.json
 
@@ -22,7 +22,7 @@ from torch.nn.functional import linear, silu
 from benchmarks.gpu_step import median_ms
 from benchmarks.workload import READ_BYTES_PER_S, SHAPES
 from tonle.models.cuda.pointwise import silu_mul
-from tonle.models.cuda.skinny import SplitScratch, cut_for, skinny
+from tonle.models.cuda.skinny import SplitScratch, skinny, skinny_tiling
 
 MAX_ERROR = 2e-2  # of the largest output; gated: four roundings to bfloat16, 0.2 % each, and 1.01 % was seen
 _ROTATION_BYTES = 200_000_000  # of weights: more than three times L2
@@ -67,13 +67,13 @@ class Case:
 
     def __init__(self, product: Product, rows: int, device: torch.device) -> None:
         self.product = product
-        self.cut = cut_for(rows, product.outputs, product.inputs, glu=product.glu)
+        self.tiling = skinny_tiling(rows, product.outputs, product.inputs, glu=product.glu)
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32  # triton's interpreter has no bfloat16
         self._x = torch.randn(rows, product.inputs, device=device, dtype=dtype)
         self._bias = self._x.new_empty(product.weight_rows).normal_() if product.bias else None
         self._wide = self._x.new_empty(rows, product.weight_rows)  # gate and up, of cuBLAS
-        self._scratch = SplitScratch([(product.outputs, self.cut)], device)
+        self._scratch = SplitScratch([(product.outputs, self.tiling)], device)
         weight_bytes = 2 * product.weight_rows * product.inputs
         self.floor_us = weight_bytes / READ_BYTES_PER_S * 1e6
         shape = (max(4, -(-_ROTATION_BYTES // weight_bytes)) if on_gpu else 1, product.weight_rows, product.inputs)
@@ -91,9 +91,9 @@ class Case:
             silu_mul(self._wide, out)
 
     def ours(self, weight: torch.Tensor, out: torch.Tensor) -> None:
-        assert self.cut is not None
+        assert self.tiling is not None
         add, glu = self.product.add, self.product.glu
-        skinny(self._x, weight, out, self.cut, bias=self._bias, add=add, glu=glu, scratch=self._scratch)
+        skinny(self._x, weight, out, self.tiling, bias=self._bias, add=add, glu=glu, scratch=self._scratch)
 
     def check(self, launch: Launch) -> None:
         """Against float32. What is not written stays NaN, which is not less than anything."""
@@ -108,7 +108,7 @@ class Case:
         launch(weight, out)
         error = float((out - expected).abs().max() / expected.abs().max())
         if not error < MAX_ERROR:
-            raise SystemExit(f"{launch.__name__} is off by {error:.2g} of the largest output: {product}, {self.cut}")
+            raise SystemExit(f"{launch.__name__} is off by {error:.2g} of the largest output: {product}, {self.tiling}")
 
     def median_us(self, launch: Launch) -> float:
         """Microseconds of one launch, in a graph that takes all weights in turn."""
@@ -124,19 +124,19 @@ class Case:
 
 
 def measure(product: Product, rows: int, device: torch.device) -> dict[str, Any]:
-    """One line of the table, printed. Without a cut the model uses cuBLAS, and there is nothing to compare."""
+    """One line of the table, printed. Without a tiling the model uses cuBLAS, and there is nothing to compare."""
     case = Case(product, rows, device)
     case.check(case.cublas)
     line = {**asdict(product), "rows": rows, "floor_us": case.floor_us, "cublas_us": case.median_us(case.cublas)}
     text = f"| {product.model} | {product.name} | {rows} | {line['cublas_us']:.2f} |"
-    if case.cut is None:
+    if case.tiling is None:
         print(text, "– | – | – | – |", flush=True)
         return line
     case.check(case.ours)
-    us, cut = case.median_us(case.ours), case.cut
-    shape = f"{cut.block_n} x {cut.block_k}, {cut.stages} stages, split {cut.split}"
+    us, tiling = case.median_us(case.ours), case.tiling
+    shape = f"{tiling.block_n} x {tiling.block_k}, {tiling.stages} stages, split {tiling.split}"
     print(f"{text} {us:.2f} | {line['cublas_us'] / us:.2f}x | {case.floor_us / us:.0%} | {shape} |", flush=True)
-    return {**line, "ours_us": us, "cut": asdict(cut)}
+    return {**line, "ours_us": us, "cut": asdict(tiling)}
 
 
 @torch.inference_mode()

@@ -71,7 +71,7 @@ def median_ms(work: Callable[[], None], repeats: int = 40) -> float:
 
 def step_work(runner: CudaRunner, plan: Plan) -> Callable[[], None]:
     """The step's device work alone: its integers are on the device already."""
-    runner.land(runner.launch(plan))
+    runner.collect(runner.launch(plan))
     packed = runner._packer.pack(plan)
     samples = len(plan.rows)
 

@@ -32,8 +32,8 @@ from benchmarks.peers import files
 from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
 from benchmarks.peers.servers import VLLM_PYTHON
 from tonle.audit.chain import Chain
-from tonle.audit.keys import load_key
 from tonle.audit.recover import recover
+from tonle.audit.signing_keys import load_key
 from tonle.audit.verify import verify
 
 MODEL, PUBLIC = "smol", "smol-ab"
@@ -218,7 +218,7 @@ def report(tally: Tally, records: list[dict[str, Any]], victim: str) -> list[str
         if not any(w == why for w, _ in routes)
     ]
     if len({arm for arm, _ in arms}) != 2:
-        problems.append("one arm got nobody")
+        problems.append("one arm got no requests")
     if not retried:
         problems.append("nothing was retried: the victim died idle")
     if any(len(times) != 2 or times[0] != 0 for times in cached):

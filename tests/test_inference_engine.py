@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fakes.checkpoints import save_folder
 from tonle.engine import EngineConfig, GenerationConfig, InferenceEngine, RequestPriority
-from tonle.engine import engine as engine_module
+from tonle.engine import inference_engine as engine_module
 from tonle.engine.build import build
 from tonle.engine.llm import LLM
 from tonle.engine.schedule import Scheduler

@@ -64,7 +64,7 @@ def run_pipeline(folder: str, mail: Connection) -> None:
 
 
 def _scheduling() -> openvino_genai.SchedulerConfig:
-    """The library's defaults, but with prefix caching (off by default here, and everybody else has it on)."""
+    """The library's defaults, but with prefix caching (off by default here, and all other servers have it on)."""
     config = openvino_genai.SchedulerConfig()
     config.cache_size = CACHE_GIB
     config.max_num_seqs = MAX_NUM_SEQS

@@ -83,7 +83,7 @@ class Engine:
                 queue.put_nowait(news)
 
     def _fail(self) -> None:
-        """The pipeline is gone: say so to everyone who waits, and to whoever asks /health."""
+        """The pipeline is gone: say so to all waiting requests, and to /health."""
         asyncio.get_running_loop().remove_reader(self._mail.fileno())
         self.ready = False
         for queue in self._queues.values():

@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.audit.trails import draft, files, make_chain
-from tonle.audit import ledger, seal
+from tests.unit.audit.trails import files, make_chain, pending_record
+from tonle.audit import day_ledger, seal
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
-from tonle.audit.keys import HMAC, SigningKey, load_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import recover
 from tonle.audit.retention import prune_days, redact_records, removing
+from tonle.audit.signing_keys import HMAC, SigningKey, load_key
 from tonle.audit.verify import verify
 
 DAYS = [f"2025-03-{day:02d}" for day in range(1, 8)]
@@ -55,7 +55,7 @@ def crash(chain: Chain, directory: Path, day: str, stage: str) -> None:
     """Write a record up to some point and forget that we did."""
     path = chain.ledger(day)
     before = path.read_bytes() if path.exists() else b""
-    chain.append([draft(day)])
+    chain.append([pending_record(day)])
     newest = str(chain.tail.day)
     path = chain.ledger(newest)
     if newest != day:
@@ -70,7 +70,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
     chain, day, num_records = make_chain(directory), 0, 0
     for action, detail in script:
         if action == "write":
-            chain.append([draft(DAYS[day % 7], output=str(number)) for number in range(detail)])
+            chain.append([pending_record(DAYS[day % 7], output=str(number)) for number in range(detail)])
             chain.sign()
             num_records += detail
         elif action == "next day":
@@ -83,7 +83,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
             redact_records(chain, [found[detail % len(found)]], removing(["output", "messages"]), reason="test")
         elif action == "prune":
             recover(chain := Chain(directory, load_key(directory / KEY_NAME)))
-            for gone in ledger.days_in(directory)[:-1]:
+            for gone in day_ledger.days_in(directory)[:-1]:
                 if gone < "2025-03-03":
                     num_records -= len(files(directory, gone))
             keep = _days_since("2025-03-03")
@@ -96,7 +96,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
 def _days_since(day: str) -> int:
     from datetime import date
 
-    return (date.fromisoformat(ledger.today()) - date.fromisoformat(day)).days
+    return (date.fromisoformat(day_ledger.today()) - date.fromisoformat(day)).days
 
 
 @given(script=st.lists(steps, max_size=12))
@@ -105,7 +105,7 @@ def test_a_trail_verifies_after_any_life(script: list[tuple[str, Any]]) -> None:
     directory = Path(tempfile.mkdtemp())
     try:
         num_records = live(directory, script)
-        if ledger.days_in(directory):
+        if day_ledger.days_in(directory):
             report = verify(directory)
             assert report.ok, report.findings
             assert report.num_records == num_records
@@ -124,7 +124,7 @@ def test_any_damage_is_found(sizes: list[int], damage: str, where: int) -> None:
     try:
         chain = make_chain(directory)
         for day, size in zip(DAYS, sizes, strict=False):
-            chain.append([draft(day, output=str(number)) for number in range(size)])
+            chain.append([pending_record(day, output=str(number)) for number in range(size)])
             chain.sign()
         # Everything in a day is covered, heads and ledgers too.
         targets = sorted(

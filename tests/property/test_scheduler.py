@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import GenerationConfig, Request
-from tonle.engine.schedule import Limits, Scheduler
+from tonle.engine.schedule import Scheduler, SchedulerLimits
 
 EOS = 0
 
@@ -63,11 +63,11 @@ class Device:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Limits, int, int]:
+def worlds(draw: st.DrawFn) -> tuple[SchedulerLimits, int, int]:
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
     context = draw(st.integers(8, 80))
     num_blocks = -(-context // block_size) + draw(st.integers(0, 30))
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(6, 40)),
         context_length=context,
@@ -94,7 +94,7 @@ def _random_request(rng: random.Random, handle: int, now: float, context: int) -
 
 @settings(max_examples=150, deadline=None)
 @given(worlds(), st.integers(0, 2**32))
-def test_random_life(world: tuple[Limits, int, int], seed: int) -> None:
+def test_random_life(world: tuple[SchedulerLimits, int, int], seed: int) -> None:
     limits, num_blocks, lag = world
     rng = random.Random(seed)
     pool = BlockPool(num_blocks, max_idle=rng.choice([None, 0, 3]), gc_threshold=rng.choice([1.0, 0.5]))
@@ -147,7 +147,9 @@ def test_random_life(world: tuple[Limits, int, int], seed: int) -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_tight_pool_preempts_and_still_finishes_everyone(lag: int) -> None:
-    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, context_length=40, block_size=4, long_prefill_tokens=64)
+    limits = SchedulerLimits(
+        max_num_seqs=4, max_num_batched_tokens=64, context_length=40, block_size=4, long_prefill_tokens=64
+    )
     pool = BlockPool(12)
     scheduler = Scheduler(limits, pool, [EOS])
     device = Device(12, 4)

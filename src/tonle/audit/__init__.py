@@ -1,4 +1,4 @@
-"""Every request on record: one JSON file each, chained by hashes, signed, and checkable by anybody with the key.
+"""Every request on record: one JSON file each, chained by hashes, signed, and checkable by anyone with the key.
 
 Does: collect the facts of a request, write them off the request's path, redact, chain and sign, verify, find, export,
 replay and prune. Does not: decide who may ask or what is answered; know the engine, torch, or any HTTP server.
@@ -11,8 +11,8 @@ of its own (`AuditTrail(…, own_process=True)`, what the gateway does).
     record = trail.open("/v1/chat/completions", request_id="…", client="10.0.0.7", body=raw_body)
     record.note(key_id="k-1", model="qwen", adapter="khmer-qa", route={"backend": "b1", "why": "prefix"})
     collector = Collector("text/event-stream")
-    forward = collector.feed(piece)              # bytes to pass on; the piece itself unless usage was asked behind
-                                                 # the caller's back (Collector(..., swallow_usage=True))
+    forward = collector.feed(piece)              # bytes to pass on; the piece itself unless usage was asked for
+                                                 # without the caller (Collector(..., swallow_usage=True))
     record.timings_ms["queue"] = 1.5             # also prefill, decode, ttft, and whatever else is known
     record.close("ok", http_status=200, answer=collector.finish())          # exactly once, in one `finally`
     record.close("refused", http_status=429, error={"code": "rate_limited", "message": "…"})
@@ -25,7 +25,7 @@ nothing here waits for a disk, and nothing raises for a reason of the disk excep
 
 from typing import TYPE_CHECKING, Any
 
-from tonle.audit.options import AuditOptions
+from tonle.audit.audit_options import AuditOptions
 from tonle.audit.record import STATUSES, Record, Status, status_for
 from tonle.audit.trail import Alarm, AuditStats, AuditTrail
 from tonle.audit.usage import ask_for_usage

@@ -14,15 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tonle.audit import ledger
+from tonle.audit import day_ledger
+from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, LedgerLine
 from tonle.audit.disk import Disk, locked
-from tonle.audit.keys import SigningKey
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Line
 from tonle.audit.seal import Plain, seal
+from tonle.audit.signing_keys import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PendingRecord:
     """A record that has no place yet."""
 
     day: str
@@ -35,8 +35,8 @@ class Draft:
 class Event:
     """Something else to write down."""
 
-    kind: ledger.Kind
-    values: dict[str, Any] = field(default_factory=dict)  # fields of Line
+    kind: day_ledger.Kind
+    values: dict[str, Any] = field(default_factory=dict)  # fields of LedgerLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Chain:
         self._signed: tuple[str | None, str] = (None, "")  # day and link of the last head written
         self._named: str | None = None  # the day that latest.json is known to name
 
-    def append(self, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append(self, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         """Write all or, if the disk refuses, none of the entries of a day. Raises `OSError`."""
         with locked(self.directory):
             self.refresh()
@@ -75,9 +75,9 @@ class Chain:
             self.refresh()
             self.sign_locked()
 
-    def _day_of(self, entry: Draft | Event) -> str:
+    def _day_of(self, entry: PendingRecord | Event) -> str:
         """Time in the trail never goes back, whatever clocks do."""
-        day = entry.day if isinstance(entry, Draft) else ledger.today()
+        day = entry.day if isinstance(entry, PendingRecord) else day_ledger.today()
         return max(day, self.tail.day or "")
 
     # -- for those who hold the lock
@@ -87,7 +87,7 @@ class Chain:
         stamp = self.directory.stat().st_mtime_ns
         if stamp != self._stamp:
             self._stamp = stamp
-            days = [day for day in ledger.days_in(self.directory) if self.head(day).exists()]
+            days = [day for day in day_ledger.days_in(self.directory) if self.head(day).exists()]
             if days and days[-1] != self.tail.day:
                 self.tail = Tail(days[-1], days[-2] if len(days) > 1 else None, size=-1)  # not the size of any file
         if self.tail.day is None:
@@ -99,31 +99,31 @@ class Chain:
         if size != self.tail.size:
             self._read_tail(self.tail.day)
 
-    def append_all(self, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append_all(self, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         """Each to its day."""
-        lines: list[Line] = []
+        lines: list[LedgerLine] = []
         for day, group in groupby(entries, key=self._day_of):
             lines += self.append_locked(day, list(group))
         return lines
 
-    def append_locked(self, day: str, entries: Sequence[Draft | Event]) -> list[Line]:
+    def append_locked(self, day: str, entries: Sequence[PendingRecord | Event]) -> list[LedgerLine]:
         if day != self.tail.day:
             self._open_day(day)
         self.name_latest()
         tail, folder = self.tail, self.directory / day
-        seq, link, now = tail.seq, tail.link, ledger.now_text()
+        seq, link, now = tail.seq, tail.link, day_ledger.now_text()
         texts: list[bytes] = []
-        lines: list[Line] = []
+        lines: list[LedgerLine] = []
         try:
             for entry in entries:
                 seq += 1
-                if isinstance(entry, Draft):
+                if isinstance(entry, PendingRecord):
                     line = self._write_record(str(folder), entry, seq, link, now)
                 else:
-                    line = Line(seq=seq, kind=entry.kind, time=now, **entry.values)
+                    line = LedgerLine(seq=seq, kind=entry.kind, time=now, **entry.values)
                 if seq == 1:
                     line.after, line.prev = tail.after, tail.link
-                texts.append(ledger.link(line, link))
+                texts.append(day_ledger.link(line, link))
                 lines.append(line)
                 link = line.link
             if self.durable:
@@ -139,7 +139,7 @@ class Chain:
         tail = self.tail
         if tail.day is None or (tail.day, tail.link) == self._signed:
             return
-        head = ledger.sign_head(self.key, "day", tail.day, tail.seq, tail.link)
+        head = day_ledger.sign_head(self.key, "day", tail.day, tail.seq, tail.link)
         self.disk.overwrite(self.head(tail.day), head, durable=self.durable)
         self._signed = (tail.day, tail.link)
 
@@ -163,7 +163,7 @@ class Chain:
             return
         path = self.directory / LATEST_NAME
         try:
-            latest = ledger.read_head(path)
+            latest = day_ledger.read_head(path)
         except ValueError:
             latest = None  # recovery has noted it
         if latest is None or latest.day < self.tail.day:
@@ -171,19 +171,19 @@ class Chain:
         self._named = self.tail.day
 
     def _write_head(self, path: Path, kind: str, tail: Tail) -> None:
-        head = ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
+        head = day_ledger.sign_head(self.key, kind, str(tail.day), tail.seq, tail.link)
         self.disk.write_file(str(path.parent), path.name, head, durable=self.durable)
 
-    def _write_record(self, folder: str, draft: Draft, seq: int, link: str, now: str) -> Line:
-        content, number = seal(draft.fields, self.key, seq=seq, prev=link, file=draft.file)
-        self.disk.write_file(folder, draft.file, content, durable=self.durable)
+    def _write_record(self, folder: str, record: PendingRecord, seq: int, link: str, now: str) -> LedgerLine:
+        content, number = seal(record.fields, self.key, seq=seq, prev=link, file=record.file)
+        self.disk.write_file(folder, record.file, content, durable=self.durable)
         digest = hashlib.sha256(content).hexdigest()
-        return Line(seq=seq, kind="record", time=now, file=draft.file, hash=number, sha256=digest)
+        return LedgerLine(seq=seq, kind="record", time=now, file=record.file, hash=number, sha256=digest)
 
-    def _take_back(self, folder: Path, entries: Sequence[Draft | Event]) -> None:
+    def _take_back(self, folder: Path, entries: Sequence[PendingRecord | Event]) -> None:
         """No ledger line names these; if they cannot be removed, recovery will find them."""
         for entry in entries:
-            if isinstance(entry, Draft) and not entry.is_here:
+            if isinstance(entry, PendingRecord) and not entry.is_here:
                 with contextlib.suppress(OSError):
                     (folder / entry.file).unlink()
 
@@ -197,12 +197,12 @@ class Chain:
             self.tail = Tail(day, self.tail.after, 0, self.link_before(day), 0)
             return
         start = content.rfind(b"\n", 0, whole - 1) + 1
-        line = ledger.decode_line(content[start : whole - 1])
+        line = day_ledger.decode_line(content[start : whole - 1])
         self.tail = Tail(day, self.tail.after, line.seq, line.link, whole)
 
     def link_before(self, day: str) -> str:
         """What the first line of `day` follows."""
-        for earlier in reversed([name for name in ledger.days_in(self.directory) if name < day]):
-            if self.ledger(earlier).exists() and (lines := ledger.read_lines(self.ledger(earlier).read_bytes())):
+        for earlier in reversed([name for name in day_ledger.days_in(self.directory) if name < day]):
+            if self.ledger(earlier).exists() and (lines := day_ledger.read_lines(self.ledger(earlier).read_bytes())):
                 return lines[-1][1].link
         return GENESIS

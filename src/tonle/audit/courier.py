@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from tonle.audit.audit_options import AuditOptions
 from tonle.audit.chain import Chain
 from tonle.audit.facts import facts_of, values_of
-from tonle.audit.options import AuditOptions
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.scribe import Orders, Receipt, receive, send

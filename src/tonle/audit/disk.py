@@ -23,7 +23,7 @@ class Disk:
     # Paths are text where a record's time counts: pathlib costs more than the calls of the system.
 
     def write_file(self, folder: str, name: str, content: bytes, *, durable: bool = False) -> None:
-        """Nobody ever sees half of it: written under a temporary name, then renamed."""
+        """No reader ever sees half of it: written under a temporary name, then renamed."""
         temp = f"{folder}/{TEMP_PREFIX}{name}"
         try:
             self.write_new(temp, content, durable=durable)

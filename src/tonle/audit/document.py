@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tonle.audit.day_ledger import text_of
 from tonle.audit.facts import Facts
-from tonle.audit.ledger import text_of
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import CONTENT, REMOVED, SEALED
 from tonle.protocol.answers import Answer

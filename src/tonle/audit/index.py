@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit import ledger
-from tonle.audit.ledger import Line
+from tonle.audit import day_ledger
+from tonle.audit.day_ledger import LedgerLine
 from tonle.errors import InternalError, InvalidRequest, NotFound
 
 INDEX_NAME = "index.sqlite"
@@ -91,7 +91,7 @@ class Index:
     def __init__(self, directory: Path, *, rebuild: bool = False) -> None:
         self._directory = directory
         self._path = directory / INDEX_NAME
-        if not ledger.days_in(directory):
+        if not day_ledger.days_in(directory):
             raise NotFound(f"there is no audit trail in {directory}")
         try:
             self._database = self._connect(rebuild=rebuild)
@@ -132,7 +132,7 @@ class Index:
         num_before = self._database.total_changes
         seen = dict(self._database.execute("SELECT day, size FROM days").fetchall())
         num_added = 0
-        days = ledger.days_in(self._directory)
+        days = day_ledger.days_in(self._directory)
         with self._database:
             for day in set(seen) - set(days):
                 self._remove("day = ?", [day])
@@ -144,7 +144,7 @@ class Index:
         return num_added
 
     def _follow(self, day: str, size: int) -> int:
-        path = self._directory / day / ledger.LEDGER_NAME
+        path = self._directory / day / day_ledger.LEDGER_NAME
         if not path.exists():
             return 0
         with path.open("rb") as file:
@@ -154,7 +154,7 @@ class Index:
         if not content:
             return 0
         num_added = 0
-        for _, line in ledger.read_lines(content):
+        for _, line in day_ledger.read_lines(content):
             if line.kind == "record":
                 num_added += self._add(day, line)
             elif line.kind == "redacted":
@@ -163,7 +163,7 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", [day, size + len(content)])
         return num_added
 
-    def _add(self, day: str, line: Line, seq: int | None = None) -> bool:
+    def _add(self, day: str, line: LedgerLine, seq: int | None = None) -> bool:
         try:
             record = msgspec.json.decode((self._directory / day / str(line.file)).read_bytes())
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -1,10 +1,10 @@
-"""`Intents`: who is being served right now, kept where a killed process cannot take it along.
+"""`Intents`: requests being served right now, kept where they outlive a killed process.
 
 Every opened record leaves one line in a file that is mapped into memory: writing it is a copy without a call of the
 system, and the kernel keeps it when the process dies. What has a line here and no record in the trail was
 interrupted; recovery writes that record.
 
-Does: remember openings, forget those that are written, make files anew that somebody removed. Does not: survive a power
+Does: remember openings, forget those that are written, create removed files again. Does not: survive a power
 cut; nothing unflushed does.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from tonle.audit.disk import TEMP_PREFIX
-from tonle.audit.keys import SigningKey
 from tonle.audit.record import Record
+from tonle.audit.signing_keys import SigningKey
 
 FOLDER_NAME = "open"
 SUFFIX = ".log"  # of a page; a draft has none
@@ -65,7 +65,7 @@ class _Draft:
     def _locked_file(self) -> int:
         for _ in range(NUM_TRIES):
             fd = os.open(self._temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)  # ends with the process: whoever can take it knows that we died
+            fcntl.flock(fd, fcntl.LOCK_EX)  # ends with the process: a process that can take it knows that we died
             if _is_at(self._temp, fd):
                 return fd
             os.close(fd)  # `remove_drafts` was quicker than our lock
@@ -110,7 +110,7 @@ class Page:
 
     @property
     def is_missing(self) -> bool:
-        """Somebody removed the file: the lines live as long as this process, and nobody else can find them."""
+        """The file was removed: the lines live as long as this process, and no other process can find them."""
         return not _is_at(self.path, self._fd)
 
     def restore(self) -> None:
@@ -174,13 +174,13 @@ class Intents:
             page.num_open -= 1
 
     def sweep(self) -> None:
-        """Remove files nobody needs any more."""
+        """Remove files that are not needed any more."""
         for page in [page for page in self._pages if page.is_full and page.num_open <= 0 and page is not self._page]:
             self._pages.remove(page)
             page.remove()
 
     def restore(self) -> int:
-        """Make files anew that somebody removed, for the trail's thread. Returns how many. Raises `OSError`."""
+        """Create removed files again, on the trail's thread. Returns how many. Raises `OSError`."""
         missing = [page for page in self._pages if page.is_missing]
         for page in missing:
             self._folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`AuditMiddleware`: the audit trail around somebody else's server, as plain ASGI.
+"""`AuditMiddleware`: the audit trail around any other server, as plain ASGI.
 
     vllm serve MODEL --middleware tonle.audit.AuditMiddleware          (configured by TONLE_AUDIT_DIR and its siblings)
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit.catalog import Catalog
-from tonle.audit.options import AuditOptions, from_environ
+from tonle.audit.audit_options import AuditOptions, from_environ
+from tonle.audit.model_catalog import ModelCatalog
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.audit.usage import ask_for_usage
@@ -39,11 +39,11 @@ class AuditMiddleware:
     """One trail per middleware, begun with the first request (or the server's start) and ended with the server."""
 
     def __init__(self, app: App, options: AuditOptions | None = None, *, trail: AuditTrail | None = None) -> None:
-        """`trail`: one that somebody else starts and closes."""
+        """`trail`: one that the caller starts and closes."""
         self.app = app
         self._is_mine = trail is None
         self.trail = trail or AuditTrail(options or from_environ(os.environ))
-        self.catalog = Catalog(app)
+        self.catalog = ModelCatalog(app)
         self._started = not self._is_mine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ class Visit:
             if body is not None:
                 self._ask_for_usage(body)
             await self._middleware.app(self._scope, self._read, self._write)
-            if self._is_done and self._http_status == 200:  # the caller has it all; nobody waits for this
+            if self._is_done and self._http_status == 200:  # the caller has the whole answer and does not wait for this
                 await self._middleware.catalog.learn(_model_asked(body), self._scope)
         except BaseException as raised:
             error = raised

@@ -55,7 +55,7 @@ class Record:
         self.endpoint = endpoint  # the path of the request
         self.request_id = request_id or f"req-{self.id}"
         self.client = client  # address of the caller
-        self.body = body  # the request, raw or parsed; whoever sets it does not change it later
+        self.body = body  # the request, raw or parsed; not to be changed after it is set
         self.intent: Any = None  # what keeps the record from being forgotten in a crash; the trail's
         self.packed: bytes | None = None  # its facts, ready to be sent to the process that writes; the writer's
         self.key_id: str | None = None

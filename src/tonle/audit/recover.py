@@ -27,12 +27,12 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit import intents, ledger
-from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit import day_ledger, intents
+from tonle.audit.chain import Chain, Event, PendingRecord
+from tonle.audit.day_ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
-from tonle.audit.ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, Line
 from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import chain_of, encode_fields, fields_of, is_ours
@@ -52,12 +52,12 @@ def recover(chain: Chain) -> dict[str, Any]:
         _check_latest(chain, notes)
         if chain.tail.day is not None:
             _recover_newest(chain, chain.tail.day, notes)
-        for day in ledger.days_in(chain.directory)[-2:]:
+        for day in day_ledger.days_in(chain.directory)[-2:]:
             _remove_temps(chain.directory / day)
         _interrupted(chain, notes)
         if notes:
             log.warning("the audit trail was repaired after a crash: %s", notes)
-            chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("recovery", {"facts": notes})])
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), [Event("recovery", {"facts": notes})])
         chain.name_latest()
         chain.sign_locked()
     return notes
@@ -66,7 +66,7 @@ def recover(chain: Chain) -> dict[str, Any]:
 def _check_latest(chain: Chain, notes: dict[str, Any]) -> None:
     """Whether the newest day is still there. A crash cannot remove one."""
     try:
-        latest = ledger.read_head(chain.directory / LATEST_NAME)
+        latest = day_ledger.read_head(chain.directory / LATEST_NAME)
     except ValueError:
         latest = None
     if latest is None:
@@ -84,11 +84,11 @@ def _recover_newest(chain: Chain, day: str, notes: dict[str, Any]) -> None:
     _enter_orphans(chain, chain.directory / day, known, notes)
 
 
-def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[Line]:
+def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[LedgerLine]:
     """Cut off what cannot be trusted; note what is missing."""
     path = chain.ledger(day)
     content = path.read_bytes() if path.exists() else b""
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     kept = 0  # bytes
     head = _signed_head(chain, day, notes)
     before = chain.link_before(day)
@@ -100,7 +100,7 @@ def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[Line]:
         before = line.link
         kept += len(text) + 1
     if head is not None and head.seq > len(lines):
-        # Somebody cut the ledger, or a power cut did. The signed head is the evidence; it is about to be replaced.
+        # The ledger was cut by hand, or by a power failure. The signed head is the evidence; it is about to be replaced.
         notes["truncated"] = {"day": day, "ledger_seq": len(lines), "head_seq": head.seq, "head_link": head.link}
     if kept < len(content):
         cut = content[kept:]
@@ -112,7 +112,7 @@ def _mend_ledger(chain: Chain, day: str, notes: dict[str, Any]) -> list[Line]:
 
 def _signed_head(chain: Chain, day: str, notes: dict[str, Any]) -> Head | None:
     try:
-        head = ledger.read_head(chain.head(day))
+        head = day_ledger.read_head(chain.head(day))
         if head is not None and chain.key.check(head.message(), head.signature):
             return head
     except ValueError:
@@ -121,14 +121,14 @@ def _signed_head(chain: Chain, day: str, notes: dict[str, Any]) -> Head | None:
     return None
 
 
-def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: int) -> Line | None:
+def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: int) -> LedgerLine | None:
     try:
-        line = ledger.decode_line(text)
+        line = day_ledger.decode_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if line.seq <= signed_seq:
         return line  # the signature vouches for it, or `verify` will say that it does not
-    if line.kind != "record" or line.file is None or ledger.link_of(ledger.body_of(text), before) != line.link:
+    if line.kind != "record" or line.file is None or day_ledger.link_of(day_ledger.body_of(text), before) != line.link:
         return None
     try:
         content = (folder / line.file).read_bytes()
@@ -138,7 +138,7 @@ def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: i
     return line if same and is_ours(content, chain.key) else None
 
 
-def _finish_redactions(chain: Chain, lines: list[Line]) -> None:
+def _finish_redactions(chain: Chain, lines: list[LedgerLine]) -> None:
     last = {(line.day, line.file): line for line in lines if line.kind == "redacted"}
     for (day, file), line in last.items():
         temp = chain.directory / str(day) / f"{TEMP_PREFIX}{file}"
@@ -148,7 +148,7 @@ def _finish_redactions(chain: Chain, lines: list[Line]) -> None:
 
 
 def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: dict[str, Any]) -> None:
-    drafts = []
+    pending = []
     for path in folder.iterdir():
         if path.name in known or path.name in _OWN_NAMES or path.suffix != ".json" or path.name[0] == ".":
             continue
@@ -160,11 +160,11 @@ def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: di
             notes.setdefault("torn", []).append(f"{folder.name}/{path.name}")
             continue
         if is_ours(content, chain.key):
-            drafts.append((seq, Draft(folder.name, path.name, fields_of(content), is_here=True)))
-    if drafts:
-        drafts.sort(key=lambda pair: (pair[0], pair[1].file))
-        chain.append_locked(folder.name, [draft for _, draft in drafts])
-        notes["entered"] = [f"{folder.name}/{draft.file}" for _, draft in drafts]
+            pending.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
+    if pending:
+        pending.sort(key=lambda pair: (pair[0], pair[1].file))
+        chain.append_locked(folder.name, [record for _, record in pending])
+        notes["entered"] = [f"{folder.name}/{record.file}" for _, record in pending]
 
 
 def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
@@ -174,33 +174,33 @@ def _interrupted(chain: Chain, notes: dict[str, Any]) -> None:
     if left:
         files_since = written_files(chain, min(intent.opened_ns for intent in left))
         written = {file.rsplit("_", 2)[1] for file in files_since}  # short ids
-        drafts = [_draft_of(intent) for intent in left if intent.id not in written]
-        if drafts:
-            chain.append_locked(max(ledger.today(), chain.tail.day or ""), drafts)
-            notes["interrupted"] = [draft.file for draft in drafts]
+        pending = [_interrupted_record(intent) for intent in left if intent.id not in written]
+        if pending:
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), pending)
+            notes["interrupted"] = [record.file for record in pending]
     for path in files:
         path.unlink(missing_ok=True)
 
 
 def written_files(chain: Chain, since_ns: int) -> set[str]:
     """Names of all records written since."""
-    first_day = ledger.text_of(since_ns)[:10]
+    first_day = day_ledger.text_of(since_ns)[:10]
     files: set[str] = set()
-    for day in ledger.days_in(chain.directory):
+    for day in day_ledger.days_in(chain.directory):
         if day >= first_day and chain.ledger(day).exists():
-            lines = ledger.read_lines(chain.ledger(day).read_bytes())
+            lines = day_ledger.read_lines(chain.ledger(day).read_bytes())
             files.update(line.file for _, line in lines if line.kind == "record" and line.file)
     return files
 
 
-def _draft_of(intent: intents.Intent) -> Draft:
+def _interrupted_record(intent: intents.Intent) -> PendingRecord:
     record = Record(lambda closed: None, intent.endpoint, request_id=intent.request_id, client=intent.client)
     record.id, record.opened_ns = intent.id, intent.opened_ns
     record.body = intent.body.encode() if intent.body is not None else None
     record.close("interrupted", error={"message": "the server died before this request ended"})
-    record.closed_s = record.opened_s  # nobody knows how long it took
+    record.closed_s = record.opened_s  # how long it took is not known
     facts = facts_of(record)
-    return Draft(ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
+    return PendingRecord(day_ledger.today(), file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def _remove_temps(folder: Path) -> None:

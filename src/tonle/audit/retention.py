@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit import ledger
+from tonle.audit import day_ledger
 from tonle.audit.chain import Chain, Event
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.redaction import Redactor
@@ -26,8 +26,8 @@ Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # a record's fields -> n
 
 def old_days(directory: Path, keep_days: int, *, today: str | None = None) -> list[str]:
     """Days that ended more than `keep_days` ago. Never the newest."""
-    limit = (date.fromisoformat(today or ledger.today()) - timedelta(days=keep_days)).isoformat()
-    return [day for day in ledger.days_in(directory)[:-1] if day < limit]
+    limit = (date.fromisoformat(today or day_ledger.today()) - timedelta(days=keep_days)).isoformat()
+    return [day for day in day_ledger.days_in(directory)[:-1] if day < limit]
 
 
 def prune_days(chain: Chain, keep_days: int) -> list[str]:
@@ -36,12 +36,12 @@ def prune_days(chain: Chain, keep_days: int) -> list[str]:
     for day in days:
         with locked(chain.directory):
             chain.refresh()
-            head = ledger.read_head(chain.head(day))
+            head = day_ledger.read_head(chain.head(day))
             content = chain.ledger(day).read_bytes() if chain.ledger(day).exists() else b""
-            num_records = sum(line.kind == "record" for _, line in ledger.read_lines(content))
+            num_records = sum(line.kind == "record" for _, line in day_ledger.read_lines(content))
             facts = {"records": num_records, "head": msgspec.to_builtins(head)}
             values = {"day": day, "hash": chain.link_before(_day_after(day)), "facts": facts}
-            chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("pruned", values)])
+            chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), [Event("pruned", values)])
             chain.sign_locked()
             shutil.rmtree(chain.directory / day)
     return days
@@ -71,7 +71,7 @@ def _redact_one(chain: Chain, path: Path, change: Change, reason: str) -> bool:
     values = {name: value for name, value in change(fields).items() if value != fields[name]}
     if not values:
         return False
-    new = redact(content, values, reason=reason, time=ledger.now_text())
+    new = redact(content, values, reason=reason, time=day_ledger.now_text())
     # The new file waits beside the old one until the signed ledger knows it; then a crash can only finish the change.
     temp = path.with_name(f"{TEMP_PREFIX}{path.name}")
     chain.disk.write_new(str(temp), new, durable=chain.durable)
@@ -79,7 +79,7 @@ def _redact_one(chain: Chain, path: Path, change: Change, reason: str) -> bool:
         "day": path.parent.name, "file": path.name, "hash": str(chain_of(new)["hash"]),
         "sha256": hashlib.sha256(new).hexdigest(), "facts": {"fields": sorted(values), "reason": reason},
     }  # fmt: skip
-    chain.append_locked(max(ledger.today(), chain.tail.day or ""), [Event("redacted", line)])
+    chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), [Event("redacted", line)])
     chain.sign_locked()
     temp.rename(path)
     return True

@@ -27,8 +27,8 @@ import msgspec
 
 from tonle.audit.chain import Chain
 from tonle.audit.facts import Facts
-from tonle.audit.keys import load_key
 from tonle.audit.redaction import Redactor
+from tonle.audit.signing_keys import load_key
 from tonle.audit.writer import ChainWriter, UnsafeError
 
 log = logging.getLogger("tonle.audit")

@@ -7,7 +7,7 @@ A record's hash is taken over digests, not over its text:
     hash          = SHA-256(version, seq, prev, digest(facts), digest(SEALED[0]), digest(SEALED[1]), ...)
 
 To remove a field, its value and its salt go and its digest stays: the hash still comes out the same, and without the
-salt nobody can guess a short value (a phone number) from its digest. The salts of a fresh record come from one seed,
+salt a short value (a phone number) cannot be guessed from its digest. The salts of a fresh record come from one seed,
 `chain.salt`; the first removal replaces the seed by the salts of the fields that remain, in `chain.salts`.
 
 Does: pure functions from documents to documents. Does not: touch files.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tonle.audit.keys import SigningKey
+from tonle.audit.signing_keys import SigningKey
 from tonle.errors import InvalidRequest
 
 VERSION = 1
@@ -83,7 +83,7 @@ def encode_fields(document: Mapping[str, Any]) -> Plain:
 
 
 def is_ours(content: bytes, key: SigningKey) -> bool:
-    """Whether somebody with the key wrote this very record."""
+    """Whether this very record was written with the key."""
     try:
         chain = chain_of(content)
         number = check(content)

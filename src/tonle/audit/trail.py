@@ -17,17 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tonle.audit import ledger
+from tonle.audit import day_ledger
+from tonle.audit.audit_options import AuditOptions
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
 from tonle.audit.intents import FOLDER_NAME, Intents
-from tonle.audit.keys import load_or_create_key
-from tonle.audit.options import AuditOptions
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.retention import prune_days
 from tonle.audit.seal import SEALED
+from tonle.audit.signing_keys import load_or_create_key
 from tonle.audit.writer import ChainWriter, UnsafeError, Writer
 from tonle.errors import CapacityError, ConfigError, InternalError
 
@@ -301,8 +301,8 @@ class AuditTrail:
     def _housekeep(self) -> None:
         assert self._chain is not None
         try:
-            if self.options.retention_days is not None and self._day != ledger.today():
-                self._day = ledger.today()
+            if self.options.retention_days is not None and self._day != day_ledger.today():
+                self._day = day_ledger.today()
                 prune_days(self._chain, self.options.retention_days)
             if self._intents is not None:
                 self._intents.sweep()
@@ -322,7 +322,7 @@ class AuditTrail:
             if self._is_full():
                 self._fail(f"less than {self.options.min_free_bytes} bytes are free in {self.options.directory}")
             elif self.stats.failing is not None and self._queue.empty():
-                self._append([])  # the disk may take it again, and nobody would find out
+                self._append([])  # the disk may take it again, and without a try that would go unnoticed
         except OSError as error:
             self._fail_for(error)
 

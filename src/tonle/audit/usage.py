@@ -14,7 +14,7 @@ import msgspec
 def ask_for_usage(body: bytes, request: Any = None) -> bytes | None:
     """The body to send instead, or None if it can stay: no stream, no JSON object, or the caller asks already.
 
-    `request` is the parsed body, if somebody has it. The caller's own bytes are kept: the option is spliced in at the
+    `request` is the parsed body, if there is one. The caller's own bytes are kept: the option is spliced in at the
     end, unless there are `stream_options` to change.
     """
     if request is None:

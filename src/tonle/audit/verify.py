@@ -2,7 +2,7 @@
 
 A day is in order if its ledger links up from the day before to its signed head, and every file it names is here with
 the very bytes it names, or the bytes that a later signed redaction names, in which case the record's own hash must
-still come out. Files that nobody names are findings too. With the bytes compared there is no need to parse: only
+still come out. Files that no ledger line names are findings too. With the bytes compared there is no need to parse: only
 files that differ are looked into, to say how.
 
 Does: read only. Does not: repair (`recover.py`). Cannot see: that the whole directory, heads included, was put back
@@ -21,17 +21,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from tonle.audit import ledger, seal
+from tonle.audit import day_ledger, seal
+from tonle.audit.audit_options import KEY_NAME
+from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.disk import TEMP_PREFIX, locked
-from tonle.audit.keys import PUBLIC_NAME, SigningKey, load_key
-from tonle.audit.ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, Line
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import TORN_SUFFIX
+from tonle.audit.signing_keys import PUBLIC_NAME, SigningKey, load_key
 from tonle.errors import ConfigError, NotFound
 
 # edited: a file has other content · deleted: it is gone · swapped: it holds another record of the day · reordered: the
 # ledger's lines do not follow each other · truncated: the end is missing · signature: a head is not signed by the key
-# foreign: nobody wrote it · day: a whole day is missing or does not follow the one before
+# foreign: no ledger line names it · day: a whole day is missing or does not follow the one before
 Problem = Literal["edited", "deleted", "swapped", "reordered", "truncated", "signature", "foreign", "day"]
 
 CHUNK = 2000  # files a worker checks at a time
@@ -65,7 +65,7 @@ class Day:
     """What was found of one day, before any record is read."""
 
     name: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LedgerLine] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     head: Head | None = None
     names: set[str] = field(default_factory=set)  # of files
@@ -86,7 +86,7 @@ def verify(
     key = _key(directory, key_file)
     found: list[Finding] = []
     with locked(directory, shared=True):
-        days = [_read_day(directory, name, found) for name in ledger.days_in(directory)]
+        days = [_read_day(directory, name, found) for name in day_ledger.days_in(directory)]
         latest = _read_head(directory / LATEST_NAME, LATEST_NAME, found)
     if not days and latest is None:
         raise NotFound(f"there is no audit trail in {directory}")
@@ -145,7 +145,7 @@ def _read_day(directory: Path, name: str, found: list[Finding]) -> Day:
         if not text:
             continue
         try:
-            day.lines.append(ledger.decode_line(text))
+            day.lines.append(day_ledger.decode_line(text))
             day.texts.append(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             detail = f"line {number} cannot be read"
@@ -155,13 +155,13 @@ def _read_day(directory: Path, name: str, found: list[Finding]) -> Day:
 
 def _read_head(path: Path, name: str, found: list[Finding]) -> Head | None:
     try:
-        return ledger.read_head(path)
+        return day_ledger.read_head(path)
     except ValueError as error:
         found.append(Finding(problem="signature", file=name, detail=f"the head cannot be read: {error}"))
         return None
 
 
-def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, Line]) -> Iterator[Finding]:
+def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, LedgerLine]) -> Iterator[Finding]:
     """Does each line follow the one above it, and the first the day before?"""
     file = f"{day.name}/{LEDGER_NAME}"
     link = GENESIS
@@ -176,7 +176,7 @@ def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, Line]) 
             detail = f"the ledger has seq {line.seq} where {seq} should be"
             yield Finding(problem="reordered", file=subject, detail=detail)
             seq = line.seq
-        elif ledger.link_of(ledger.body_of(text), link) != line.link:
+        elif day_ledger.link_of(day_ledger.body_of(text), link) != line.link:
             detail = f"its ledger line (seq {seq}) was changed, or does not follow the one before it"
             yield Finding(problem="reordered", file=subject, detail=detail)
         link = line.link
@@ -184,7 +184,9 @@ def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, Line]) 
             yield from _told_losses(day.name, line.facts)
 
 
-def _check_start(line: Line, name: str, before: Day | None, pruned: dict[str | None, Line]) -> Iterator[Finding]:
+def _check_start(
+    line: LedgerLine, name: str, before: Day | None, pruned: dict[str | None, LedgerLine]
+) -> Iterator[Finding]:
     expected_day = before.name if before is not None else None
     if line.after == expected_day:
         expected = before.lines[-1].link if before is not None and before.lines else GENESIS
@@ -244,7 +246,7 @@ def _check_head(day: Day, key: SigningKey) -> Iterator[Finding]:
 def _check_latest(latest: Head | None, days: Sequence[Day], pruned: Any, key: SigningKey) -> Iterator[Finding]:
     if latest is None:
         yield Finding(
-            problem="day", file=LATEST_NAME, detail="it is missing: nobody knows which day should be the last"
+            problem="day", file=LATEST_NAME, detail="it is missing: which day should be the last is not known"
         )
     elif not _is_signed(latest, "latest", key):
         detail = f"it is not signed by the key {key.fingerprint}"
@@ -271,7 +273,7 @@ class Expected:
 
 
 def _check_files(
-    directory: Path, days: Sequence[Day], redacted: dict[Any, Line], num_workers: int | None
+    directory: Path, days: Sequence[Day], redacted: dict[Any, LedgerLine], num_workers: int | None
 ) -> list[Finding]:
     expected: list[Expected] = []
     found: list[Finding] = []
@@ -289,7 +291,7 @@ def _check_files(
 
 
 def _foreign(day: Day, torn: set[str]) -> Iterator[Finding]:
-    """Files that nobody names. `torn` are those that recovery put aside."""
+    """Files that no ledger line names. `torn` are those that recovery put aside."""
     told = {line.file for line in day.lines} | {HEAD_NAME, LEDGER_NAME}
     for name in sorted(day.names - told):
         if not name.startswith(TEMP_PREFIX) and f"{day.name}/{name}".removesuffix(TORN_SUFFIX) not in torn:
@@ -360,7 +362,7 @@ def _explain(directory: Path, entry: Expected, actual: str | None, by_hash: dict
     return Finding(problem="edited", file=entry.file, detail="its content is not what was recorded")
 
 
-def _note(name: str, line: Line) -> str | None:
+def _note(name: str, line: LedgerLine) -> str | None:
     facts = line.facts or {}
     if line.kind == "pruned":
         return f"{line.day}: removed on {name} with {facts.get('records')} records"

@@ -1,6 +1,6 @@
 """`Writer`: who puts closed records into the chain. Here: the thread that asks. In `scribe.py`: a process of its own.
 
-Does: turn facts into drafts, append them and what the trail lost, sign the head; all or nothing. Does not: queue,
+Does: turn facts into pending records, append them and what the trail lost, sign the head; all or nothing. Does not: queue,
 retry, or know what to do about a disk that refuses (`trail.py`).
 """
 
@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tonle.audit import ledger
-from tonle.audit.chain import Chain, Draft, Event
+from tonle.audit import day_ledger
+from tonle.audit.chain import Chain, Event, PendingRecord
 from tonle.audit.disk import locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import Facts, facts_of
@@ -30,9 +30,9 @@ class UnsafeError(OSError):
 
 
 class OwnerGoneError(OSError):
-    """Nothing was written, because the server that wants it counts as dead: nobody holds the lock on its page.
+    """Nothing was written, because the server that wants it counts as dead: no process holds the lock on its page.
 
-    A server that lives has lost the page (somebody cleaned `open/`). It keeps the records and makes the page anew.
+    A server that is still running has lost the page (`open/` was cleaned). It keeps the records and creates the page again.
     """
 
     def __init__(self) -> None:
@@ -82,16 +82,16 @@ class ChainWriter:
     ) -> None:
         """`may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
         chain = self._chain
-        drafts = [self._draft(facts) for facts in batch]
+        pending = [self._pending_record(facts) for facts in batch]
         with locked(chain.directory):
             if not may_write():
                 raise OwnerGoneError
             chain.refresh()
             if again and batch:
                 known = written_files(chain, min(facts.opened_ns for facts in batch))
-                drafts = [draft for draft in drafts if draft.file not in known]
+                pending = [record for record in pending if record.file not in known]
             gap = [] if lost is None else [Event("gap", {"facts": lost})]
-            chain.append_all([*drafts, *gap])
+            chain.append_all([*pending, *gap])
             try:
                 chain.sign_locked()
             except OSError as error:
@@ -109,10 +109,10 @@ class ChainWriter:
         if self._flusher is not None:
             self._flusher.close()
 
-    def _draft(self, facts: Facts) -> Draft:
+    def _pending_record(self, facts: Facts) -> PendingRecord:
         try:
             fields = encode_fields(document(facts, self._redactor, self._omit))
-        except Exception:  # facts of a kind nobody thought of: the record is kept without them
+        except Exception:  # facts of an unexpected kind: the record is kept without them
             log.exception("the audit record of %s is kept without its content", facts.request_id)
             fields = encode_fields(document(facts.without_content(), self._redactor, self._omit))
-        return Draft(ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)
+        return PendingRecord(day_ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)

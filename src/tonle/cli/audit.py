@@ -78,10 +78,10 @@ def head(directory: DirectoryArgument) -> None:
 
     [dim]Example:[/dim]  tonle audit head audit >> /elsewhere/heads
     """
-    from tonle.audit import ledger
+    from tonle.audit import day_ledger
 
-    days = ledger.days_in(directory)
-    last = ledger.read_head(directory / days[-1] / ledger.HEAD_NAME) if days else None
+    days = day_ledger.days_in(directory)
+    last = day_ledger.read_head(directory / days[-1] / day_ledger.HEAD_NAME) if days else None
     if last is None:
         raise ConfigError(f"there is no audit trail in {directory}")
     typer.echo(f"{last.day} {last.seq} {last.link}")
@@ -111,7 +111,7 @@ def prune(
 
     [dim]Example:[/dim]  tonle audit prune audit --keep-days 90
     """
-    from tonle.audit import ledger
+    from tonle.audit import day_ledger
     from tonle.audit.retention import old_days, prune_days, redact_records, removing
     from tonle.audit.seal import CONTENT
 
@@ -122,7 +122,7 @@ def prune(
     else:
         for day in old_days(directory, keep_days):
             names = [
-                line.file for _, line in ledger.read_lines(chain.ledger(day).read_bytes()) if line.kind == "record"
+                line.file for _, line in day_ledger.read_lines(chain.ledger(day).read_bytes()) if line.kind == "record"
             ]
             files = [path for name in names if name and (path := directory / day / name).exists()]
             changed = redact_records(chain, files, removing(CONTENT), reason=f"older than {keep_days} days")
@@ -177,9 +177,9 @@ def redact(
 
 
 def _chain(directory: Path, key_file: Path | None) -> Chain:
+    from tonle.audit.audit_options import KEY_NAME
     from tonle.audit.chain import Chain
-    from tonle.audit.keys import load_key
-    from tonle.audit.options import KEY_NAME
+    from tonle.audit.signing_keys import load_key
 
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {directory}")

@@ -156,7 +156,7 @@ def replay(
     """
     import httpx
 
-    from tonle.audit import replay as player
+    from tonle.audit import replay_records as player
     from tonle.audit.export import read_records
     from tonle.audit.index import Index
 
@@ -173,7 +173,7 @@ def replay(
         for outcome in player.replay(read_records(files), client, model=as_model, everything=everything):
             verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
             if outcome.unknown_model:
-                unknown[outcome.behind] = None
+                unknown[outcome.answered_by] = None
             typer.echo(screen.harmless(str(outcome)))
     screen.stderr().print(", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()) or "no records")
     if unknown:

@@ -15,7 +15,7 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.request import GenerationConfig, GenerationResult, RequestPriority
 
 if TYPE_CHECKING:
-    from tonle.engine.engine import InferenceEngine
+    from tonle.engine.inference_engine import InferenceEngine
     from tonle.engine.llm import LLM
 
 __all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceEngine", "RequestPriority"]
@@ -24,7 +24,7 @@ __all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "Infer
 def __getattr__(name: str) -> Any:
     # InferenceEngine and LLM bring torch; the front of a server must not.
     if name == "InferenceEngine":
-        from tonle.engine.engine import InferenceEngine
+        from tonle.engine.inference_engine import InferenceEngine
 
         return InferenceEngine
     if name == "LLM":

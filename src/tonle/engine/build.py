@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tonle.config.engine import EngineConfig
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
 from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
-from tonle.engine.run.rows import Rows
+from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
-from tonle.engine.schedule import Limits, Scheduler
+from tonle.engine.schedule import Scheduler, SchedulerLimits
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
@@ -27,7 +27,7 @@ from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 if TYPE_CHECKING:  # brings numba
-    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.cpu_decoder import CpuDecoder
 
 log = logging.getLogger("tonle.engine")
 
@@ -44,7 +44,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         context_length=context_length,
@@ -87,7 +87,7 @@ def choose_device(name: str) -> torch.device:
 
 def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDecoder:
     dtype = _DTYPES.get(config.dtype)
-    if not isinstance(model, ModelSource):  # a live model stays where it is, unless somebody says otherwise
+    if not isinstance(model, ModelSource):  # a live model stays where it is, unless configured otherwise
         return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
     device = choose_device(config.device)
     if device.type == "cpu" and dtype is None and config.load_format == "auto":

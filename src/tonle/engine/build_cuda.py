@@ -15,10 +15,10 @@ from tonle.engine.machine import Machine, kv_cache, wanted_context
 from tonle.engine.run.cuda import CudaRunner
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import Packer
-from tonle.engine.run.settings import RowKeeper
+from tonle.engine.run.settings import RowSampling
 from tonle.errors import ConfigError
 from tonle.models.cuda.batch import Sizes
-from tonle.models.cuda.cuts import max_items
+from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel, unsupported
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
@@ -53,7 +53,7 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
         ready = time.monotonic()
         graphs = Graphs(model, capture=capture)
     packer = Packer(sizes, table_width, config.block_size, spec.num_kv_heads, pinned=decoder.device.type == "cuda")
-    runner = CudaRunner(model, packer, RowKeeper(model, list(spec.eos_ids)), graphs, lag=lag)
+    runner = CudaRunner(model, packer, RowSampling(model, list(spec.eos_ids)), graphs, lag=lag)
     log.info("KV cache of %.1f GiB in %s: %d tokens; kernels %.1f s, profile %.1f s, %d graphs in %.1f s",
              num_bytes / 2**30, str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, compiled - began,
              ready - compiled, graphs.num_graphs, graphs.capture_s)  # fmt: skip

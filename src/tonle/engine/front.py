@@ -1,7 +1,7 @@
 """The front of an engine: prompts in, deltas out. Torch-free; lives in the caller's process, on one event loop.
 
 Down: check, give handles, hand to the link. Up: one `Step` per step comes back through `deliver`, becomes text, and wakes
-whoever iterates the `Generation`.
+the caller that iterates the `Generation`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Generation:
             None if config.prompt_logprobs is None else [None] * len(prompt)
         )
         self.handles: list[int] = []  # of the continuations the engine still works on
-        self.whole = False  # nobody looks before the end: the front may hold tokens back until then
+        self.whole = False  # the caller reads nothing before the end: the front may hold tokens back until then
         self._left = config.n  # continuations without a finish reason
         self._deltas: deque[Delta] = deque()
         self._error: TonleError | None = None
@@ -116,7 +116,7 @@ class Generation:
         )
 
     def _pop(self) -> Delta:
-        """The next delta, together with what has piled up behind it: a slow reader gets fewer, larger ones."""
+        """The next delta, together with what has queued up after it: a slow reader gets fewer, larger ones."""
         delta = self._deltas.popleft()
         while self._deltas and self._deltas[0].index == delta.index and delta.finish_reason is None:
             more = self._deltas.popleft()
@@ -170,7 +170,7 @@ class Generation:
 
 
 class _Continuation:
-    """One of a generation's n: its text so far, and tokens that nobody has asked for yet."""
+    """One of a generation's n: its text so far, and tokens that were not asked for yet."""
 
     __slots__ = ("generation", "held", "held_logprobs", "index", "stream")
 
@@ -311,7 +311,7 @@ class Front:
                 self.lose(message.error)
 
     def lose(self, error: TonleError) -> None:
-        """The engine is gone: everybody waiting hears of it now."""
+        """The engine is gone: all waiting callers get the error now."""
         self.card = None
         self.failure = error
         self.stats = LoopStats()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tonle.config.engine import EngineConfig
-from tonle.engine.engine import InferenceEngine, Prompt
+from tonle.engine.inference_engine import InferenceEngine, Prompt
 from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest

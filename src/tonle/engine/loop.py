@@ -14,8 +14,8 @@ import msgspec
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import Cancel, DropCache, LoopStats, Step, Stop, Submit
 from tonle.engine.plan import Plan
-from tonle.engine.run.runner import Flight, Runner
-from tonle.engine.schedule import Outcome, Scheduler
+from tonle.engine.run.runner import LaunchedStep, Runner
+from tonle.engine.schedule import Scheduler, StepOutcome
 
 log = logging.getLogger("tonle.engine")
 
@@ -26,7 +26,7 @@ class Loop:
         self._runner = runner
         self._mailbox = mailbox
         self._fatal = fatal  # a broken step ends the loop: the device cannot be trusted after it
-        self._flights: deque[Flight] = deque()
+        self._launched: deque[LaunchedStep] = deque()
         self._refused: dict[int, str] = {}
         self._stats = LoopStats(profile={} if runner.profile is None else runner.profile)
         self._stopped = False
@@ -41,20 +41,20 @@ class Loop:
         plan = self._scheduler.plan(began)
         if plan.rows:
             self._launch(plan)
-        while len(self._flights) > (self._runner.lag if plan.rows else 0):
-            self._land(self._flights.popleft())
-            changed = False  # landing published the state
+        while len(self._launched) > (self._runner.lag if plan.rows else 0):
+            self._collect(self._launched.popleft())
+            changed = False  # `_collect` published the state
         if plan.rows:
             self._stats.busy_s += time.monotonic() - began
         if changed:
-            self._publish(Outcome())
+            self._publish(StepOutcome())
 
     def _take_mail(self) -> bool:
         """Handle what came. Sleeps when there is nothing to compute. True if anything came."""
         wait_s: float | None = 0.0
-        if not self._flights and self._scheduler.idle:
+        if not self._launched and self._scheduler.idle:
             wait_s = None
-        elif not self._flights and not self._scheduler.running:
+        elif not self._launched and not self._scheduler.running:
             wait_s = self._scheduler.wake_s(time.monotonic()) or 0.0
         mail = self._mailbox.take(wait_s)
         for message in mail:
@@ -76,33 +76,33 @@ class Loop:
 
     def _launch(self, plan: Plan) -> None:
         try:
-            self._flights.append(self._runner.launch(plan))
+            self._launched.append(self._runner.launch(plan))
         except Exception:
             self._break(plan)
 
-    def _land(self, flight: Flight) -> None:
+    def _collect(self, launched: LaunchedStep) -> None:
         try:
-            result = self._runner.land(flight)
+            result = self._runner.collect(launched)
         except Exception:
-            self._break(flight.plan)
+            self._break(launched.plan)
             return
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(result.tokens)
-        self._publish(self._scheduler.commit(flight.plan, result))
+        self._publish(self._scheduler.commit(launched.plan, result))
 
     def _break(self, plan: Plan) -> None:
         """A step failed. Its requests end with an error, and so do those of steps launched on top of it."""
         log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
-        outcome = Outcome()
-        for broken in [plan, *(flight.plan for flight in self._flights)]:
+        outcome = StepOutcome()
+        for broken in [plan, *(launched.plan for launched in self._launched)]:
             for handle in self._scheduler.fail(broken):
                 outcome.finished[handle] = ("error", None)
-        self._flights.clear()
+        self._launched.clear()
         self._publish(outcome)
         if self._fatal:
             raise RuntimeError("a step failed and the device cannot be trusted any more")
 
-    def _publish(self, outcome: Outcome) -> None:
+    def _publish(self, outcome: StepOutcome) -> None:
         scheduler, pool, stats = self._scheduler, self._scheduler.pool, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)

@@ -16,10 +16,10 @@ from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.engine")
 
-DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, where nobody says
+DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, unless configured
 
 
-class Decoder(Protocol):
+class AnyDecoder(Protocol):
     """What sizes a cache: any of the decoders."""
 
     @property
@@ -37,18 +37,18 @@ class Machine:
     max_num_batched_tokens: int  # at least max_num_seqs: every running row must be able to advance in each step
 
 
-def block_bytes(decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> int:
+def block_bytes(decoder: AnyDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
     spec = decoder.spec
     per_head = spec.head_dim * dtype.itemsize + (4 if dtype == torch.float8_e4m3fn else 0)  # and its scale, float32
     return 2 * spec.num_layers * config.block_size * spec.num_kv_heads * per_head
 
 
-def wanted_context(decoder: Decoder, config: EngineConfig) -> int:
+def wanted_context(decoder: AnyDecoder, config: EngineConfig) -> int:
     """The longest request the settings and the model allow, tokens."""
     return min(config.max_sequence_length or decoder.spec.max_positions, decoder.spec.max_positions)
 
 
-def kv_cache(decoder: Decoder, config: EngineConfig, num_bytes: int, dtype: torch.dtype) -> tuple[KVCache, int]:
+def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: torch.dtype) -> tuple[KVCache, int]:
     """A cache of `num_bytes`, and the longest request it and the model allow."""
     spec = decoder.spec
     per_block = block_bytes(decoder, config, dtype)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tonle.audit.metrics import AuditMetrics
-from tonle.audit.options import from_config
+from tonle.audit.audit_metrics import AuditMetrics
+from tonle.audit.audit_options import from_config
 from tonle.audit.trail import AuditTrail
 from tonle.cache import Answers, ResponseCache
 from tonle.cache.redis_client import RedisClient

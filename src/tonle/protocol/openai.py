@@ -30,7 +30,7 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: Annotated[bool | None, about("Put the usage so far into every chunk.")] = None
 
 
-class Sampling(Struct, kw_only=True):
+class SamplingFields(Struct, kw_only=True):
     """What chat and text completions share."""
 
     model: Annotated[str | None, about("Name of the model; may be left out.")] = None
@@ -76,7 +76,7 @@ class Message(Struct, kw_only=True):
     tool_call_id: Annotated[str | None, about("Which call a tool message answers.")] = None
 
 
-class ChatRequest(Sampling, kw_only=True):
+class ChatRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], about("The conversation, oldest first.")]
     max_completion_tokens: Annotated[
         Integer | None, about("Most new tokens; wins over max_tokens. Default: what the context leaves.")
@@ -89,7 +89,7 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
 
 
-class CompletionRequest(Sampling, kw_only=True):
+class CompletionRequest(SamplingFields, kw_only=True):
     prompt: Annotated[
         str | list[str | Integer | list[Integer]], about("Text, token ids, or a list of either: one answer for each.")
     ]
@@ -129,7 +129,7 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
-class Usage(Struct):
+class WireUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -191,7 +191,7 @@ class ChatCompletion(Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: WireUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
@@ -217,7 +217,7 @@ class ChatChunk(Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: WireUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
@@ -243,11 +243,11 @@ class Completion(Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: WireUsage | UnsetType | None = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
 
-class Model(Struct, kw_only=True):
+class ModelInfo(Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -259,7 +259,7 @@ class Model(Struct, kw_only=True):
 
 class ModelList(Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelInfo]
 
 
 class Tokens(Struct, kw_only=True):

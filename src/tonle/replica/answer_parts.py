@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from tonle.engine.request import Delta, TokenLogprob
 from tonle.protocol import sse
-from tonle.protocol.openai import FinishReason, StreamOptions, Usage
+from tonle.protocol.openai import FinishReason, StreamOptions, WireUsage
 from tonle.replica.generate import Submission
 
 _MARK = "\x00text\x00"  # JSON escapes it: no model name, id or time holds its encoding
@@ -59,7 +59,7 @@ class StreamUsage:
         self.throughout = options is not None and bool(options.continuous_usage_stats)
         self._submission = submission
 
-    def in_chunk(self) -> Usage | UnsetType | None:
+    def in_chunk(self) -> WireUsage | UnsetType | None:
         if self.throughout:
             return self._submission.wire_usage
         # OpenAI puts a null into every chunk of a stream that will end with the usage.

@@ -24,7 +24,7 @@ from tonle.protocol.openai import (
     DetokenizeRequest,
     ErrorBody,
     Health,
-    Model,
+    ModelInfo,
     ModelList,
     TokenizeRequest,
     Tokens,
@@ -59,7 +59,7 @@ ENTRIES = (
         InferenceRequest, example={"user_input": "What is the capital of France?"},
     ),
     CatalogEntry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
-    CatalogEntry("GET", "/v1/models/{id}", "One of them.", reply=Model),
+    CatalogEntry("GET", "/v1/models/{id}", "One of them.", reply=ModelInfo),
     CatalogEntry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},

@@ -18,7 +18,7 @@ from tonle.protocol.openai import (
     Detokenized,
     DetokenizeRequest,
     Health,
-    Model,
+    ModelInfo,
     ModelList,
     TokenizeRequest,
     Tokens,
@@ -52,9 +52,9 @@ async def model(replica: Replica, request: ReplicaRequest) -> Reply:
     return _json(_model(replica, replica.resolve(request.path.removeprefix("/v1/models/"))))
 
 
-def _model(replica: Replica, name: str) -> Model:
+def _model(replica: Replica, name: str) -> ModelInfo:
     front = replica.front
-    return Model(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
+    return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
 
 
 async def tokenize(replica: Replica, request: ReplicaRequest) -> Reply:

@@ -24,11 +24,10 @@ from tonle.errors import CapacityError, InternalError, TonleError
 from tonle.protocol import sse
 from tonle.protocol.answers import Answer, Choice
 from tonle.protocol.errors import error_reply
-from tonle.protocol.openai import FieldWarning, PromptTokensDetails, Sampling
-from tonle.protocol.openai import Usage as WireUsage
+from tonle.protocol.openai import FieldWarning, PromptTokensDetails, SamplingFields, WireUsage
 from tonle.protocol.parse import parse
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
-from tonle.replica.translate import Order
+from tonle.replica.translate import EngineRequest
 from tonle.telemetry.metrics import Metrics
 
 # A body this large is made into a prompt on a thread: tokenizing it would hold up all other streams.
@@ -65,8 +64,8 @@ class AnswerFormat(Protocol):
 class EndpointKind:
     """What differs between chat and completions."""
 
-    request_type: type[Sampling]
-    translate: Callable[[Any, Text, ModelCard, int], Order]
+    request_type: type[SamplingFields]
+    translate: Callable[[Any, Text, ModelCard, int], EngineRequest]
     make_format: Callable[[Any, Envelope, Submission, Text], AnswerFormat]
     id_prefix: str
 
@@ -95,7 +94,7 @@ async def generate(
 class Submission:
     """The work one HTTP request causes in the engine. Choice = place of the prompt x n + index."""
 
-    def __init__(self, front: Front, order: Order, *, request_id: str, salt: bytes = b"") -> None:
+    def __init__(self, front: Front, order: EngineRequest, *, request_id: str, salt: bytes = b"") -> None:
         self.order = order
         self.num_choices = len(order.parts) * order.n
         self.generations: list[Generation] = []

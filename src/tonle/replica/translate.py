@@ -14,7 +14,7 @@ from tonle.engine.messages import ModelCard
 from tonle.engine.request import GenerationConfig, RequestPriority
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
-from tonle.protocol.openai import ChatRequest, CompletionRequest, Sampling
+from tonle.protocol.openai import ChatRequest, CompletionRequest, SamplingFields
 from tonle.replica.template_messages import template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; a chat answer may fill the context
@@ -27,7 +27,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EngineRequest:
     """What one HTTP request asks of the engine: each part is answered n times."""
 
     parts: list[Part]
@@ -36,7 +36,7 @@ class Order:
     prompt_only: bool = False  # the answer's tokens are not wanted, only what is known about the prompt
 
 
-def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: int) -> Order:
+def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
     """Raises `CallerError`."""
     _check_stream(request)
     if request.top_logprobs and not request.logprobs:
@@ -57,7 +57,7 @@ def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: i
     return _order(request, [Part(prompt, config)], card, max_choices)
 
 
-def completion_order(request: CompletionRequest, text: Text, card: ModelCard, max_choices: int) -> Order:
+def completion_order(request: CompletionRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
     """Raises `CallerError`."""
     _check_stream(request)
     n = 1 if request.n is None else request.n
@@ -85,8 +85,8 @@ def completion_order(request: CompletionRequest, text: Text, card: ModelCard, ma
 
 
 def _order(
-    request: Sampling, parts: list[Part], card: ModelCard, max_choices: int, *, prompt_only: bool = False
-) -> Order:
+    request: SamplingFields, parts: list[Part], card: ModelCard, max_choices: int, *, prompt_only: bool = False
+) -> EngineRequest:
     """The checks that are the same for both kinds."""
     config = parts[0].config
     for name, tokens in (("logit_bias", config.logit_bias), ("stop_token_ids", config.stop_token_ids)):
@@ -100,10 +100,10 @@ def _order(
             f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
             param="n",
         )
-    return Order(parts, config.n, _priority(request.priority), prompt_only)
+    return EngineRequest(parts, config.n, _priority(request.priority), prompt_only)
 
 
-def _config(request: Sampling) -> GenerationConfig:
+def _config(request: SamplingFields) -> GenerationConfig:
     """Everything but the lengths and log-probabilities. Absent fields keep the engine's defaults: OpenAI's."""
     config = GenerationConfig()
     for name in (
@@ -134,7 +134,7 @@ def _validate(config: GenerationConfig, names: dict[str, str]) -> None:
         raise InvalidRequest(error.message.replace(str(error.param), name, 1), param=name) from None
 
 
-def _check_stream(request: Sampling) -> None:
+def _check_stream(request: SamplingFields) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     if request.prompt_logprobs is not None and request.stream:

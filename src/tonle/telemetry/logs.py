@@ -22,7 +22,7 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
 
 
 def one_line(text: str) -> str:
-    """`text` as a part of one line, whoever wrote it: nobody can make it look like two."""
+    """`text` as a part of one line: no input can make it look like two."""
     cut = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}…"
     return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), cut)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from tests.fakes.front import FakeFront
 from tests.http.serving import serving
 from tests.unit.audit.trails import BODY, CHAT, ask, files, records, running, write_days
-from tonle.audit import ledger
+from tonle.audit import day_ledger
 from tonle.audit.index import INDEX_NAME, Index, Query
 from tonle.cli.app import app
 from tonle.errors import ConfigError, NotFound
@@ -53,7 +53,7 @@ def test_verify_exits_0_or_1_and_names_the_file(trail: Path) -> None:
 
 def test_head_and_recover(trail: Path) -> None:
     day, seq, link = tonle("head", trail).stdout.split()
-    assert (day, seq) == (ledger.days_in(trail)[0], "3")
+    assert (day, seq) == (day_ledger.days_in(trail)[0], "3")
     assert tonle("verify", trail, "--anchor", link).exit_code == 0
     assert tonle("verify", trail, "--anchor", "0" * 64).exit_code == 1
     assert "nothing to repair" in tonle("recover", trail).stderr

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.audit.trails import ask, draft, files, records, running, write_days
-from tonle.audit import ledger
+from tests.unit.audit.trails import ask, files, pending_record, records, running, write_days
+from tonle.audit import day_ledger
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
 from tonle.audit.disk import TEMP_PREFIX
-from tonle.audit.keys import load_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import recover
 from tonle.audit.retention import redact_records, removing
+from tonle.audit.signing_keys import load_key
 from tonle.audit.verify import verify
 
 WRITER = """
@@ -102,7 +102,7 @@ def test_a_batch_cut_short_is_taken_over(tmp_path: Path, stage: str) -> None:
     chain = write_days(tmp_path, {"2025-01-31": 2})
     path = chain.ledger("2025-01-31")
     before = path.read_bytes()
-    chain.append([draft("2025-01-31", output="third")])  # and no `sign`
+    chain.append([pending_record("2025-01-31", output="third")])  # and no `sign`
     if stage != "line":
         whole = path.read_bytes()
         path.write_bytes(before if stage == "file" else whole[: (len(before) + len(whole)) // 2])
@@ -128,7 +128,7 @@ def test_a_file_cut_by_a_power_failure_is_put_aside_and_named(tmp_path: Path) ->
 
 def test_a_line_whose_file_never_reached_the_disk_is_cut_and_noted(tmp_path: Path) -> None:
     chain = write_days(tmp_path, {"2025-01-31": 2})
-    chain.append([draft("2025-01-31", output="third")])
+    chain.append([pending_record("2025-01-31", output="third")])
     files(tmp_path)[-1].unlink()
     notes = recover(reopen(tmp_path))
     assert notes["cut"]["after_seq"] == 2
@@ -142,7 +142,7 @@ def test_a_day_that_was_only_opened_is_no_loss(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
     again = reopen(tmp_path)
     assert recover(again) == {}
-    again.append([draft("2025-02-02")])
+    again.append([pending_record("2025-02-02")])
     again.sign()
     report = verify(tmp_path)
     assert report.ok, report.findings
@@ -158,7 +158,7 @@ def test_a_redaction_is_finished_or_never_happened(
     def die(*args: object) -> None:
         raise KeyboardInterrupt
 
-    chain.append([draft(ledger.today())])  # today is open, so that only the redaction itself is cut short
+    chain.append([pending_record(day_ledger.today())])  # today is open, so that only the redaction itself is cut short
     chain.sign()
     monkeypatch.setattr(*((Path, "rename") if is_signed else (Chain, "sign_locked")), die)
     with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ from tests.http.serving import events
 from tests.unit.audit.test_collect import DONE, USAGE, USAGE_CHUNK, chunk
 from tests.unit.audit.trails import records, wait_for
 from tonle.audit import AuditMiddleware, AuditOptions
-from tonle.audit.options import from_environ
+from tonle.audit.audit_options import from_environ
 from tonle.audit.verify import verify
 from tonle.errors import ConfigError
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.audit.trails import BODY, ask, draft, files, make_chain, records, running, write_days
-from tonle.audit import ledger, seal
-from tonle.audit.keys import HMAC, SigningKey
+from tests.unit.audit.trails import BODY, ask, files, make_chain, pending_record, records, running, write_days
+from tonle.audit import day_ledger, seal
 from tonle.audit.redaction import BUILT_IN, Redactor
 from tonle.audit.retention import masking, old_days, prune_days, redact_records, removing
+from tonle.audit.signing_keys import HMAC, SigningKey
 from tonle.audit.verify import verify
 from tonle.errors import InvalidRequest
 
@@ -66,7 +66,7 @@ def test_a_redaction_covers_up_nothing_else(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_facts_cannot_be_redacted() -> None:
-    content, _ = seal.seal(draft("2025-01-31").fields, KEY, seq=1, prev="0" * 64, file="x")
+    content, _ = seal.seal(pending_record("2025-01-31").fields, KEY, seq=1, prev="0" * 64, file="x")
     with pytest.raises(InvalidRequest, match="model cannot be redacted"):
         seal.redact(content, {"model": None}, reason="", time="")
 
@@ -86,10 +86,10 @@ def test_masking_after_the_fact(tmp_path: Path) -> None:
 def test_whole_days_go_and_the_chain_holds(tmp_path: Path) -> None:
     days = {"2025-01-30": 2, "2025-01-31": 3, "2025-02-01": 1}
     chain = write_days(tmp_path, days)
-    chain.append([draft(ledger.today())])
+    chain.append([pending_record(day_ledger.today())])
     chain.sign()
     assert prune_days(chain, 1) == list(days)
-    assert ledger.days_in(tmp_path) == [ledger.today()]
+    assert day_ledger.days_in(tmp_path) == [day_ledger.today()]
     report = verify(tmp_path)
     assert report.ok, report.findings
     assert report.num_records == 1
@@ -109,7 +109,7 @@ def test_a_trail_prunes_itself(tmp_path: Path) -> None:
     write_days(tmp_path, {"2025-01-30": 2, "2025-01-31": 3})
     with running(tmp_path, retention_days=30) as trail:
         ask(trail)
-    assert "2025-01-30" not in ledger.days_in(tmp_path)
+    assert "2025-01-30" not in day_ledger.days_in(tmp_path)
     assert verify(tmp_path).ok
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.audit.trails import draft, files, make_chain, write_days
-from tonle.audit import ledger, seal
+from tests.unit.audit.trails import files, make_chain, pending_record, write_days
+from tonle.audit import day_ledger, seal
+from tonle.audit.audit_options import KEY_NAME
 from tonle.audit.chain import Chain
-from tonle.audit.keys import HMAC, PUBLIC_NAME, SigningKey, load_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.recover import recover
+from tonle.audit.signing_keys import HMAC, PUBLIC_NAME, SigningKey, load_key
 from tonle.audit.verify import Finding, verify
 from tonle.errors import ConfigError, NotFound
 
@@ -94,7 +94,7 @@ def test_a_swapped_pair_is_found(trail: Path) -> None:
 
 
 def test_swapped_ledger_lines_are_found(trail: Path) -> None:
-    path = trail / DAYS[1] / ledger.LEDGER_NAME
+    path = trail / DAYS[1] / day_ledger.LEDGER_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1], lines[2] = lines[2], lines[1]
     path.write_bytes(b"".join(lines))
@@ -105,7 +105,7 @@ def test_swapped_ledger_lines_are_found(trail: Path) -> None:
 
 
 def test_a_changed_ledger_line_is_found(trail: Path) -> None:
-    path = trail / DAYS[1] / ledger.LEDGER_NAME
+    path = trail / DAYS[1] / day_ledger.LEDGER_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b'"time":"2', b'"time":"1')
     path.write_bytes(b"".join(lines))
@@ -115,35 +115,35 @@ def test_a_changed_ledger_line_is_found(trail: Path) -> None:
 
 @pytest.mark.parametrize("day", DAYS)
 def test_a_truncated_day_is_found(trail: Path, day: str) -> None:
-    path = trail / day / ledger.LEDGER_NAME
+    path = trail / day / day_ledger.LEDGER_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3]))
     for record in files(trail, day)[3:]:
         record.unlink()
     findings = verify(trail).findings
-    assert ("truncated", f"{day}/{ledger.LEDGER_NAME}") in {(finding.problem, finding.file) for finding in findings}
+    assert ("truncated", f"{day}/{day_ledger.LEDGER_NAME}") in {(finding.problem, finding.file) for finding in findings}
 
 
 def test_a_truncated_day_stays_found_after_a_restart(trail: Path) -> None:
-    path = trail / DAYS[-1] / ledger.LEDGER_NAME
+    path = trail / DAYS[-1] / day_ledger.LEDGER_NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     for record in files(trail, DAYS[-1])[3:]:
         record.unlink()
     chain = make_chain(trail)  # a server that starts
-    chain.append([draft("2025-02-03")])
+    chain.append([pending_record("2025-02-03")])
     chain.sign()
     finding = only(trail)
-    assert (finding.problem, finding.file) == ("truncated", f"{DAYS[-1]}/{ledger.LEDGER_NAME}")
+    assert (finding.problem, finding.file) == ("truncated", f"{DAYS[-1]}/{day_ledger.LEDGER_NAME}")
     assert "2 signed lines after seq 3" in finding.detail
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_head_that_is_gone_is_found(trail: Path, restart: bool) -> None:
-    path = trail / DAYS[-1] / ledger.LEDGER_NAME
+    path = trail / DAYS[-1] / day_ledger.LEDGER_NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     for record in files(trail, DAYS[-1])[3:]:
         record.unlink()
-    (trail / DAYS[-1] / ledger.HEAD_NAME).unlink()
+    (trail / DAYS[-1] / day_ledger.HEAD_NAME).unlink()
     if restart:
         make_chain(trail)
     assert not verify(trail).ok
@@ -154,10 +154,10 @@ def test_a_head_that_is_gone_is_found(trail: Path, restart: bool) -> None:
 def test_the_last_day_cut_off_is_found(trail: Path, restart: bool, with_latest: bool) -> None:
     shutil.rmtree(trail / DAYS[-1])
     if not with_latest:
-        (trail / ledger.LATEST_NAME).unlink()
+        (trail / day_ledger.LATEST_NAME).unlink()
     if restart:
         chain = make_chain(trail)
-        chain.append([draft("2025-02-03")])
+        chain.append([pending_record("2025-02-03")])
         chain.sign()
     assert {finding.problem for finding in verify(trail).findings} == {"day"}
 
@@ -170,19 +170,19 @@ def test_a_day_taken_out_of_the_middle_is_found(trail: Path) -> None:
 
 def test_a_head_of_another_key_is_found(trail: Path) -> None:
     forger = SigningKey(HMAC, b"x" * 32)
-    path = trail / DAYS[0] / ledger.HEAD_NAME
-    head = ledger.read_head(path)
+    path = trail / DAYS[0] / day_ledger.HEAD_NAME
+    head = day_ledger.read_head(path)
     assert head is not None
-    path.write_bytes(ledger.sign_head(forger, "day", head.day, head.seq, head.link))
+    path.write_bytes(day_ledger.sign_head(forger, "day", head.day, head.seq, head.link))
     finding = only(trail)
-    assert (finding.problem, finding.file) == ("signature", f"{DAYS[0]}/{ledger.HEAD_NAME}")
+    assert (finding.problem, finding.file) == ("signature", f"{DAYS[0]}/{day_ledger.HEAD_NAME}")
 
 
 def test_a_day_head_is_no_latest_head(trail: Path) -> None:
     shutil.rmtree(trail / DAYS[-1])
-    shutil.copy(trail / DAYS[1] / ledger.HEAD_NAME, trail / ledger.LATEST_NAME)
+    shutil.copy(trail / DAYS[1] / day_ledger.HEAD_NAME, trail / day_ledger.LATEST_NAME)
     finding = only(trail)
-    assert (finding.problem, finding.file) == ("signature", ledger.LATEST_NAME)
+    assert (finding.problem, finding.file) == ("signature", day_ledger.LATEST_NAME)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -202,11 +202,11 @@ def test_a_foreign_file_is_found_and_never_adopted(trail: Path, restart: bool) -
 
 def test_forged_lines_after_the_head_are_not_signed_by_a_restart(trail: Path) -> None:
     """Links need no key; only what the key's holder wrote may be taken over after a crash."""
-    path = trail / DAYS[-1] / ledger.LEDGER_NAME
-    last = ledger.read_lines(path.read_bytes())[-1][1]
-    forged = ledger.Line(seq=last.seq + 1, kind="pruned", time=last.time, day=DAYS[0], hash="0" * 64)
+    path = trail / DAYS[-1] / day_ledger.LEDGER_NAME
+    last = day_ledger.read_lines(path.read_bytes())[-1][1]
+    forged = day_ledger.LedgerLine(seq=last.seq + 1, kind="pruned", time=last.time, day=DAYS[0], hash="0" * 64)
     with path.open("ab") as file:
-        file.write(ledger.link(forged, last.link))
+        file.write(day_ledger.link(forged, last.link))
     assert only(trail).problem == "signature"
     notes = recover(reopen(trail))
     assert "cut" in notes
@@ -239,7 +239,7 @@ def test_an_anchor_kept_elsewhere_shows_a_rollback(trail: Path, tmp_path_factory
     copy = tmp_path_factory.mktemp("copy") / "audit"
     shutil.copytree(trail, copy)
     chain = make_chain(trail)
-    chain.append([draft("2025-02-03")])
+    chain.append([pending_record("2025-02-03")])
     chain.sign()
     anchor = verify(trail).last
     assert verify(trail, anchor=anchor).ok

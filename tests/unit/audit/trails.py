@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tonle.audit import AuditOptions, AuditTrail
-from tonle.audit.chain import Chain, Draft
+from tonle.audit.audit_options import KEY_NAME
+from tonle.audit.chain import Chain, PendingRecord
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
-from tonle.audit.keys import load_or_create_key
-from tonle.audit.options import KEY_NAME
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.seal import encode_fields
+from tonle.audit.signing_keys import load_or_create_key
 
 CHAT = "/v1/chat/completions"
 BODY = {
@@ -62,18 +62,18 @@ def make_chain(directory: Path) -> Chain:
     return chain
 
 
-def draft(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> Draft:
+def pending_record(day: str, *, body: Any = BODY, output: str = "Hello, Dara.") -> PendingRecord:
     record = Record(lambda closed: None, CHAT, body=body)
     record.close("ok", http_status=200, output=output, usage=USAGE)
     facts = facts_of(record)
-    return Draft(day, file_name(facts), encode_fields(document(facts, Redactor(()))))
+    return PendingRecord(day, file_name(facts), encode_fields(document(facts, Redactor(()))))
 
 
 def write_days(directory: Path, days: dict[str, int]) -> Chain:
     """A trail with so many records on each day."""
     chain = make_chain(directory)
     for day, num_records in days.items():
-        chain.append([draft(day, output=f"answer {number}") for number in range(num_records)])
+        chain.append([pending_record(day, output=f"answer {number}") for number in range(num_records)])
         chain.sign()
     return chain
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tonle.audit.options import from_config, from_environ
+from tonle.audit.audit_options import from_config, from_environ
 from tonle.config.audit import AuditConfig
 from tonle.config.knobs import knobs_of
 from tonle.config.load import load, load_gateway

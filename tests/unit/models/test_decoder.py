@@ -8,7 +8,7 @@ from tests.fakes.checkpoints import tiny_model
 from tests.unit.models.stepper import Stepper
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
-from tonle.models.load.live import live_spec
+from tonle.models.load.transformers_model import live_spec
 
 CPU = torch.device("cpu")
 SPEC = live_spec(tiny_model("qwen3"))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
 from tonle.errors import ModelError
-from tonle.models.load.live import live_spec
+from tonle.models.load.transformers_model import live_spec
 from tonle.models.read_spec import from_hf_config, read_spec
 from tonle.models.source import resolve
 from tonle.models.spec import RopeSpec

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tonle.replica.conversation import template_messages
 
 from tests.fakes.front import FakeFront
 from tonle.engine.request import GenerationConfig, RequestPriority
 from tonle.errors import InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, ContentPart, Message
-from tonle.replica.conversation import template_messages
-from tonle.replica.translate import Order, chat_order, completion_order
+from tonle.replica.translate import EngineRequest, chat_order, completion_order
 
 FRONT = FakeFront()
 
 
-def chat(**fields: Any) -> Order:
+def chat(**fields: Any) -> EngineRequest:
     assert FRONT.card is not None
     return chat_order(ChatRequest(messages=[Message(role="user", content="hi")], **fields), FRONT.text, FRONT.card, 8)
 
 
-def complete(**fields: Any) -> Order:
+def complete(**fields: Any) -> EngineRequest:
     assert FRONT.card is not None
     return completion_order(CompletionRequest(**fields), FRONT.text, FRONT.card, 8)
 

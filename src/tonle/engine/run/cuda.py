@@ -1,6 +1,6 @@
 """The runner on CUDA: a plan becomes one copy, one graph (two if there are prompts) and one copy back.
 
-Nothing waits for the device until `land`.
+Nothing waits for the device until `collect`.
 
 Rows live on the device: last tokens, block tables, sampling settings. A step is launched before the one ahead of it has
 been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs, described prompts between
@@ -16,10 +16,10 @@ import torch
 
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.graphs import Graphs
-from tonle.engine.run.packing import RING, Packed, Packer
-from tonle.engine.run.runner import Flight, Runner
-from tonle.engine.run.settings import RowKeeper
-from tonle.engine.sample.logprobs import RawLogprobs, raw_logprobs
+from tonle.engine.run.packing import RING, PackedStep, Packer
+from tonle.engine.run.runner import LaunchedStep, Runner
+from tonle.engine.run.settings import RowSampling
+from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.cuda.model import CudaModel
 
 # Prompt tokens described at a time. Their logits take 10 bytes per entry of the vocabulary: 195 MB of 152,000 entries, which
@@ -28,7 +28,7 @@ _PIECE_TOKENS = 128
 
 
 @dataclass(slots=True)
-class CudaFlight(Flight):
+class LaunchedCudaStep(LaunchedStep):
     """A step on the device. `tokens` is pinned memory that is valid once `arrived` has happened."""
 
     arrived: torch.cuda.Event | None = None
@@ -38,25 +38,27 @@ class CudaFlight(Flight):
 class CudaRunner(Runner):
     """Owns the model's buffers, graphs and rows; reads plans, decides nothing."""
 
-    def __init__(self, model: CudaModel, packer: Packer, keeper: RowKeeper, graphs: Graphs, *, lag: int = 1) -> None:
+    def __init__(
+        self, model: CudaModel, packer: Packer, row_sampling: RowSampling, graphs: Graphs, *, lag: int = 1
+    ) -> None:
         self.lag = lag
         self.profile: dict[str, float] | None = None
         self._cuda = model.logits.is_cuda
         self._device = model.logits.device
         self._net = model
         self._packer = packer
-        self._keeper = keeper
+        self._row_sampling = row_sampling
         self._graphs = graphs
         self._prompts: dict[int, tuple[list[int], int]] = {}
         max_rows = model.sizes.max_rows
-        self._landings = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
+        self._host_tokens = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
         self._events: list[torch.cuda.Event] = []
         if self._cuda:
             self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> CudaFlight:
+    def launch(self, plan: Plan) -> LaunchedCudaStep:
         mark = time.perf_counter()
         if self._cuda:
             torch.cuda.set_device(self._device)
@@ -65,73 +67,73 @@ class CudaRunner(Runner):
         packed = self._packer.pack(plan)
         mark = self._note("build", mark)
         self._copy(packed)
-        flight = self._compute(plan, packed)
+        launched = self._compute(plan, packed)
         mark = self._note("forward", mark)
-        self._depart(flight)
+        self._start_copy_back(launched)
         self._note("sample", mark)
-        return flight
+        return launched
 
     @torch.inference_mode()
-    def land(self, flight: Flight) -> StepResult:
+    def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and read it back, in the plan's order."""
-        assert isinstance(flight, CudaFlight)
+        assert isinstance(launched, LaunchedCudaStep)
         mark = time.perf_counter()
-        if flight.arrived is not None:
-            flight.arrived.synchronize()
+        if launched.arrived is not None:
+            launched.arrived.synchronize()
         self._note("wait", mark)
-        if flight.in_order and flight.raw is None:
-            return StepResult(tokens=flight.tokens.tolist())
-        return super().land(flight)
+        if launched.in_order and launched.raw is None:
+            return StepResult(tokens=launched.tokens.tolist())
+        return super().collect(launched)
 
     def _join(self, plan: Plan) -> None:
-        self._keeper.join(plan.joins)
+        self._row_sampling.join(plan.joins)
         for join in plan.joins:
             self._prompts.pop(join.row, None)
             if join.config.prompt_logprobs is not None:
                 self._prompts[join.row] = (join.prompt, join.config.prompt_logprobs)
 
-    def _copy(self, packed: Packed) -> None:
+    def _copy(self, packed: PackedStep) -> None:
         self._net.batch.all[: packed.size].copy_(packed.buffer.all[: packed.size], non_blocking=True)
         for row in packed.long_rows:
             self._net.tables[row].copy_(torch.from_numpy(self._packer.tables[row]))
 
-    def _compute(self, plan: Plan, packed: Packed) -> CudaFlight:
+    def _compute(self, plan: Plan, packed: PackedStep) -> LaunchedCudaStep:
         """The step itself: from the tokens it has to those it samples."""
         in_order = packed.sampling is None
         order = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
-        flight = CudaFlight(plan, order, self._landings[self._turn][: len(order)], in_order=in_order)
+        launched = LaunchedCudaStep(plan, order, self._host_tokens[self._turn][: len(order)], in_order=in_order)
         if packed.num_tiles is None:
             self._graphs.decode(packed.num_tokens)
-            return flight
+            return launched
         self._graphs.body(packed.num_tokens, packed.num_tiles)
         if self._prompts:
-            self._describe(plan, packed, flight)
+            self._describe(plan, packed, launched)
         if order:
             self._graphs.head(len(order))
-        return flight
+        return launched
 
-    def _depart(self, flight: CudaFlight) -> None:
+    def _start_copy_back(self, launched: LaunchedCudaStep) -> None:
         """What only some rows ask for, and the tokens on their way back."""
-        if flight.order:
-            self._refine(flight.plan, flight)
-            flight.tokens.copy_(self._net.sampled[: len(flight.order)], non_blocking=True)
+        if launched.order:
+            self._refine(launched.plan, launched)
+            launched.tokens.copy_(self._net.sampled[: len(launched.order)], non_blocking=True)
         if self._cuda:
-            flight.arrived = self._events[self._turn]
-            flight.arrived.record()
+            launched.arrived = self._events[self._turn]
+            launched.arrived.record()
         self._turn = (self._turn + 1) % RING
 
-    def _refine(self, plan: Plan, flight: CudaFlight) -> None:
+    def _refine(self, plan: Plan, launched: LaunchedCudaStep) -> None:
         """What only some rows ask for: log-probabilities of raw logits, and another draw from adjusted ones."""
-        rows = plan.rows if flight.in_order else [plan.rows[i] for i in flight.order]
-        flight.wanted = self._keeper.logprobs_wanted(rows)
-        if flight.wanted:
-            places = torch.tensor(list(flight.wanted), device=self._device)
-            flight.raw = self._net.logits.index_select(0, places).float()
-        if self._keeper.adjusting:
-            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in flight.order]
-            self._keeper.resample(rows, positions)
+        rows = plan.rows if launched.in_order else [plan.rows[i] for i in launched.order]
+        launched.wanted = self._row_sampling.logprobs_wanted(rows)
+        if launched.wanted:
+            places = torch.tensor(list(launched.wanted), device=self._device)
+            launched.raw = self._net.logits.index_select(0, places).float()
+        if self._row_sampling.adjusting:
+            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in launched.order]
+            self._row_sampling.resample(rows, positions)
 
-    def _describe(self, plan: Plan, packed: Packed, flight: CudaFlight) -> None:
+    def _describe(self, plan: Plan, packed: PackedStep, launched: LaunchedCudaStep) -> None:
         """Logits of prompt tokens whose successors' log-probabilities are wanted."""
         for i, row in enumerate(plan.rows):
             prompt, num_top = self._prompts.get(row, ([], 0))
@@ -143,7 +145,7 @@ class CudaRunner(Runner):
                 self._describe_piece(packed.begins[i] + first, targets[first : first + _PIECE_TOKENS], num_top)
                 for first in range(0, len(targets), _PIECE_TOKENS)
             ]
-            flight.described.append((i, pieces))
+            launched.described.append((i, pieces))
 
     def _describe_piece(self, first: int, targets: list[int], num_top: int) -> RawLogprobs:
         """Of the tokens that followed the step's tokens from `first` on."""

@@ -12,22 +12,21 @@ import numpy as np
 
 from tonle.engine.plan import Plan
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
-from tonle.models.cuda.cuts import stretch_tokens
+from tonle.models.cuda.decode_tiling import stretch_tokens
 
 RING = 4  # buffers: a step's is written while those of earlier ones may still be on their way to the device
 
 
 @dataclass(slots=True)
-class Packed:
+class PackedStep:
     """One step, ready to be copied to the device."""
 
     buffer: StepBuffer
     size: int  # numbers of the buffer to copy
     num_tokens: int
     num_tiles: int | None  # None: every row goes on from the token it sampled last
-    sampling: (
-        list[int] | None
-    )  # plan indices that sample, in the order of their tokens; None = all, in the plan's order
+    # Plan indices that sample, in the order of their tokens; None = all, in the plan's order.
+    sampling: list[int] | None
     begins: list[int] = field(default_factory=list)  # by plan index: first token among the step's; only in mixed steps
     long_rows: list[int] = field(default_factory=list)  # rows whose block tables did not fit among the updates
 
@@ -44,7 +43,7 @@ class Packer:
         self._turn = 0
         self._identity = np.arange(sizes.max_rows, dtype=np.int32)
 
-    def pack(self, plan: Plan) -> Packed:
+    def pack(self, plan: Plan) -> PackedStep:
         buffer = self._ring[self._turn]
         self._turn = (self._turn + 1) % RING
         num_updates, long_rows = self._update(plan, buffer)
@@ -73,7 +72,7 @@ class Packer:
         buffer.host("updates")[: len(pairs)] = pairs
         return len(pairs) // 2, long_rows
 
-    def _pack_decode(self, plan: Plan, buffer: StepBuffer, num_updates: int) -> Packed:
+    def _pack_decode(self, plan: Plan, buffer: StepBuffer, num_updates: int) -> PackedStep:
         count = len(plan.rows)
         rows, starts = buffer.host("rows"), buffer.host("starts")
         rows[:count] = plan.rows
@@ -85,7 +84,7 @@ class Packer:
         counts[Count.ROWS] = counts[Count.DECODING] = counts[Count.CONTINUING] = count
         counts[Count.TOKENS] = counts[Count.SAMPLES] = count
         counts[Count.TILES] = 0
-        return Packed(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
+        return PackedStep(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
 
     def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
         """Cut the contexts (n,) of decoding rows into stretches."""
@@ -99,7 +98,7 @@ class Packer:
         buffer.host("row_stretches")[: len(contexts)] = stretches
         counts[Count.ITEMS] = num_items
 
-    def _pack_mixed(self, plan: Plan, buffer: StepBuffer) -> Packed:
+    def _pack_mixed(self, plan: Plan, buffer: StepBuffer) -> PackedStep:
         count = len(plan.rows)
         kinds = [0 if chunk is None else min(len(chunk), 2) for chunk in plan.chunks]
         order = sorted(range(count), key=kinds.__getitem__)  # going on, then other single tokens, then several
@@ -132,7 +131,7 @@ class Packer:
         counts[Count.ROWS], counts[Count.DECODING], counts[Count.CONTINUING] = count, num_decoding, num_continuing
         counts[Count.TOKENS], counts[Count.SAMPLES], counts[Count.TILES] = num_tokens, len(sampling), num_tiles
         begins_of = dict(zip(order, begins.tolist(), strict=True))
-        return Packed(
+        return PackedStep(
             buffer, len(buffer.numpy), num_tokens, num_tiles, [order[place] for place in sampling],
             begins=[begins_of[i] for i in range(count)],
         )  # fmt: skip

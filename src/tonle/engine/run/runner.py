@@ -9,28 +9,27 @@ from typing import Protocol
 import torch
 
 from tonle.engine.plan import Plan, StepResult
-from tonle.engine.run.rows import Rows
-from tonle.engine.sample.logprobs import RawLogprobs, raw_logprobs, token_logprobs
+from tonle.engine.run.batch_rows import Rows
 from tonle.engine.sample.sampler import Sampler
+from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
 from tonle.models.inputs import KVCache, StepInputs
 
 
-class Model(Protocol):
+class ForwardModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
 
 
 @dataclass(slots=True)
-class Flight:
-    """A launched step. `land` waits for the device; everything before it is asynchronous where the device is."""
+class LaunchedStep:
+    """A launched step. `collect` waits for the device; everything before it is asynchronous where the device is."""
 
     plan: Plan
     order: list[int]  # plan indices that sample, in the order of `tokens`
     tokens: torch.Tensor  # (S,)
-    wanted: dict[int, int] = field(
-        default_factory=dict
-    )  # place in `order` -> alternatives wanted beside its log-probability
+    # Place in `order` -> alternatives wanted beside its log-probability.
+    wanted: dict[int, int] = field(default_factory=dict)
     raw: torch.Tensor | None = None  # (wanted, V) their logits
     described: list[tuple[int, list[RawLogprobs]]] = field(default_factory=list)
     # prompt log-probabilities: plan index, those of the tokens that followed the chunk's, piece by piece
@@ -39,9 +38,9 @@ class Flight:
 class Runner:
     """Owns the rows, the sampler and the KV tensors; reads plans, decides nothing."""
 
-    def __init__(self, model: Model, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
+    def __init__(self, model: ForwardModel, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
         self.lag = lag  # steps that may be launched before the first of them is read
-        self.profile: dict[str, float] | None = None  # seconds per part, when somebody wants to know
+        self.profile: dict[str, float] | None = None  # seconds per part, when profiling
         self._model = model
         self._kv = kv
         self._sampler = sampler
@@ -49,7 +48,7 @@ class Runner:
         self._prompts: dict[int, tuple[list[int], int]] = {}  # rows that want prompt log-probabilities: prompt, top
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Flight:
+    def launch(self, plan: Plan) -> LaunchedStep:
         mark = time.perf_counter()
         for join in plan.joins:
             self._sampler.join(join)
@@ -64,21 +63,21 @@ class Runner:
         mark = self._note("build", mark)
         logits = self._model.forward(inputs, self._kv)  # (S + prompt positions, V)
         mark = self._note("forward", mark)
-        flight = self._sample(plan, order, logits, described)
+        launched = self._sample(plan, order, logits, described)
         self._note("sample", mark)
-        return flight
+        return launched
 
     @torch.inference_mode()
-    def land(self, flight: Flight) -> StepResult:
+    def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and read it back, in the plan's order."""
-        values = flight.tokens.tolist()
-        result = StepResult(tokens=[token for _, token in sorted(zip(flight.order, values, strict=True))])
-        if flight.raw is not None:
-            records = token_logprobs(flight.raw, [values[i] for i in flight.wanted], max(flight.wanted.values()))
-            for (place, num_top), record in zip(flight.wanted.items(), records, strict=True):
+        values = launched.tokens.tolist()
+        result = StepResult(tokens=[token for _, token in sorted(zip(launched.order, values, strict=True))])
+        if launched.raw is not None:
+            records = token_logprobs(launched.raw, [values[i] for i in launched.wanted], max(launched.wanted.values()))
+            for (place, num_top), record in zip(launched.wanted.items(), records, strict=True):
                 record.top = record.top[:num_top]
-                result.logprobs[flight.order[place]] = record
-        for i, pieces in flight.described:
+                result.logprobs[launched.order[place]] = record
+        for i, pieces in launched.described:
             result.prompt_logprobs[i] = [record for piece in pieces for record in piece.records()]
         return result
 
@@ -101,24 +100,24 @@ class Runner:
         shift = len(last)
         return last + extra, {i: slice(s.start + shift, s.stop + shift) for i, s in described.items()}
 
-    def _sample(self, plan: Plan, order: list[int], logits: torch.Tensor, described: dict[int, slice]) -> Flight:
+    def _sample(self, plan: Plan, order: list[int], logits: torch.Tensor, described: dict[int, slice]) -> LaunchedStep:
         sampling = [i for i in order if plan.samples[i]]
         rows = [plan.rows[i] for i in sampling]
-        flight = Flight(plan, sampling, torch.empty(0, dtype=torch.int64))
+        launched = LaunchedStep(plan, sampling, torch.empty(0, dtype=torch.int64))
         for i, place in described.items():
             prompt, num_top = self._prompts[plan.rows[i]]
             start, size = plan.starts[i] + 1, place.stop - place.start
             targets = prompt[start : start + size]
-            flight.described.append((i, [raw_logprobs(logits[place][: len(targets)], targets, num_top)]))
+            launched.described.append((i, [raw_logprobs(logits[place][: len(targets)], targets, num_top)]))
         if sampling:
             positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in sampling]
             own = logits[: len(sampling)]
-            flight.wanted = self._sampler.logprobs_wanted(rows)
-            if flight.wanted:
-                flight.raw = own[list(flight.wanted)]  # a copy: sampling may change logits
-            flight.tokens = self._sampler.sample(own, rows, positions)
-            self._rows.remember(rows, flight.tokens)
-        return flight
+            launched.wanted = self._sampler.logprobs_wanted(rows)
+            if launched.wanted:
+                launched.raw = own[list(launched.wanted)]  # a copy: sampling may change logits
+            launched.tokens = self._sampler.sample(own, rows, positions)
+            self._rows.remember(rows, launched.tokens)
+        return launched
 
     def _note(self, part: str, since: float) -> float:
         now = time.perf_counter()

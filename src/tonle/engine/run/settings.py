@@ -27,7 +27,7 @@ class DeviceAdjuster(Adjuster):
         self._seen.index_fill_(0, token, True)
 
 
-class RowKeeper:
+class RowSampling:
     """Owns every row's sampling settings. A row is forgotten when the next sequence joins it."""
 
     def __init__(self, model: CudaModel, eos_ids: list[int]) -> None:

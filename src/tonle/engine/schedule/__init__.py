@@ -1,5 +1,5 @@
 """Who runs in the next step. Does: queue, admit, chunk, preempt, finish. Does not: touch tensors or time a step."""
 
-from tonle.engine.schedule.scheduler import Limits, Outcome, Scheduler
+from tonle.engine.schedule.scheduler import Scheduler, SchedulerLimits, StepOutcome
 
-__all__ = ["Limits", "Outcome", "Scheduler"]
+__all__ = ["Scheduler", "SchedulerLimits", "StepOutcome"]

@@ -1,4 +1,4 @@
-"""The waiting line: priority, then arrival, with ageing."""
+"""The queue of waiting requests: priority, then arrival, with ageing."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tonle.engine.schedule.sequence import Sequence
 
 
 def order_key(request: Request, ageing_s: float) -> float:
-    """A request of a lower priority stands as if it had come later, by `ageing_s` per level.
+    """A request of a lower priority is queued as if it had arrived later, by `ageing_s` per level.
 
-    The key never changes, so the line stays sorted, and nobody starves: a LOW request is overtaken only by those who
+    The key never changes, so the queue stays sorted, and no request starves: a LOW request is overtaken only by those that
     arrive within 3 * ageing_s after it.
     """
     return request.arrived_s + request.priority * ageing_s
 
 
-class WaitingLine:
+class WaitingQueue:
     """Sequences that hold nothing, best first. Cancelled ones are skipped when they come up."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler: one token budget per step, running sequences first, then the waiting line.
+"""The scheduler: one token budget per step, running sequences first, then the waiting queue.
 
 It owns sequences, rows and (through the pool) blocks; it never sees a tensor. A step's tokens may still be unknown when
 the next step is planned (`Sequence.num_pending`): the loop commits them later.
@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
-from tonle.engine.schedule.queue import WaitingLine, order_key
+from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
 _KEY = attrgetter("key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     """What the scheduler must keep to."""
 
     max_num_seqs: int
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """What a commit means to the callers, in parallel lists."""
 
     handles: list[int] = field(default_factory=list)
@@ -46,14 +46,13 @@ class Outcome:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
         self.limits = limits
         self.pool = pool
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
-        self.started: dict[
-            int, tuple[float, int]
-        ] = {}  # first scheduled since last asked: handle -> now, cached tokens
+        # First scheduled since last asked: handle -> now, cached tokens.
+        self.started: dict[int, tuple[float, int]] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -62,7 +61,7 @@ class Scheduler:
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._batch_left = 0  # static batches: members of the open batch not admitted yet
 
-    # -- mail
+    # -- messages
 
     def refusal(self, request: Request) -> str | None:
         """Why this request could never run, or None."""
@@ -118,21 +117,21 @@ class Scheduler:
         return plan
 
     def wake_s(self, now: float) -> float | None:
-        """How long the loop may sleep before `plan` has something new to say; None = until mail comes."""
+        """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
         oldest = self.waiting.oldest_arrival_s()
         if oldest is None or self.limits.continuous:
             return None
         return max(0.0, oldest + self.limits.batch_timeout_s - now)
 
     def _in_order(self) -> list[Sequence]:
-        """Who runs, most important first; before all others those with one token to go, which must not miss a beat."""
-        beating: list[Sequence] = []
-        behind: list[Sequence] = []
+        """Running sequences, most important first; before all others those that decode, which advance in every step."""
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
         for sequence in self.running.values():
-            (beating if sequence.num_remaining <= 1 else behind).append(sequence)
-        beating.sort(key=_KEY)
-        behind.sort(key=_KEY)
-        return beating + behind
+            (decoding if sequence.num_remaining <= 1 else prefilling).append(sequence)
+        decoding.sort(key=_KEY)
+        prefilling.sort(key=_KEY)
+        return decoding + prefilling
 
     def _schedule(self, sequence: Sequence, count: int, plan: Plan) -> None:
         assert sequence.row is not None
@@ -250,9 +249,9 @@ class Scheduler:
 
     # -- committing
 
-    def commit(self, plan: Plan, result: StepResult) -> Outcome:
+    def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
         """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
-        outcome = Outcome()
+        outcome = StepOutcome()
         sampled = iter(result.tokens)
         for i, sequence in enumerate(plan.sequences):
             token = next(sampled) if plan.samples[i] else None
@@ -277,7 +276,7 @@ class Scheduler:
         return outcome
 
     def fail(self, plan: Plan) -> list[int]:
-        """A step broke: end its sequences and let nobody find what it may have written. Returns their handles."""
+        """A step failed: end its sequences and take what it may have written out of the prefix index. Returns their handles."""
         handles = []
         for sequence in plan.sequences:
             if not sequence.done:

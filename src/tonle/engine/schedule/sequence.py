@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tonle.engine.kv.prefix import block_digest, root_digest
+from tonle.engine.kv.block_pool import block_digest, root_digest
 from tonle.engine.request import Request
 
 
@@ -23,7 +23,7 @@ class Sequence:
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
         self.blocks: list[int] = []
         self.num_named = 0  # its first so many blocks are found or published under their digests
-        self._digests: list[bytes] = []  # of its full blocks, as far as anybody asked
+        self._digests: list[bytes] = []  # of its full blocks, as far as they were asked for
         self.row: int | None = None  # its place in the batch, while running
         self.started = False
         self.done = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tonle.models.cpu.attention import dots_64, dots_128, mix_64, mix_128, soften
+from tonle.models.cpu.cpu_attention import dots_64, dots_128, mix_64, mix_128, soften
 from tonle.models.cpu.products import compiled, f32
 from tonle.models.cpu.vector import LANES
 

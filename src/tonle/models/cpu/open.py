@@ -22,7 +22,7 @@ from tonle.models.spec import ModelSpec
 from tonle.models.weights import EMBEDDING, tensor_shapes
 
 if TYPE_CHECKING:  # these bring numba
-    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.cpu_decoder import CpuDecoder
     from tonle.models.cpu.stored import Stored
 
 log = logging.getLogger("tonle.models")
@@ -37,7 +37,7 @@ def open_cpu(source: ModelSource, *, activation_bits: int = 16) -> Decoder | Cpu
     if importlib.util.find_spec("numba") is None:
         log.info("numba is not installed: every step runs through torch, in float32")
         return load(source, device=torch.device("cpu"))
-    from tonle.models.cpu.decoder import CpuDecoder
+    from tonle.models.cpu.cpu_decoder import CpuDecoder
     from tonle.models.cpu.pack import pack, why_not
 
     spec, matrix, vector = _weights(source)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tonle.models.cpu.dots import HAS_DOTS, SIGN
-from tonle.models.cpu.products import Matrix
-from tonle.models.cpu.step import Packed
+from tonle.models.cpu.products import PackedMatrix
+from tonle.models.cpu.step import PackedWeights
 from tonle.models.cpu.stored import Stored, join
 from tonle.models.cpu.vector import GROUP, HALF, ROWS
 from tonle.models.cpu.workspace import aligned
@@ -31,10 +31,10 @@ def why_not(spec: ModelSpec) -> str | None:
     return None
 
 
-def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS) -> Packed:
+def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS) -> PackedWeights:
     """All weights of a decoder. dots: 4- and 8-bit ones are laid out for integer products."""
 
-    def stack(make: Callable[[str], Stored], *, gated: bool = False) -> Matrix:
+    def stack(make: Callable[[str], Stored], *, gated: bool = False) -> PackedMatrix:
         return layout([make(f"model.layers.{i}.") for i in range(spec.num_layers)], gated=gated, dots=dots)
 
     def joined(prefix: str, *names: str) -> Stored:
@@ -49,7 +49,7 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
         bias = np.concatenate([vectors(f"{name}.bias") for name in qkv_names], axis=1)
     none = np.zeros((spec.num_layers, 0), dtype=np.float32)
     head = matrix(EMBEDDING if spec.tie_embeddings else LM_HEAD)
-    return Packed(
+    return PackedWeights(
         qkv=stack(lambda prefix: joined(prefix, *qkv_names)),
         qkv_bias=np.ascontiguousarray(bias),
         o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
@@ -65,7 +65,7 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
     )
 
 
-def layout(layers: list[Stored], *, gated: bool, dots: bool) -> Matrix:
+def layout(layers: list[Stored], *, gated: bool, dots: bool) -> PackedMatrix:
     """The layouts of `products.py`, aligned to cache lines; missing rows are zero."""
     widest = join(
         [Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers]
@@ -90,7 +90,7 @@ def layout(layers: list[Stored], *, gated: bool, dots: bool) -> Matrix:
             weights[i] = blocks
     scale = _factors([layer.scale for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
     minimum = _factors([layer.minimum for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
-    return Matrix(weights, scale, minimum if minimum.any() else np.zeros((1, 1, 1, 1), dtype=np.bool_))
+    return PackedMatrix(weights, scale, minimum if minimum.any() else np.zeros((1, 1, 1, 1), dtype=np.bool_))
 
 
 def _factors(layers: list[Array | None], order: Array, shape: tuple[int, ...]) -> Array:

@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from tonle.models.cpu.target import prepare_numba
+from tonle.models.cpu.numba_setup import prepare_numba
 
 prepare_numba()
 
@@ -54,7 +54,7 @@ compiled: Any = njit(**OPTIONS)
 CHUNK = 64  # rows of x at a time: their sums (16 KiB) stay in the first-level cache
 
 
-class Matrix(NamedTuple):
+class PackedMatrix(NamedTuple):
     """One kind of matrix of all layers. weights (layers, blocks, K..., .), scale and minimum (layers, blocks, groups, ROWS)."""
 
     weights: Any

@@ -1,7 +1,7 @@
 """The whole step of a decoder, all layers, as one compiled function that every thread of a team runs.
 
-Work is divided by output rows (products), by token (norms) and by token and head (attention); the threads meet where one
-part needs all of another.
+Work is divided by output rows (products), by token (norms) and by token and head (attention); the threads wait for
+each other where one part needs all of another.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from numba import njit
 
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
-from tonle.models.cpu.products import OPTIONS, Matrix, Scratch, block_product, compiled, rows_at_once, set_group
-from tonle.models.cpu.team import meet
+from tonle.models.cpu.products import OPTIONS, PackedMatrix, Scratch, block_product, compiled, rows_at_once, set_group
+from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
 
 SPAN = 8  # tokens of one row whose attention is computed together: keys and values are read once for them
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """A decoder's weights for `forward`."""
 
-    qkv: Matrix
+    qkv: PackedMatrix
     qkv_bias: Any  # (layers, rows)
-    o: Matrix
-    gate_up: Matrix  # in every block: HALF rows of gate, then the HALF rows of up that belong to them
-    down: Matrix
-    head: Matrix  # one layer: the vocabulary
+    o: PackedMatrix
+    gate_up: PackedMatrix  # in every block: HALF rows of gate, then the HALF rows of up that belong to them
+    down: PackedMatrix
+    head: PackedMatrix  # one layer: the vocabulary
     input_norm: Any  # (layers, hidden)
     mlp_norm: Any
     final_norm: Any  # (hidden,)
@@ -79,7 +79,7 @@ def _own(scratch: Any, member: Any) -> Any:
 
 
 @compiled
-def _portion(matrix: Matrix, count: Any, member: Any, size: Any) -> Any:
+def _portion(matrix: PackedMatrix, count: Any, member: Any, size: Any) -> Any:
     """A thread's part of a product with `count` rows: rows at a time, chunks of rows, first and last (block, chunk)."""
     blocks = matrix.weights.shape[1]
     step = rows_at_once(count, blocks, size)
@@ -89,7 +89,7 @@ def _portion(matrix: Matrix, count: Any, member: Any, size: Any) -> Any:
 
 
 @compiled
-def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _store(matrix: PackedMatrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (T, rows) = x times the matrix."""
     count = out.shape[0]
     step, chunks, begin, end = _portion(matrix, count, member, size)
@@ -102,7 +102,7 @@ def _store(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any,
 
 
 @compiled
-def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _add(matrix: PackedMatrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (T, rows) += x times the matrix; rows need not fill the last block."""
     count = out.shape[0]
     step, chunks, begin, end = _portion(matrix, count, member, size)
@@ -116,7 +116,7 @@ def _add(matrix: Matrix, layer: Any, x: Any, out: Any, member: Any, size: Any, o
 
 
 @compiled
-def _gate(matrix: Matrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _gate(matrix: PackedMatrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any) -> None:
     """out (`Floats` or `Digits`, count rows of intermediate size) = silu(gate) * up. A block makes one group."""
     step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
@@ -165,7 +165,7 @@ def _gather(hidden: Any, wanted: Any) -> None:
 
 
 @compiled
-def _spread(packed: Packed, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, member: Any,
+def _spread(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, member: Any,
             size: Any) -> None:  # fmt: skip
     """From the qkv product: rotated queries to their buffer, rotated keys and values to the cache."""
     num_heads, dim = buffers.q.shape[1], buffers.q.shape[2]
@@ -210,36 +210,36 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
 
 
 @compiled
-def _attention(packed: Packed, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any,
-               met: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
-    """A layer up to its attention, keys and values in the cache. Returns how often the threads have met."""
+def _attention(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any,
+               arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+    """A layer up to its attention, keys and values in the cache. Returns the count of arrivals at the barrier."""
     _norm(buffers.hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _mix(packed.windows[layer], step, buffers, keys[layer], values[layer], member, size)
-    return meet(counter, met, size)
+    return barrier(counter, arrivals, size)
 
 
 @compiled
-def _rest(packed: Packed, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, met: Any, member: Any,
+def _rest(packed: PackedWeights, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, arrivals: Any, member: Any,
           size: Any, own: Any) -> Any:  # fmt: skip
     """A layer from its output product on, with `to_o` filled, added to hidden (rows, hidden)."""
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _gate(packed.gate_up, layer, buffers.to_gate_up, hidden.shape[0], buffers.to_down, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
-    return meet(counter, met, size)
+    return barrier(counter, arrivals, size)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
-def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
+def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
             size: Any) -> None:  # fmt: skip
     """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim).
 
@@ -247,30 +247,32 @@ def forward(packed: Packed, step: Inputs, buffers: Buffers, keys: Any, values: A
     """
     own, hidden, wanted = _own(buffers.scratch, member), buffers.hidden, step.wanted
     mixed = buffers.mixed.reshape(hidden.shape[0], -1)  # (T, heads * dim)
-    met = 0
+    arrivals = 0
     last_layer = packed.input_norm.shape[0] - 1
     for layer in range(last_layer):
-        met = _attention(packed, layer, step, buffers, keys, values, eps, counter, met, member, size, own)
+        arrivals = _attention(packed, layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
         _form(mixed, buffers.to_o, member, size)
-        met = _rest(packed, layer, hidden, buffers, eps, counter, met, member, size, own)
-    met = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, met, member, size, own)
+        arrivals = _rest(packed, layer, hidden, buffers, eps, counter, arrivals, member, size, own)
+    arrivals = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
     if wanted.shape[0] == 0:
         return
     if member == 0:
         _gather(hidden, wanted)
     _form_wanted(mixed, wanted, buffers.to_o, member, size)
     hidden = hidden[: wanted.shape[0]]
-    met = _rest(packed, last_layer, hidden, buffers, eps, counter, met, member, size, own)
+    arrivals = _rest(packed, last_layer, hidden, buffers, eps, counter, arrivals, member, size, own)
     _norm(hidden, packed.final_norm, eps, buffers.to_head, member, size, own)
-    met = meet(counter, met, size)
+    arrivals = barrier(counter, arrivals, size)
     _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
-def product(matrix: Matrix, layer: Any, x: Any, form: Any, out: Any, scratch: Any, member: Any, size: Any) -> None:
+def product(
+    matrix: PackedMatrix, layer: Any, x: Any, form: Any, out: Any, scratch: Any, member: Any, size: Any
+) -> None:
     """One matrix alone, for measuring and for tests: out (T, blocks * ROWS) = x (T, K) times it.
 
-    form: room for x as the matrix wants it, one for each thread (they do not meet here).
+    form: room for x as the matrix wants it, one for each thread (there is no barrier here).
     """
     _form(x, form, 0, 1)
     _store(matrix, layer, form, out, member, size, _own(scratch, member))

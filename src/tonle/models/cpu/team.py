@@ -1,6 +1,6 @@
-"""A team of threads that run one compiled function together, and the barrier they meet at.
+"""A team of threads that run one compiled function together, and the barrier they wait at.
 
-Python is not involved between the start and the end of a call: the threads meet by counting up one number.
+Python is not involved between the start and the end of a call: the barrier is one number that the threads count up.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _pause(typingctx: Any) -> Any:
 
 
 @compiled
-def meet(counter: Any, met: Any, size: Any) -> Any:
-    """Wait for the other threads. `met`: what the last meeting returned, 0 before the first."""
-    target = met + size
+def barrier(counter: Any, arrivals: Any, size: Any) -> Any:
+    """Wait for the other threads. `arrivals`: what the last barrier returned, 0 before the first."""
+    target = arrivals + size
     _count_up(counter)
     spins = 0
     while _look(counter) < target:

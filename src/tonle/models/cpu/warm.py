@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tonle.models.cpu.products import Matrix
-from tonle.models.cpu.step import Inputs, Packed, forward, product
-from tonle.models.cpu.target import kernels_dir
+from tonle.models.cpu.numba_setup import kernels_dir
+from tonle.models.cpu.products import PackedMatrix
+from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.vector import GROUP, HALF, LANES, ROWS
 from tonle.models.cpu.workspace import Workspace
 
@@ -32,7 +32,7 @@ log = logging.getLogger("tonle.models")
 _KINDS = ("qkv", "o", "gate_up", "down", "head")
 
 
-def types_of(packed: Packed, activation_bits: int) -> str:
+def types_of(packed: PackedWeights, activation_bits: int) -> str:
     """What the compiled code depends on: the dtypes and the layout of each kind of matrix, and the form of their input."""
     matrices = [getattr(packed, kind) for kind in _KINDS]
     spelled = (f"{m.weights.dtype.name}:{m.scale.dtype.name}:{m.minimum.dtype.name}:{m.weights.ndim}" for m in matrices)
@@ -98,7 +98,7 @@ def compile_for(types: str) -> None:
     _marker(types).touch()
 
 
-def _tiny_weights(kinds: list[str]) -> Packed:
+def _tiny_weights(kinds: list[str]) -> PackedWeights:
     """One layer, one head, one block of everything (two of gate_up, three of qkv)."""
     matrices = {}
     for kind, spelled in zip(_KINDS, kinds, strict=True):
@@ -108,9 +108,9 @@ def _tiny_weights(kinds: list[str]) -> Packed:
         blocks = {"qkv": 3, "gate_up": 2}.get(kind, 1)
         shape = (1, blocks, ROWS, width) if ndim == "4" else (1, blocks, ROWS // 4, width, 4)
         groups = (1, blocks, ROWS // GROUP, ROWS)
-        matrices[kind] = Matrix(np.zeros(shape, weights), np.zeros(groups, scale), np.zeros(groups, minimum))
+        matrices[kind] = PackedMatrix(np.zeros(shape, weights), np.zeros(groups, scale), np.zeros(groups, minimum))
     floats, none = np.zeros((1, ROWS), np.float32), np.zeros((1, 0), np.float32)
-    return Packed(
+    return PackedWeights(
         **matrices, qkv_bias=np.zeros((1, 3 * ROWS), np.float32), input_norm=floats, mlp_norm=floats,
         final_norm=floats[0], q_norm=none, k_norm=none, windows=np.zeros(1, np.int64),
     )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tonle.models.cpu.products import CHUNK, Digits, Floats, Matrix, Scratch
-from tonle.models.cpu.step import SPAN, Buffers, Packed
+from tonle.models.cpu.products import CHUNK, Digits, Floats, PackedMatrix, Scratch
+from tonle.models.cpu.step import SPAN, Buffers, PackedWeights
 from tonle.models.cpu.vector import GROUP, ROWS
 from tonle.models.spec import ModelSpec
 
@@ -22,7 +22,7 @@ _SCORES = 65536  # per thread: what fits the second-level cache
 class Workspace:
     """`digits`: bytes for a number of x that is multiplied as an integer, 1 or 2."""
 
-    def __init__(self, spec: ModelSpec, packed: Packed, *, num_threads: int, digits: int = 2) -> None:
+    def __init__(self, spec: ModelSpec, packed: PackedWeights, *, num_threads: int, digits: int = 2) -> None:
         self._spec = spec
         self._packed = packed
         self._threads = num_threads
@@ -41,7 +41,7 @@ class Workspace:
             self._cut[num_tokens] = self._make(num_tokens)
         return self._cut[num_tokens]
 
-    def form(self, name: str, matrix: Matrix, num_tokens: int, columns: int) -> Floats | Digits:
+    def form(self, name: str, matrix: PackedMatrix, num_tokens: int, columns: int) -> Floats | Digits:
         """Room for rows of x as this matrix takes them."""
         rows, groups = (num_tokens, columns), (num_tokens, columns // GROUP)
         sums = self._take(f"{name} sums", groups)

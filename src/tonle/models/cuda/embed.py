@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 
 _UPDATES_PER_PROGRAM = 256
 

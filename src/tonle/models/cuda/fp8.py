@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.device import INTERPRETED
+from tonle.models.cuda.gpu_features import INTERPRETED
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 

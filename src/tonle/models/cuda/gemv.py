@@ -13,12 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class GemvTiling:
     """How one product is cut into programs: outputs and inputs at a time."""
 
     block_n: int
@@ -131,23 +130,27 @@ def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, B
     tl.store(OUT + n, y, mask=live)
 
 
-def cut_for(outputs: int, inputs: int, *, norm: bool) -> Cut:
+def gemv_tiling(outputs: int, inputs: int, *, norm: bool) -> GemvTiling:
     """Found by trying some hundred of them inside whole decode steps of two models on an H200."""
     width = triton.next_power_of_2(inputs)
     if inputs > (4096 if norm else 16384):
-        return Cut(8, 512, warps=8, stages=4)  # unrolled, so much would not fit into registers
+        return GemvTiling(8, 512, warps=8, stages=4)  # unrolled, so much would not fit into registers
     if inputs > 4096:
-        return Cut(2, 512, warps=2, ahead=5 if outputs < 2048 else 4)
+        return GemvTiling(2, 512, warps=2, ahead=5 if outputs < 2048 else 4)
     if outputs > 24576:
-        return Cut(2, min(512, width), warps=2, stages=1) if inputs <= 2048 else Cut(4, 512, warps=4, stages=1)
+        return (
+            GemvTiling(2, min(512, width), warps=2, stages=1)
+            if inputs <= 2048
+            else GemvTiling(4, 512, warps=4, stages=1)
+        )
     if outputs > 6144:
-        return Cut(2, min(512, width), warps=2) if inputs <= 2048 else Cut(1, 512, warps=2)
+        return GemvTiling(2, min(512, width), warps=2) if inputs <= 2048 else GemvTiling(1, 512, warps=2)
     if outputs > inputs or norm:
-        return Cut(4, 1024, warps=2) if inputs > 2048 else Cut(4, min(512, width), warps=2)
+        return GemvTiling(4, 1024, warps=2) if inputs > 2048 else GemvTiling(4, min(512, width), warps=2)
     if inputs > 2048:
-        return Cut(4, 1024, warps=2, ahead=-(-inputs // 1024))
+        return GemvTiling(4, 1024, warps=2, ahead=-(-inputs // 1024))
     block = min(512, width)
-    return Cut(2, block, warps=1, ahead=-(-inputs // block))
+    return GemvTiling(2, block, warps=1, ahead=-(-inputs // block))
 
 
 def gemv(
@@ -161,7 +164,7 @@ def gemv(
     add: bool = False,
     settled: bool = False,
     glu: bool = False,
-    cut: Cut | None = None,
+    tiling: GemvTiling | None = None,
 ) -> torch.Tensor:
     """x (1, K), weight (N, K), out (1, N), all contiguous.
 
@@ -169,20 +172,20 @@ def gemv(
     `settled`: the kernel ahead does not write that, so it is read before that one has ended.
     """
     inputs, outputs = x.shape[1], out.shape[1]
-    cut = cut or cut_for(outputs, inputs, norm=gain is not None)
-    grid = (triton.cdiv(outputs, cut.block_n),)
+    tiling = tiling or gemv_tiling(outputs, inputs, norm=gain is not None)
+    grid = (triton.cdiv(outputs, tiling.block_n),)
     flags = (gain is not None, bias is not None, add, settled, glu)
-    if cut.stages == 0:
-        ahead = cut.ahead if x.element_size() == 2 else 1  # in registers
+    if tiling.stages == 0:
+        ahead = tiling.ahead if x.element_size() == 2 else 1  # in registers
         launch(
             _gemv_unrolled, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, ahead, *flags,
-            num_warps=cut.warps,
+            x, gain, weight, bias, out, eps, outputs, inputs, tiling.block_n, tiling.block_k, ahead, *flags,
+            num_warps=tiling.warps,
         )  # fmt: skip
     else:
         launch(
             _gemv_looped, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, cut.block_n, cut.block_k, cut.stages, *flags,
-            num_warps=cut.warps,
+            x, gain, weight, bias, out, eps, outputs, inputs, tiling.block_n, tiling.block_k, tiling.stages, *flags,
+            num_warps=tiling.warps,
         )  # fmt: skip
     return out

@@ -1,8 +1,16 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """How every kernel of ours is started: `launch(kernel, grid, *arguments)`.
 
-Does: what all launches share (programmatic dependent launch, see `dependent.py`), and `compiling_only`, in which a launch
-compiles on a thread of its own and nothing runs. Does not: know the kernels: whoever runs steps in it compiles what those steps
-would launch. A kernel takes up to three seconds to compile, a model has some twenty of them.
+Does: what all launches share (programmatic dependent launch), and `compiling_only`, in which a launch compiles on a thread of
+its own and nothing runs. Does not: know the kernels: steps that are run inside `compiling_only` compile what they would launch.
+A kernel takes up to three seconds to compile, a model has some twenty of them.
+
+Programmatic dependent launch: a kernel may begin before the one ahead of it in the stream has ended. `follow()` stands in every
+kernel of ours, after the reads of weights (which nothing writes) and before the first access to the results of the kernel ahead.
+It waits for that one, then lets the next one begin: so whatever was written two kernels back or earlier may be read before
+`follow()`, too (this rests on memory being flushed where a kernel ends), and what no kernel since then touches may be written.
+A kernel that needs nothing of the one ahead calls it at its end, and in one program at least: it must not end first. A kernel
+launched this way without `follow()` would break the order of the whole stream.
 """
 
 from __future__ import annotations
@@ -15,10 +23,19 @@ from contextvars import ContextVar
 from typing import Any
 
 import triton
+import triton.language as tl
+from triton.language.extra import cuda as tl_cuda
 
-from tonle.models.cuda.device import dependent_launch_available
+from tonle.models.cuda.gpu_features import dependent_launch_available
 
 _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
+
+
+@triton.jit
+def follow(PDL: tl.constexpr):
+    if PDL:
+        tl_cuda.gdc_wait()
+        tl_cuda.gdc_launch_dependents()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

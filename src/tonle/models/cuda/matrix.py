@@ -13,7 +13,7 @@ import torch
 
 from tonle.models.cuda.gemv import gemv
 from tonle.models.cuda.pointwise import rms_norm, silu_mul
-from tonle.models.cuda.skinny import MAX_ROWS, SplitScratch, cut_for, skinny
+from tonle.models.cuda.skinny import MAX_ROWS, SplitScratch, skinny, skinny_tiling
 from tonle.models.layers import Linear
 
 
@@ -50,8 +50,8 @@ class Matrix:
         """out (n, out) = norm(x) @ W.T + bias."""
         if x.shape[0] == 1:
             gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias)
-        elif (cut := cut_for(x.shape[0], *self.weight.shape, glu=False)) is not None:
-            skinny(norm(x), self.weight, out, cut, bias=self.bias, scratch=self.scratch)
+        elif (tiling := skinny_tiling(x.shape[0], *self.weight.shape, glu=False)) is not None:
+            skinny(norm(x), self.weight, out, tiling, bias=self.bias, scratch=self.scratch)
         else:
             self._cublas(norm(x), out)
 
@@ -59,8 +59,8 @@ class Matrix:
         """out (n, out) += x @ W.T + bias. `settled`: the kernel ahead does not write out."""
         if x.shape[0] == 1:
             gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled)
-        elif (cut := cut_for(x.shape[0], *self.weight.shape, glu=False)) is not None:
-            skinny(x, self.weight, out, cut, bias=self.bias, add=True, settled=settled, scratch=self.scratch)
+        elif (tiling := skinny_tiling(x.shape[0], *self.weight.shape, glu=False)) is not None:
+            skinny(x, self.weight, out, tiling, bias=self.bias, add=True, settled=settled, scratch=self.scratch)
         else:
             out.addmm_(x, self.columns)
             if self.bias is not None:
@@ -71,8 +71,8 @@ class Matrix:
         outputs, inputs = out.shape[1], x.shape[1]
         if x.shape[0] == 1:
             gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True)
-        elif (cut := cut_for(x.shape[0], outputs, inputs, glu=True)) is not None:
-            skinny(norm(x), self.weight, out, cut, bias=self.bias, glu=True)
+        elif (tiling := skinny_tiling(x.shape[0], outputs, inputs, glu=True)) is not None:
+            skinny(norm(x), self.weight, out, tiling, bias=self.bias, glu=True)
         else:
             self._cublas(norm(x), both)
             silu_mul(both, out)
@@ -87,7 +87,7 @@ class Matrix:
 def share_scratch(matrices: Sequence[Matrix], device: torch.device) -> None:
     """One scratch for all of them: they are multiplied one after another."""
     scratch = SplitScratch(
-        [(m.weight.shape[0], cut_for(MAX_ROWS, *m.weight.shape, glu=False)) for m in matrices], device
+        [(m.weight.shape[0], skinny_tiling(MAX_ROWS, *m.weight.shape, glu=False)) for m in matrices], device
     )
     for matrix in matrices:
         matrix.scratch = scratch

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
-from tonle.models.cuda.cuts import few_rows
-from tonle.models.cuda.decode import DecodeScratch, decode_attention
-from tonle.models.cuda.device import roomy
+from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
+from tonle.models.cuda.decode_attention import DecodeScratch, decode_attention
+from tonle.models.cuda.decode_tiling import few_rows
 from tonle.models.cuda.embed import embed, gather
+from tonle.models.cuda.gpu_features import roomy
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
-from tonle.models.cuda.prefill import prefill_attention
-from tonle.models.cuda.rope import angle_table, rotate_and_store
+from tonle.models.cuda.prefill_attention import prefill_attention
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
 from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.decoder import Decoder

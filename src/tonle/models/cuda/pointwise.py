@@ -7,8 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 
 
 @triton.jit

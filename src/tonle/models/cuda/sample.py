@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 
 _STRETCHES = 32
 _BLOCK = 4096

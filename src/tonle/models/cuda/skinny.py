@@ -4,7 +4,7 @@
 Does: out = x @ W.T (+ bias), added to what `out` holds, or gated (silu(gate) * up), each in one kernel. Rows of W are the
 long side of the tensor cores' instruction and tokens the short one, so few tokens waste little. Long rows of few outputs are
 split among programs; the last to arrive joins the parts in a fixed order, so results do not depend on who was first.
-Does not: norm its input, or decide alone: `cut_for` says None where cuBLAS is as fast, as it is for layers of 32 rows.
+Does not: norm its input, or decide alone: `skinny_tiling` says None where cuBLAS is as fast, as it is for layers of 32 rows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.dependent import follow
-from tonle.models.cuda.device import roomy
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.gpu_features import roomy
+from tonle.models.cuda.launch import follow, launch
 
 MAX_ROWS = 16
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SkinnyTiling:
     """How one product is cut into programs, and how many blocks of it are under way at a time."""
 
     block_n: int  # outputs; gated products read twice as many rows of W
@@ -35,27 +34,29 @@ class Cut:
     warps: int = 4
 
 
-def cut_for(rows: int, outputs: int, inputs: int, *, glu: bool) -> Cut | None:
+def skinny_tiling(rows: int, outputs: int, inputs: int, *, glu: bool) -> SkinnyTiling | None:
     """Found by trying some 280 on two models on an H200, alone and then in whole steps. None: cuBLAS is faster."""
     if not 2 <= rows <= MAX_ROWS or outputs * inputs >= 2**31 or not roomy():
         return None
     if glu:
-        return Cut(32, 128, stages=4)
+        return SkinnyTiling(32, 128, stages=4)
     if inputs > 4096:
         split = _PROGRAMS // triton.cdiv(outputs, 64)
-        return Cut(64, 128, stages=6, split=max(1, min(split, triton.cdiv(inputs, 128))))
-    return Cut(16, 128, stages=12) if outputs * inputs <= 4 * 2**20 else None
+        return SkinnyTiling(64, 128, stages=6, split=max(1, min(split, triton.cdiv(inputs, 128))))
+    return SkinnyTiling(16, 128, stages=12) if outputs * inputs <= 4 * 2**20 else None
 
 
 class SplitScratch:
     """Where programs that share a tile leave their parts. One serves all layers and all products, one after another."""
 
-    def __init__(self, shapes: Iterable[tuple[int, Cut | None]], device: torch.device) -> None:
-        """Enough for all these (outputs, cut)."""
+    def __init__(self, shapes: Iterable[tuple[int, SkinnyTiling | None]], device: torch.device) -> None:
+        """Enough for all these (outputs, tiling)."""
         tiles = [
-            (triton.cdiv(outputs, cut.block_n), cut) for outputs, cut in shapes if cut is not None and cut.split > 1
+            (triton.cdiv(outputs, tiling.block_n), tiling)
+            for outputs, tiling in shapes
+            if tiling is not None and tiling.split > 1
         ]
-        parts = max((count * cut.split * cut.block_n * MAX_ROWS for count, cut in tiles), default=1)
+        parts = max((count * tiling.split * tiling.block_n * MAX_ROWS for count, tiling in tiles), default=1)
         self.parts = torch.zeros(parts, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(
             max((count for count, _ in tiles), default=1), dtype=torch.int32, device=device
@@ -190,7 +191,7 @@ def skinny(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    cut: Cut,
+    tiling: SkinnyTiling,
     *,
     bias: torch.Tensor | None = None,
     add: bool = False,
@@ -198,24 +199,24 @@ def skinny(
     glu: bool = False,
     scratch: SplitScratch | None = None,
 ) -> torch.Tensor:
-    """x (M, K), weight (N, K), out (M, N), all contiguous; `scratch` for cuts that split.
+    """x (M, K), weight (N, K), out (M, N), all contiguous; `scratch` for tilings that split.
 
     `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds, rounded
     once; `settled`: the kernel ahead does not write that, so it is read before that one has ended.
     """
     (rows, inputs), outputs = x.shape, out.shape[1]
     assert 0 < rows <= MAX_ROWS and weight.numel() < 2**31  # places are 32-bit
-    grid = (triton.cdiv(outputs, cut.block_n), cut.split)
+    grid = (triton.cdiv(outputs, tiling.block_n), tiling.split)
     parts = arrived = None
-    if cut.split > 1:
+    if tiling.split > 1:
         assert scratch is not None and not glu and scratch.arrived.numel() >= grid[0]
-        assert scratch.parts.numel() >= grid[0] * cut.split * cut.block_n * MAX_ROWS
+        assert scratch.parts.numel() >= grid[0] * tiling.split * tiling.block_n * MAX_ROWS
         parts, arrived = scratch.parts, scratch.arrived
-    stages = cut.stages if x.element_size() == 2 else cut.stages // 2  # in shared memory
+    stages = tiling.stages if x.element_size() == 2 else tiling.stages // 2  # in shared memory
     flags = (bias is not None, add, settled, glu, x.dtype == torch.float32)
     launch(
         _skinny, grid,
-        x, weight, bias, out, parts, arrived, rows, outputs, inputs, cut.block_n, MAX_ROWS, cut.block_k, stages,
-        cut.split, *flags, num_warps=cut.warps,
+        x, weight, bias, out, parts, arrived, rows, outputs, inputs, tiling.block_n, MAX_ROWS, tiling.block_k, stages,
+        tiling.split, *flags, num_warps=tiling.warps,
     )  # fmt: skip
     return out

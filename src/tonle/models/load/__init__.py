@@ -21,7 +21,7 @@ def load(model: ModelSource | Any, *, device: torch.device | None = None, dtype:
     keeps its own.
     """
     if not isinstance(model, ModelSource):
-        from tonle.models.load.live import load_live
+        from tonle.models.load.transformers_model import load_live
 
         return load_live(model, device=device, dtype=dtype)
     device = device or torch.device("cpu")

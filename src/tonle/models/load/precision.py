@@ -1,4 +1,4 @@
-"""Which dtype to compute in when nobody says."""
+"""Which dtype to compute in when none is configured."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from benchmarks.workload import SHAPES, write_config
 from tonle.config.engine import EngineConfig
 from tonle.engine.machine import block_bytes, kv_cache
 from tonle.engine.plan import Plan
+from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.packing import RING, Packer
-from tonle.engine.run.rows import Rows
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
-from tonle.models.cuda.cuts import max_items, stretch_tokens
+from tonle.models.cuda.decode_tiling import max_items, stretch_tokens
 from tonle.models.read_spec import read_spec
 from tonle.models.rope import Rotary
 from tonle.models.source import ModelSource

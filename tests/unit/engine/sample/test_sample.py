@@ -17,9 +17,9 @@ from transformers import (
 from tonle.engine.plan import Join
 from tonle.engine.request import GenerationConfig
 from tonle.engine.sample.draw import draw
-from tonle.engine.sample.logprobs import token_logprobs
 from tonle.engine.sample.noise import child_seed, uniform
 from tonle.engine.sample.sampler import Sampler
+from tonle.engine.sample.token_logprobs import token_logprobs
 
 VOCAB = 1000
 CPU = torch.device("cpu")

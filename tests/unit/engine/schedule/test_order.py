@@ -2,16 +2,16 @@
 
 import pytest
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import StepResult
 from tonle.engine.request import GenerationConfig, Request, RequestPriority
-from tonle.engine.schedule import Limits, Scheduler, sequence
+from tonle.engine.schedule import Scheduler, SchedulerLimits, sequence
 
 
 def make(**changes: object) -> Scheduler:
     settings: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "context_length": 256,
                                    "block_size": 4, "long_prefill_tokens": 16, **changes}  # fmt: skip
-    return Scheduler(Limits(**settings), BlockPool(200), [0])  # type: ignore[arg-type]
+    return Scheduler(SchedulerLimits(**settings), BlockPool(200), [0])  # type: ignore[arg-type]
 
 
 def ask(handle: int, size: int = 4, *, at: float = 0.0, priority: int = RequestPriority.NORMAL, salt: bytes = b"",
@@ -123,7 +123,7 @@ def test_a_prompt_that_waits_for_blocks_is_hashed_once(monkeypatch: pytest.Monke
         return real(parent, tokens)
 
     monkeypatch.setattr(sequence, "block_digest", count)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=4, max_num_batched_tokens=400, context_length=256, block_size=4, long_prefill_tokens=400
     )
     scheduler = Scheduler(limits, BlockPool(60), [0])

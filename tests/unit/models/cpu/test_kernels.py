@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 from tests.fakes.checkpoints import save_folder, save_gguf
 from tonle.engine.text import load_text
 from tonle.models.cpu import open as opening
-from tonle.models.cpu.attention import soften
-from tonle.models.cpu.decoder import CpuDecoder
+from tonle.models.cpu.cpu_attention import soften
+from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS, has_dots
 from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.pack import layout, why_not

@@ -13,9 +13,9 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 
 from benchmarks.workload import SHAPES, write_config
 
-from tonle.models.cuda import decode, embed, gemv, pointwise, prefill, rope, sample, skinny
+from tonle.models.cuda import cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny
 from tonle.models.cuda.batch import Sizes
-from tonle.models.cuda.cuts import max_items
+from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
@@ -28,7 +28,7 @@ MAX_TOKENS = 64
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
-    """Every kernel somebody would launch, with the arguments it is compiled for; none runs."""
+    """Every kernel that would be launched, with the arguments it is compiled for; none runs."""
     seen: set[tuple[Any, ...]] = set()
 
     def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -36,7 +36,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
         fixed = [value for parameter, value in named if parameter.annotation == "tl.constexpr"]
         seen.add((kernel.fn.__name__, *fixed, *sorted(options.items())))
 
-    for module in (decode, embed, gemv, pointwise, prefill, rope, sample, skinny):
+    for module in (cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny):
         monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(skinny, "roomy", lambda: True)
     return seen

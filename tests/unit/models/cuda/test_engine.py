@@ -22,7 +22,7 @@ from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.plan import Plan
 from tonle.engine.request import GenerationConfig
 from tonle.engine.run import graphs
-from tonle.models.cuda import cuts, decode, gemv, sample
+from tonle.models.cuda import decode_attention, decode_tiling, gemv, sample
 
 NEW = 4
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
@@ -30,16 +30,18 @@ CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=40, max_sequence_
 
 
 @pytest.fixture(autouse=True)
-def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA machine on a CPU, and kernels cut for models of a few hundred numbers: few programs, more than one turn."""
     monkeypatch.setattr(
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
-    for module in (cuts, decode):
+    for module in (decode_tiling, decode_attention):
         monkeypatch.setattr(
-            module, "cut_for", lambda rows, kv_heads, fp8=False: cuts.Cut(32, 4, 3, 8, rows < 3 and not fp8)
+            module,
+            "decode_tiling",
+            lambda rows, kv_heads, fp8=False: decode_tiling.DecodeTiling(32, 4, 3, 8, rows < 3 and not fp8),
         )
-    monkeypatch.setattr(gemv, "cut_for", lambda outputs, inputs, norm: gemv.Cut(64, 32, warps=1))
+    monkeypatch.setattr(gemv, "gemv_tiling", lambda outputs, inputs, norm: gemv.GemvTiling(64, 32, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 2)
     monkeypatch.setattr(sample, "_BLOCK", 256)
 

@@ -9,7 +9,7 @@ from torch.nn.functional import linear, rms_norm, silu
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
-from tonle.models.cuda.skinny import cut_for
+from tonle.models.cuda.skinny import skinny_tiling
 from tonle.models.layers import Linear, LinearPart
 
 CPU = torch.device("cpu")
@@ -69,8 +69,8 @@ def test_gate(rows: int, with_bias: bool) -> None:
 
 def test_matrices_that_split_share_one_scratch() -> None:
     matrices = [matrix_of(outputs, 4200, with_bias=False) for outputs in (200, 700)]
-    cuts = [cut_for(5, *matrix.weight.shape, glu=False) for matrix in matrices]
-    assert all(cut is not None and cut.split > 1 for cut in cuts)
+    tilings = [skinny_tiling(5, *matrix.weight.shape, glu=False) for matrix in matrices]
+    assert all(tiling is not None and tiling.split > 1 for tiling in tilings)
     share_scratch(matrices, CPU)
     assert matrices[0].scratch is matrices[1].scratch
     for matrix in matrices:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-JOINED_AT_ONCE = 8  # stretches that `_joined` of decode.py reads together
+JOINED_AT_ONCE = 8  # stretches that `_joined` of `decode_attention.py` reads together
 _SHORTEST = 64  # stretch, tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class DecodeTiling:
     """How the work of a step is cut, by its number of rows."""
 
     block_keys: int  # keys per turn of the loop
@@ -22,13 +22,12 @@ class Cut:
     stages: int  # of the loop, as triton counts them: with 5 one more turn's keys are under way than with 3 or 4
     programs: int  # about so many for the whole step, if contexts are long enough
     eager: bool  # the first keys and values are read before the queries are there
-    join_keys: int = (
-        0  # so many keys are read in the time that joining eight more stretches takes; 0: joining is not counted
-    )
+    # So many keys are read in the time that joining eight more stretches takes; 0: joining is not counted.
+    join_keys: int = 0
 
 
-_FEW = Cut(block_keys=64, warps=8, stages=3, programs=264, eager=True, join_keys=50)
-_MANY = Cut(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
+_FEW = DecodeTiling(block_keys=64, warps=8, stages=3, programs=264, eager=True, join_keys=50)
+_MANY = DecodeTiling(block_keys=32, warps=1, stages=4, programs=1056, eager=False)
 _FEW_FP8 = replace(_FEW, eager=False)
 _MANY_FP8 = replace(_MANY, stages=5)  # a turn has half the bytes
 
@@ -38,7 +37,7 @@ def few_rows(kv_heads: int) -> int:
     return max(4, 32 // kv_heads)
 
 
-def cut_for(rows: int, kv_heads: int, *, fp8: bool = False) -> Cut:
+def decode_tiling(rows: int, kv_heads: int, *, fp8: bool = False) -> DecodeTiling:
     """Few rows: as little latency as possible. Many: as many reads in flight as possible."""
     few = rows <= few_rows(kv_heads)
     if fp8:
@@ -48,7 +47,7 @@ def cut_for(rows: int, kv_heads: int, *, fp8: bool = False) -> Cut:
 
 def max_items(rows: int, kv_heads: int) -> int:
     """Most stretches `rows` rows are cut into. See `stretch_tokens`."""
-    return rows + cut_for(rows, kv_heads).programs // kv_heads
+    return rows + decode_tiling(rows, kv_heads).programs // kv_heads
 
 
 def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
@@ -57,11 +56,12 @@ def stretch_tokens(contexts: np.ndarray, kv_heads: int) -> np.ndarray:
     A row's stretches are equally long, but for the last. A row is not cut for the sake of a rest shorter than half a stretch:
     joining costs more than waiting for it. Few rows are cut less where reading a little longer takes less than joining.
     """
-    cut = cut_for(len(contexts), kv_heads)
-    wanted = np.maximum(contexts.sum() * kv_heads / cut.programs, 1.0)
+    tiling = decode_tiling(len(contexts), kv_heads)
+    wanted = np.maximum(contexts.sum() * kv_heads / tiling.programs, 1.0)
     pieces = np.maximum((contexts / wanted + 0.5).astype(np.int64), 1)
-    if cut.join_keys:
-        rounds = np.sqrt(contexts / (JOINED_AT_ONCE * cut.join_keys)) + 0.5  # the sum of reading and joining is least
+    if tiling.join_keys:
+        # So many that the sum of reading and joining is least.
+        rounds = np.sqrt(contexts / (JOINED_AT_ONCE * tiling.join_keys)) + 0.5
         pieces = np.minimum(pieces, JOINED_AT_ONCE * np.maximum(rounds.astype(np.int64), 1))
-    stretches: np.ndarray = np.maximum(-(-contexts // (pieces * cut.block_keys)) * cut.block_keys, _SHORTEST)
+    stretches: np.ndarray = np.maximum(-(-contexts // (pieces * tiling.block_keys)) * tiling.block_keys, _SHORTEST)
     return stretches

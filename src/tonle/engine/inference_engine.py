@@ -1,6 +1,6 @@
 """`InferenceEngine`: a model in your own process, thread-safe, with or without asyncio.
 
-Two threads of ours stand behind it: one runs the loop, one runs the front's event loop. Callers never touch either.
+It has two threads of its own: one runs the loop, one runs the front's event loop. Callers never touch either.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ class InferenceEngine:
             self._hand_over(Failed(str(error), caller_fault=False))
 
     def _shut_down(self) -> None:
-        """On the front's thread: tell everybody who still waits, let them run once more, and stop."""
+        """On the front's thread: tell all waiting callers, let them run once more, and stop."""
         assert self._front is not None
         self._front.lose(InternalError("the engine was stopped"))
         self._aio.call_later(0.05, self._aio.stop)
@@ -376,7 +376,7 @@ def _failed(generation: Generation, error: TonleError) -> GenerationResult:
 
 
 def _give_back() -> None:
-    """Memory nobody uses any more: on a GPU to the driver, so that the next engine, of any process, finds it free."""
+    """Free unused memory: on a GPU to the driver, so that the next engine, of any process, finds it free."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""`Catalog`: what a wrapped server says about its models, so that records can tell model, configuration and adapter.
+"""`ModelCatalog`: what a wrapped server says about its models, so that records can tell model, configuration and adapter.
 
 Does: ask the server's own /v1/models, once per unknown model and with the rights of a caller it has just answered.
 Does not: ask for callers that were refused.
@@ -18,18 +18,18 @@ RETRY_S = 60.0  # until a model that is not listed is looked for again
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedModel:
     config: dict[str, Any]
     adapter: str | None  # the model's own name, if it is one on top of another
 
 
-class Catalog:
+class ModelCatalog:
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ListedModel] = {}
         self._asked_s: float | None = None
 
-    def entry(self, model: str | None) -> Entry | None:
+    def entry(self, model: str | None) -> ListedModel | None:
         return self._entries.get(model) if model is not None else None
 
     async def learn(self, model: str | None, scope: MutableMapping[str, Any]) -> None:
@@ -62,4 +62,4 @@ class Catalog:
         for entry in msgspec.json.decode(body)["data"]:
             config = {name: entry[name] for name in ("root", "parent", "max_model_len", "owned_by") if name in entry}
             adapter = entry["id"] if entry.get("parent") else None
-            self._entries[entry["id"]] = Entry(config, adapter)
+            self._entries[entry["id"]] = ListedModel(config, adapter)

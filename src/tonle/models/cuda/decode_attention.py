@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.cuts import cut_for, max_items
-from tonle.models.cuda.dependent import follow
+from tonle.models.cuda.cuda_rope import angles_at, both_read, heads_at, turned
+from tonle.models.cuda.decode_tiling import decode_tiling, max_items
 from tonle.models.cuda.fp8 import exponent, halved, packed, reciprocal
-from tonle.models.cuda.launch import launch
-from tonle.models.cuda.rope import angles_at, both_read, heads_at, turned
+from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 
@@ -228,12 +227,12 @@ def decode_attention(
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
-    cut = cut_for(rows, kv_heads, fp8=cache.k_scales is not None)
+    tiling = decode_tiling(rows, kv_heads, fp8=cache.k_scales is not None)
     launch(
         _decode, (kv_heads, max_items(rows, kv_heads)),
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
         tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
         dim**-0.5 * LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
-        cut.block_keys, window or 0, fused, cut.eager, q_gain is not None, qkv.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=cut.stages,
+        tiling.block_keys, window or 0, fused, tiling.eager, q_gain is not None, qkv.dtype == torch.float32,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

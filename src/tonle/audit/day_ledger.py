@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tonle.audit.keys import SigningKey
+from tonle.audit.signing_keys import SigningKey
 
 LEDGER_NAME = "chain.jsonl"
 HEAD_NAME = "head.json"
@@ -40,7 +40,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _LINK_CHARS = len(',"link":"') + 64 + len('"}')
 
 
-class Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+class LedgerLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One event. `omit_defaults`: a line has only what its kind needs."""
 
     seq: int
@@ -81,11 +81,11 @@ class Head(msgspec.Struct, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-decode_line = msgspec.json.Decoder(Line).decode
+decode_line = msgspec.json.Decoder(LedgerLine).decode
 _decode_head = msgspec.json.Decoder(Head).decode
 
 
-def link(line: Line, before: str) -> bytes:
+def link(line: LedgerLine, before: str) -> bytes:
     """Set the line's link and return it as text, newline included."""
     body = _encode(line)  # an empty link is a default, and left out
     line.link = link_of(body, before)
@@ -101,7 +101,7 @@ def body_of(text: bytes) -> bytes:
     return text[:-_LINK_CHARS] + b"}"
 
 
-def read_lines(content: bytes) -> list[tuple[bytes, Line]]:
+def read_lines(content: bytes) -> list[tuple[bytes, LedgerLine]]:
     """Whole lines; raises `ValueError` naming the first that is none. A last line without its end is left out."""
     lines = []
     for number, text in enumerate(content.split(b"\n")[:-1], 1):

@@ -86,7 +86,7 @@ def from_config(config: AuditConfig) -> AuditOptions | None:
 
 
 def from_environ(environ: Mapping[str, str]) -> AuditOptions:
-    """Options of a middleware that nobody can pass arguments to. An empty variable counts as none."""
+    """Options of a middleware that is given no arguments. An empty variable counts as none."""
     ours = {knob.env: knob for knob in MIDDLEWARE_KNOBS.values()}
     values: dict[str, Any] = {"audit_dir": DEFAULT_DIRECTORY}
     for variable, text in environ.items():

@@ -4,10 +4,10 @@ Does: create, load, sign, check. Two algorithms, told apart by the key file's fi
 
 - `ed25519` (made when the package `cryptography` is there, `pip install 'tonle[audit]'`): the public half, written
   beside the trail as `audit.pub`, checks signatures and cannot make them. An auditor needs no secret.
-- `hmac-sha256` (needs nothing): whoever can check can also forge, so the key must stay with the server and the
+- `hmac-sha256` (needs nothing): a key that checks can also forge, so the key must stay with the server and the
   auditor.
 
-Neither helps against somebody who can read the secret key; keep it out of the audit directory (`key_file`) where that
+Neither helps against a reader of the secret key; keep it out of the audit directory (`key_file`) where that
 matters.
 """
 

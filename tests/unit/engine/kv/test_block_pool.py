@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonle.engine.kv.pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool
 
 
 def test_free_blocks_go_before_idle_ones_and_idle_ones_oldest_first() -> None:

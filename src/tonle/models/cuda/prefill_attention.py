@@ -14,15 +14,14 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
-from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import halved
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
 from tonle.models.inputs import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PrefillTiling:
     """How a tile of queries goes through its keys."""
 
     block_keys: int  # per turn of the loop
@@ -30,8 +29,9 @@ class Cut:
     twice: bool  # a loop of its own, without masks, for keys that every query sees
 
 
-_HALF = Cut(64, warps=4, twice=True)
-_EXACT = Cut(16, warps=8, twice=False)  # float32: without tensor cores operands are held in registers; more would spill
+_HALF = PrefillTiling(64, warps=4, twice=True)
+# float32: without tensor cores operands are held in registers; more would spill.
+_EXACT = PrefillTiling(16, warps=8, twice=False)
 
 
 @triton.jit
@@ -128,11 +128,11 @@ def prefill_attention(
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = cache.k.shape[-3:]
     exact = qkv.dtype == torch.float32
-    cut = _EXACT if exact else _HALF
+    tiling = _EXACT if exact else _HALF
     launch(
         _prefill, (num_heads, max(1, tiles)),  # never an empty grid: decode attention counts on the wait of this kernel
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
         batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, dim**-0.5 * LOG2E,
-        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, cut.block_keys,
-        window or 0, cut.twice and window is None, exact, num_warps=cut.warps, num_stages=2,
+        tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, tiling.block_keys,
+        window or 0, tiling.twice and window is None, exact, num_warps=tiling.warps, num_stages=2,
     )  # fmt: skip

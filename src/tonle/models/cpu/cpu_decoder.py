@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from tonle.models.cpu.products import Matrix
-from tonle.models.cpu.step import SPAN, Inputs, Packed, forward, product
+from tonle.models.cpu.products import PackedMatrix
+from tonle.models.cpu.step import SPAN, Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
 from tonle.models.cpu.warm import is_warm, types_of, warm_later
@@ -46,7 +46,7 @@ class CpuDecoder:
     """
 
     def __init__(
-        self, spec: ModelSpec, packed: Packed, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
+        self, spec: ModelSpec, packed: PackedWeights, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
         team: Team | None = None, activation_bits: int = 16,
     ) -> None:  # fmt: skip
         self.spec = spec
@@ -92,7 +92,7 @@ class CpuDecoder:
         names = {"uint8": "4-bit", "int8": "8-bit", "uint16": "bfloat16", "float32": "float32"}
         return sorted({names[matrix.weights.dtype.name] for matrix in self._matrices()})
 
-    def _matrices(self) -> tuple[Matrix, ...]:
+    def _matrices(self) -> tuple[PackedMatrix, ...]:
         packed = self._packed
         return packed.qkv, packed.o, packed.gate_up, packed.down, packed.head
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tonle.models.cpu.target import _version
+from tonle.models.cpu.numba_setup import _version
 
 
 def sources(folder: Path, text: str = "x = 1") -> Path:

@@ -20,13 +20,13 @@ _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     verdict: Verdict
     position: int | None = None  # of the first character that differs
     detail: str = ""
     unknown_model: bool = False  # the server does not have the model that was asked for
-    behind: str | None = None  # then: the model that answered when it was recorded, if that had another name
+    answered_by: str | None = None  # then: the model that answered when it was recorded, if that had another name
 
     def __str__(self) -> str:
         where = f" at character {self.position}" if self.position is not None else ""
@@ -56,13 +56,15 @@ def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def replay(
     records: Iterable[dict[str, Any]], client: httpx.Client, *, model: str | None = None, everything: bool = False
-) -> Iterator[Outcome]:
+) -> Iterator[ReplayResult]:
     """One outcome per record. `client` has the server's base URL; `model` replaces the recorded one."""
     for record in records:
         reason = _why_not(record, everything=everything)
         body = request_of(record) if reason is None else None
         if body is None:
-            yield Outcome(id=record["id"], verdict="skipped", detail=reason or "its request is not on record as it was")
+            yield ReplayResult(
+                id=record["id"], verdict="skipped", detail=reason or "its request is not on record as it was"
+            )
             continue
         if model is not None:
             body["model"] = model
@@ -77,11 +79,11 @@ def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
     return None
 
 
-def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) -> Outcome:
+def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) -> ReplayResult:
     try:
         response = client.post(record["endpoint"], json=body)
     except httpx.HTTPError as error:
-        return Outcome(id=record["id"], verdict="failed", detail=str(error) or type(error).__name__)
+        return ReplayResult(id=record["id"], verdict="failed", detail=str(error) or type(error).__name__)
     collector = Collector(response.headers.get("content-type"))
     collector.feed(response.content)
     answer = collector.finish()
@@ -89,11 +91,11 @@ def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) ->
         detail = answer.error.get("message") if isinstance(answer.error, dict) else response.text[:200]
         said = f"the server says {response.status_code}: {detail}"
         if response.status_code != httpx.codes.NOT_FOUND or not _names_model(answer.error):
-            return Outcome(id=record["id"], verdict="failed", detail=said)
+            return ReplayResult(id=record["id"], verdict="failed", detail=said)
         route = record.get("route") or {}
-        behind = route.get("model") if route.get("model") != body.get("model") else None
-        said += f"; it was answered by {behind}" if behind else ""
-        return Outcome(id=record["id"], verdict="failed", detail=said, unknown_model=True, behind=behind)
+        answered_by = route.get("model") if route.get("model") != body.get("model") else None
+        said += f"; it was answered by {answered_by}" if answered_by else ""
+        return ReplayResult(id=record["id"], verdict="failed", detail=said, unknown_model=True, answered_by=answered_by)
     if record.get("choices"):
         before = "\n".join(str(choice.get("text")) for choice in record["choices"])
         after = "\n".join(choice.text for _, choice in sorted(answer.choices.items()))
@@ -107,11 +109,11 @@ def _names_model(error: Any) -> bool:
     return isinstance(error, dict) and error.get("code") != "not_found" and "model" in str(error)
 
 
-def _compare(record_id: str, before: str, after: str) -> Outcome:
+def _compare(record_id: str, before: str, after: str) -> ReplayResult:
     if before == after:
-        return Outcome(id=record_id, verdict="same")
+        return ReplayResult(id=record_id, verdict="same")
     pairs = zip(before, after, strict=False)
     position = next((index for index, (old, new) in enumerate(pairs) if old != new), min(len(before), len(after)))
     start = max(0, position - _AROUND)
     old, new = before[start : position + _AROUND], after[start : position + _AROUND]
-    return Outcome(id=record_id, verdict="different", position=position, detail=f"{old!r} is now {new!r}")
+    return ReplayResult(id=record_id, verdict="different", position=position, detail=f"{old!r} is now {new!r}")

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
-from tonle.models.cuda import prefill
+from tonle.models.cuda import prefill_attention
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
 from tonle.models.inputs import LayerCache
 
@@ -38,7 +38,7 @@ def packed(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_query_sees_what_it_may(
     window: int | None, twice: bool, eight: bool, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill, "_EXACT", prefill.Cut(keys, warps=4, twice=twice))
+    monkeypatch.setattr(prefill_attention, "_EXACT", prefill_attention.PrefillTiling(keys, warps=4, twice=twice))
     rng = torch.Generator().manual_seed(keys)
     batch = StepBuffer(Sizes(max_rows=4, max_tokens=300, max_updates=1, max_items=1), device=torch.device("cpu"))
     width = 20
@@ -72,7 +72,7 @@ def test_every_query_sees_what_it_may(
         cache = LayerCache(*(numbers.to(torch.float8_e4m3fn) for numbers in caches), *scales)
     else:
         cache = LayerCache(*caches)
-    prefill.prefill_attention(batch, tables, qkv, cache, out, tiles=tiles + 2, num_heads=HEADS, window=window)
+    prefill_attention.prefill_attention(batch, tables, qkv, cache, out, tiles=tiles + 2, num_heads=HEADS, window=window)
     torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_half_precision_holds_eight_bits_of_any_size(q_size: float, k_size: floa
     qkv[:, :HEADS] = q.bfloat16()
     out = torch.full((tokens, HEADS, D), torch.nan, dtype=torch.bfloat16)
     tables = torch.arange(num_blocks, dtype=torch.int32)[None, :]
-    prefill.prefill_attention(
+    prefill_attention.prefill_attention(
         batch, tables, qkv, LayerCache(*numbers, *scales), out, tiles=2, num_heads=HEADS, window=None
     )
     expected = reference(q.double(), k.double(), v.double(), 0, None).float()
@@ -115,9 +115,9 @@ def test_half_precision_holds_eight_bits_of_any_size(q_size: float, k_size: floa
 def test_launched_with_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode attention does not wait for the kernel before this one, so this one must run: an empty grid would not."""
     grids = []
-    monkeypatch.setattr(prefill, "launch", lambda _, grid, *arguments, **options: grids.append(grid))
+    monkeypatch.setattr(prefill_attention, "launch", lambda _, grid, *arguments, **options: grids.append(grid))
     batch = StepBuffer(Sizes(max_rows=4, max_tokens=8, max_updates=1, max_items=1), device=torch.device("cpu"))
     cache = LayerCache(*(torch.zeros(2, BLOCK, KV_HEADS, D) for _ in range(2)), None, None)
     qkv, tables = torch.zeros(4, HEADS + 2 * KV_HEADS, D), torch.zeros(4, 1, dtype=torch.int32)
-    prefill.prefill_attention(batch, tables, qkv, cache, qkv, tiles=0, num_heads=HEADS, window=None)
+    prefill_attention.prefill_attention(batch, tables, qkv, cache, qkv, tiles=0, num_heads=HEADS, window=None)
     assert grids == [(HEADS, 1)]

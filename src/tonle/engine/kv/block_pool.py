@@ -1,15 +1,27 @@
-"""The pool of KV blocks: reference counts, the prefix index, and eviction of the longest unused.
+"""The pool of KV blocks: reference counts, the prefix index, eviction of the longest unused, and the digests that name prefixes.
 
 A block is in exactly one of three places:
-  free   nobody holds it and its content is worthless
-  idle   nobody holds it, but its content is a known prefix and may be held again (oldest first)
+  free   no sequence holds it and its content is worthless
+  idle   no sequence holds it, but its content is a known prefix and may be held again (oldest first)
   held   `refs[block]` sequences read it; it may be published (known by its hash) or private
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+
+def root_digest(salt: bytes) -> bytes:
+    """The parent of a sequence's first block. Equal prompts under different salts share nothing."""
+    return hashlib.blake2b(salt, digest_size=16, person=b"tonle-kv").digest()
+
+
+def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Covers the block's tokens, all tokens before it, and the tenant's salt. 16 bytes: no prompts can be made to collide."""
+    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
 
 
 class BlockPool:
@@ -79,7 +91,7 @@ class BlockPool:
             self._hash_of[block] = digest
 
     def retract(self, block: int) -> None:
-        """The content of a held block turned out to be wrong: nobody may find it any more."""
+        """The content of a held block turned out to be wrong: no sequence may find it any more."""
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
@@ -117,6 +129,6 @@ class BlockPool:
         for block in free | idle:
             assert counted[block] == 0, f"block {block} is held and available"
         assert len(free) + len(idle) + len(counted) == self.num_blocks, "a block leaked"
-        assert idle <= set(self._hash_of), "an idle block nobody can find"
+        assert idle <= set(self._hash_of), "an idle block that is in no index"
         assert not free & set(self._hash_of), "a free block that can be found"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of, "the two prefix indexes disagree"

@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 
 from tonle.models.cuda.batch import StepBuffer
-from tonle.models.cuda.dependent import follow
 from tonle.models.cuda.fp8 import packed
-from tonle.models.cuda.launch import launch
+from tonle.models.cuda.launch import follow, launch
 from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
