@@ -31,6 +31,7 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
     start_s = perf_counter()
     try:
         reply = await client.send(request, timeout_s=timeout_s, on_data=answer.feed)
+        answer.finish(perf_counter())
         failure = _judge(reply, answer)
     except RequestError as error:
         # A server that drops the connection right after [DONE] has said everything.

@@ -22,6 +22,7 @@ from tonle.bench.options import BenchOptions
 from tonle.bench.words import WORDS
 from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
 from tonle.errors import ConfigError
+from tonle.protocol.replies import read_models
 
 ASK_TIMEOUT_S = 30.0  # for questions that need no model
 MIN_POOL = 64  # different token ids, so that prompts differ
@@ -80,19 +81,11 @@ async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str
     return names[0]
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
-
-
 def _model_names(reply: Reply) -> list[str]:
     if reply.status != 200:
         return []
     try:
-        return [model.id for model in msgspec.json.decode(reply.body, type=_ModelList).data]
+        return [model.id for model in read_models(reply.body)]
     except msgspec.MsgspecError:
         return []
 
