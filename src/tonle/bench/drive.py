@@ -25,7 +25,7 @@ PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
 
 
 async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
-    """Send one job. Whatever goes wrong is in the sample's `failure`."""
+    """Send one job. Any failure is in the sample's `failure`."""
     request = client.request("POST", job.path, job.body)
     answer = StreamedAnswer()
     start_s = perf_counter()

@@ -37,7 +37,7 @@ class Watch(Protocol):
 
 
 class NoWatch:
-    """Looks away."""
+    """Ignores everything."""
 
     def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None: ...
     def answered(self, sample: Sample) -> None: ...
@@ -142,7 +142,7 @@ class Bench:
 def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
     """Run a benchmark to its end, or to Ctrl-C: then the report says `interrupted` and holds what was measured.
 
-    Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, nobody answers.
+    Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, the server does not answer.
     Inside a running event loop use `await Bench(options).run()`.
     """
     factory, name = _fastest_loop()

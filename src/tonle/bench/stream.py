@@ -106,7 +106,7 @@ def _count(counts: Any, name: str) -> int | None:
 
 
 def error_text(error: Any) -> str:
-    """The message inside an OpenAI-style error object, or whatever stands in its place, as one printable line."""
+    """The message inside an OpenAI-style error object, or what stands in its place, as one printable line."""
     if isinstance(error, dict):
         for name in ("message", "detail", "error"):
             if error.get(name):

@@ -3,7 +3,7 @@
 Does: observe requests as they end, gaps between deltas as they come, and read the engine's state when scraped.
 Does not: use prometheus_client's global registry: every server has its own.
 
-Several processes of one server count in files of one folder, and whoever is scraped adds them up. prometheus_client
+Several processes of one server count in files of one folder, and the process that is scraped adds them up. prometheus_client
 does so if PROMETHEUS_MULTIPROC_DIR names the folder when it is imported.
 """
 
