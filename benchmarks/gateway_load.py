@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tonle.edge.client import Address, HttpClient
+from tonle.edge.client import Address, HttpClient, UpstreamError
 
 KEY = "sk-benchmark"
 
@@ -67,12 +67,10 @@ async def drive(url: str, concurrency: int, total: int, *, stream: bool) -> Leve
         while left > 0:
             left -= 1
             arrival, began_s = Arrival(), time.perf_counter()
-            connection = await client.take()
             try:
-                await connection.exchange(request, arrival, first_s=120, silence_s=120)
-            except Exception:
+                await client.send(request, arrival, first_s=120, silence_s=120)
+            except UpstreamError:
                 arrival.status = 0
-            client.put(connection)
             if arrival.status == 200 and (not stream or b"[DONE]" in arrival.tail):
                 waits_ms.append((arrival.first_s - began_s) * 1000)
             else:

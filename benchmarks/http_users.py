@@ -1,6 +1,6 @@
 """The closed loop of users over HTTP, in as many processes as it takes not to be the limit itself.
 
-Does: share one list of jobs between processes, send each as a stream with `tonle.bench`'s client, hand back samples.
+Does: share one list of jobs between processes, send each as a stream as `tonle bench` does, hand back samples.
 Does not: start servers. Moments come from the system's monotonic clock, which processes of one machine share.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from benchmarks.closed_loop import Sample
 from benchmarks.workload import Job
-from tonle.bench.client import Address, HttpClient
 from tonle.bench.drive import send_job
 from tonle.bench.measure import Sample as HttpSample
 from tonle.bench.options import BenchOptions
 from tonle.bench.workload import build_job
+from tonle.edge.client import Address, HttpClient
 from tonle.edge.listening import run
 
 TIMEOUT_S = 600.0
@@ -87,7 +87,7 @@ async def _drive_all(
     url: str, model: str, jobs: list[Job], users: int, api_key: str | None
 ) -> tuple[list[HttpSample], float]:
     client = HttpClient(Address.parse(url), api_key=api_key)
-    await client.prepare(users, timeout_s=TIMEOUT_S)
+    await client.prepare(users)
     options = BenchOptions(url=url, ignore_eos=True, temperature=0.0)
     samples: list[HttpSample] = []
 

@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 
 from tests.fakes.stores import Store
 from tests.gateway.town import ADMIN, KEY, Town, Upstream, rows, run, town, until
-from tonle.cache.redis_cache import PREFIX
+from tonle.config.gateway import GatewayConfig
+from tonle.config.rows import BackendRow
+from tonle.errors import ConfigError
 
 
 @contextlib.asynccontextmanager
@@ -27,9 +29,9 @@ async def two(folder: Path, redis: Store, upstream: Upstream, **settings: Any) -
         yield one, other
 
 
-async def kept(place: Town) -> None:
-    """Answers are kept behind the caller's back; wait for that."""
-    await asyncio.gather(*place.door._cache._keeping)  # type: ignore[union-attr]
+async def stored(place: Town) -> None:
+    """Answers are written after the reply; wait for that."""
+    await asyncio.gather(*place.door._cache._writes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -38,7 +40,7 @@ def test_an_answer_is_found_by_the_other_gateway(tmp_path: Path, redis: Store, *
         upstream = Upstream("m")
         async with two(tmp_path, redis, upstream) as (one, other):
             first = await one.ask(temperature=0, stream=stream)
-            await kept(one)
+            await stored(one)
             again = await other.ask(temperature=0, stream=stream)
             assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "hit")
             assert again.text == first.text and again.headers["content-type"] == first.headers["content-type"]
@@ -65,7 +67,7 @@ def test_identical_requests_at_once_are_computed_once(tmp_path: Path, redis: Sto
     run(main())
 
 
-def test_a_leader_who_fails_takes_nobody_along(tmp_path: Path, redis: Store) -> None:
+def test_a_leader_who_fails_takes_no_follower_along(tmp_path: Path, redis: Store) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
@@ -86,58 +88,72 @@ def test_a_leader_who_fails_takes_nobody_along(tmp_path: Path, redis: Store) -> 
 def test_clearing_touches_only_what_is_ours(tmp_path: Path, redis: Store) -> None:
     async def main() -> None:
         async with two(tmp_path, redis, Upstream("m")) as (one, other), Redis.from_url(redis.url) as client:
-            await client.set("somebody:else", "kept")
+            await client.set("other:key", "kept")
             for text in ("a", "b", "c"):
                 await one.ask(text, temperature=0)
-            await kept(one)
+            await stored(one)
             assert (await other.post("/cache/clear")).json() == {"status": "cleared", "entries": 3}
-            assert await client.keys("*") == [b"somebody:else"]
+            assert await client.keys("*") == [b"other:key"]
             assert (await one.ask("a", temperature=0)).headers["x-cache"] == "miss"
 
     run(main())
 
 
-def test_size_and_time_are_bounded(tmp_path: Path, redis: Store) -> None:
+def test_answers_expire_and_are_not_counted(tmp_path: Path, redis: Store) -> None:
     async def main() -> None:
-        settings = {"cache_max_size": 2, "cache_ttl_s": 900.0}
-        async with two(tmp_path, redis, Upstream("m"), **settings) as (one, other), Redis.from_url(redis.url) as client:
-
-            async def ask(place: Town, text: str) -> str:
-                state: str = (await place.ask(text, temperature=0)).headers["x-cache"]
-                await kept(place)
-                return state
-
-            assert [await ask(one, text) for text in ("a", "b")] == ["miss", "miss"]
-            assert await ask(other, "a") == "hit"  # b is now the one used least recently
-            assert await ask(other, "c") == "miss"
-            assert [await ask(one, text) for text in ("a", "c", "b")] == ["hit", "hit", "miss"]
-            answers = await client.keys(f"{PREFIX}a:*")
-            assert len(answers) == 2
-            assert all(0 < left_ms <= 900_000 for left_ms in [await client.pttl(key) for key in answers])
-            sizes = [await client.strlen(key) for key in answers]
-            assert int(await client.get(f"{PREFIX}bytes")) == sum(sizes)
+        upstream = Upstream("m")
+        async with two(tmp_path, redis, upstream, cache_ttl_s=900.0) as (one, _), Redis.from_url(redis.url) as client:
+            for text in ("a", "b"):
+                await one.ask(text, temperature=0)
+            await stored(one)
+            left_ms = [await client.pttl(key) for key in await client.keys("*")]
+            assert len(left_ms) == 2 and all(0 < left <= 900_000 for left in left_ms)
             metrics = (await one.get("/metrics")).text
-            assert "tonle:cache_entries 2.0" in metrics and f"tonle:cache_bytes {sum(sizes)}.0" in metrics
+            assert "tonle:cache_misses_total 2.0" in metrics and "tonle:cache_entries" not in metrics
+            assert (await one.get("/health")).json()["cache"] == {"entries": None, "hit_rate": 0.0}
 
     run(main())
 
 
-def test_bytes_are_bounded(tmp_path: Path, redis: Store) -> None:
+def test_a_large_answer_is_not_stored(tmp_path: Path, redis: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.cache.redis_cache.MAX_ENTRY_BYTES", 5000)
+
     async def main() -> None:
         upstream = Upstream("m")
-        upstream.words = ["x" * 3000]
-        async with (
-            two(tmp_path, redis, upstream, cache_max_bytes=40_000) as (one, _),
-            Redis.from_url(redis.url) as client,
-        ):
-            for index in range(30):
-                await one.ask(str(index), temperature=0)
-            await kept(one)
-            kept_bytes = [await client.strlen(key) for key in await client.keys(f"{PREFIX}a:*")]
-            assert 5 < len(kept_bytes) < 14 and sum(kept_bytes) <= 40_000
-            upstream.words = ["x" * 5000]  # more than a tenth of all
-            await one.ask("large", temperature=0)
-            assert (await one.ask("large", temperature=0)).headers["x-cache"] == "miss"
+        async with two(tmp_path, redis, upstream) as (one, _):
+            for size, states in ((3000, ["miss", "hit"]), (5000, ["miss", "miss"])):
+                upstream.words = ["x" * size]
+                for state in states:
+                    assert (await one.ask(str(size), temperature=0)).headers["x-cache"] == state
+                    await stored(one)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("setting", "name"), [("cache_max_size", "cache_max_size"), ("cache_max_bytes", "cache_max")])
+def test_limits_of_the_cache_in_memory_are_refused(setting: str, name: str) -> None:
+    backends = (BackendRow(url="http://127.0.0.1:1"),)
+    GatewayConfig(backends=backends, cache="redis://127.0.0.1/0").validate()
+    config = GatewayConfig(backends=backends, cache="redis://127.0.0.1/0", **{setting: 10})  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=f"{name} has no effect on a cache in Redis; remove it, and set maxmemory"
+    ) as caught:
+        config.validate()
+    assert caught.value.param == name
+
+
+def test_a_redis_that_is_full_is_a_miss(tmp_path: Path, redis: Store) -> None:
+    async def main() -> None:
+        async with two(tmp_path, redis, Upstream("m")) as (one, _), Redis.from_url(redis.url) as client:
+            await one.ask("before", temperature=0)
+            await stored(one)
+            await client.config_set("maxmemory", "1")  # with noeviction, Redis's default: it refuses to write
+            for _ in range(2):
+                reply = await one.ask("after", temperature=0)
+                assert (reply.status_code, reply.headers["x-cache"]) == (200, "miss")
+                await stored(one)
+            assert (await one.ask("before", temperature=0)).headers["x-cache"] == "hit"
+            assert "tonle:cache_errors_total 2.0" in (await one.get("/metrics")).text
 
     run(main())
 
@@ -147,9 +163,8 @@ def test_an_answer_that_redis_dropped_is_computed_again(tmp_path: Path, redis: S
         async with two(tmp_path, redis, Upstream("m"), cache_ttl_s=0.05) as (one, _):
             for _ in range(3):
                 assert (await one.ask(temperature=0)).headers["x-cache"] == "miss"
-                await kept(one)
+                await stored(one)
                 await asyncio.sleep(0.1)
-            assert one.door._cache.num_entries == 1  # type: ignore[union-attr]  # the books are swept
 
     run(main())
 
@@ -161,7 +176,7 @@ def test_a_redis_that_is_gone_is_a_miss(tmp_path: Path, redis: Store, monkeypatc
         upstream = Upstream("m")
         async with two(tmp_path, redis, upstream) as (one, other):
             await one.ask(temperature=0)
-            await kept(one)
+            await stored(one)
             redis.kill()
             for place in (one, other, one):
                 reply = await place.ask(temperature=0)
@@ -179,7 +194,7 @@ def test_a_redis_that_is_gone_is_a_miss(tmp_path: Path, redis: Store, monkeypatc
     run(main())
 
 
-def test_a_redis_that_says_nothing_holds_nobody_up(tmp_path: Path, redis: Store) -> None:
+def test_a_redis_that_says_nothing_holds_no_request_up(tmp_path: Path, redis: Store) -> None:
     async def main() -> None:
         async with two(tmp_path, redis, Upstream("m"), store_timeout_s=0.2) as (one, _):
             redis.freeze()

@@ -13,10 +13,13 @@ from time import perf_counter
 
 import msgspec
 
-from tonle.bench.client import TRUNCATED, HttpClient, Reply, RequestError
 from tonle.bench.measure import Sample
+from tonle.bench.receive import Received, send
 from tonle.bench.stream import StreamedAnswer, error_text
 from tonle.bench.workload import Job
+from tonle.edge.client import HttpClient, UpstreamError
+
+TRUNCATED = "truncated stream"
 
 Send = Callable[[Job], Awaitable[Sample]]
 Keep = Callable[[Sample], None]
@@ -25,16 +28,19 @@ PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
 
 
 async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
-    """Send one job. Whatever goes wrong is in the sample's `failure`."""
-    request = client.request("POST", job.path, job.body)
+    """Send one job. Any failure is in the sample's `failure`."""
+    request = client.request("POST", job.path, job.body, {})
     answer = StreamedAnswer()
     start_s = perf_counter()
     try:
-        reply = await client.send(request, timeout_s=timeout_s, on_data=answer.feed)
+        reply = await send(client, request, timeout_s=timeout_s, on_data=answer.feed)
+        answer.finish(perf_counter())
         failure = _judge(reply, answer)
-    except RequestError as error:
-        # A server that drops the connection right after [DONE] has said everything.
-        failure = None if error.kind == TRUNCATED and answer.done else str(error)
+    except UpstreamError as error:
+        failure = str(error)
+        if error.began and error.kind == "connection closed":
+            # A server that closes the connection right after [DONE] has sent everything.
+            failure = None if answer.done else f"{TRUNCATED}: {error}"
     end_s = perf_counter()
     output_tokens, counted_by = answer.count_output()
     if failure is None and counted_by == "usage" and job.exact_tokens not in (None, output_tokens):
@@ -54,7 +60,7 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
     )
 
 
-def _judge(reply: Reply, answer: StreamedAnswer) -> str | None:
+def _judge(reply: Received, answer: StreamedAnswer) -> str | None:
     """What is wrong with an answer that arrived whole; None = nothing."""
     if reply.status != 200:
         return f"HTTP {reply.status}: {body_message(reply.body)}"

@@ -22,7 +22,7 @@ from tonle.errors import ConfigError
 SCHEMA = "tonle.bench/1"
 BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
 LATE_SEND_MS = 20.0
-CACHE_SLACK_TOKENS = 32  # per request: blocks and templates make hits that nobody planned
+CACHE_SLACK_TOKENS = 32  # per request: blocks and templates cause hits that are not part of the workload
 
 
 class Environment(msgspec.Struct, frozen=True):

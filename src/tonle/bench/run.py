@@ -7,6 +7,7 @@ Runs: in the caller's thread, on uvloop where it is installed. Ctrl-C ends it ea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -15,16 +16,15 @@ from importlib.metadata import version
 from time import thread_time
 from typing import Protocol
 
-from tonle.bench.client import Address, HttpClient
 from tonle.bench.drive import Keep, closed_loop, open_loop, send_job
 from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
 from tonle.bench.options import BenchOptions, Load
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
 from tonle.bench.workload import FileWorkload, Job
+from tonle.edge.client import Address, HttpClient, UpstreamError
 
 WARMUP_USERS_OPEN_LOOP = 4
-CONNECT_TIMEOUT_S = 30.0
 MAX_JOBS_AHEAD = 4096
 
 
@@ -37,7 +37,7 @@ class Watch(Protocol):
 
 
 class NoWatch:
-    """Looks away."""
+    """Ignores everything."""
 
     def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None: ...
     def answered(self, sample: Sample) -> None: ...
@@ -52,7 +52,8 @@ class Bench:
         self._options = options
         self._watch = watch or NoWatch()
         self._event_loop = event_loop
-        self._client = HttpClient(Address.parse(options.url), api_key=options.api_key, verify_tls=options.verify_tls)
+        address = Address.parse(options.url if "://" in options.url else f"http://{options.url}")
+        self._client = HttpClient(address, api_key=options.api_key, verify_tls=options.verify_tls)
         self._target: Target | None = None
         self._levels: list[LevelReport] = []
         self._started_at = datetime.now(UTC)
@@ -105,7 +106,8 @@ class Bench:
             ahead = list(itertools.islice(jobs, min(num_requests, MAX_JOBS_AHEAD)))
             jobs = itertools.chain(ahead, itertools.islice(jobs, num_requests - len(ahead)))
         if load.kind == "concurrency":
-            await self._client.prepare(int(load.value), timeout_s=CONNECT_TIMEOUT_S)
+            with contextlib.suppress(UpstreamError):  # the requests report it
+                await self._client.prepare(int(load.value))
         samples: list[Sample] = []
 
         def keep(sample: Sample) -> None:
@@ -142,7 +144,7 @@ class Bench:
 def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
     """Run a benchmark to its end, or to Ctrl-C: then the report says `interrupted` and holds what was measured.
 
-    Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, nobody answers.
+    Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, the server does not answer.
     Inside a running event loop use `await Bench(options).run()`.
     """
     factory, name = _fastest_loop()

@@ -1,96 +1,49 @@
-"""`StreamedAnswer`: reads one server-sent event stream as its bytes arrive, and keeps moments and counts.
+"""`StreamedAnswer`: what one streamed answer brought, and when.
 
-Does: split events, note when a chunk brought text or token ids, pick up usage, finish reason and errors.
-Does not: keep the text, read the clock or touch sockets. `feed` runs once per network read: the client's hot path.
-
-Every `data:` line of an OpenAI stream is one JSON document, so lines are enough: no multi-line events are put together.
+Does: note when a chunk brought text or token ids, pick up usage, finish reason and errors. Does not: decode events
+(`protocol/replies.py`), keep the text, read the clock or touch sockets. `feed` runs once per network read: the client's hot path.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from tonle.bench.measure import TokenSource
+from tonle.protocol.replies import Delta, EventReader, Reply
 
 MAX_MESSAGE_CHARS = 300
-
-
-class _Delta(msgspec.Struct, gc=False):
-    content: str | list[Any] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    text: str | None = None  # completions
-    delta: _Delta | None = None  # chat
-    token_ids: list[int] | None = None  # servers that send them: tokens may be ahead of their text
-    finish_reason: str | None = None
-
-
-class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Timings(msgspec.Struct, gc=False):
-    cache_n: int | None = None  # llama-server says here what it took from its cache
-
-
-class _Chunk(msgspec.Struct, gc=False):
-    """The fields we look at; all others are skipped without being built."""
-
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    timings: _Timings | None = None
-    error: Any = None
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class StreamedAnswer:
     """Owns what one answer said, and when."""
 
     __slots__ = (
-        "_tail", "arrivals_s", "done", "failure", "finish_reason", "last_s", "num_token_ids", "timings", "usage",
+        "_error", "_events", "arrivals_s", "finish_reason", "last_s", "num_token_ids", "timings", "usage",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.arrivals_s: list[float] = []  # chunks with text or token ids
         self.last_s: float | None = None  # last chunk with a choice
         self.num_token_ids = 0
-        self.usage: _Usage | None = None
-        self.timings: _Timings | None = None
+        self.usage: dict[str, Any] = {}
+        self.timings: Any = None
         self.finish_reason: str | None = None
-        self.done = False  # [DONE] was seen
-        self.failure: str | None = None  # the first thing that was wrong, "kind: detail"
-        self._tail = b""  # a line whose end has not arrived
+        self._error: Any = None  # sent inside the stream
+        self._events = EventReader()
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take bytes that arrived at `now_s`. Never raises: what cannot be read becomes `failure`."""
-        lines = (self._tail + data).split(b"\n") if self._tail else data.split(b"\n")
-        self._tail = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line[5:], now_s)
+        for reply in self._events.feed(data):
+            self._take(reply, now_s)
 
-    def _take(self, payload: bytes, now_s: float) -> None:
-        try:
-            chunk = _decode(payload)
-        except msgspec.MsgspecError as error:
-            self._take_other(payload.strip(), error)
-            return
-        if chunk.choices:
-            choice = chunk.choices[0]
+    def finish(self, now_s: float) -> None:
+        """No more bytes come. The last event counts even without the empty line after it."""
+        for reply in self._events.finish():
+            self._take(reply, now_s)
+
+    def _take(self, reply: Reply, now_s: float) -> None:
+        if reply.choices:
+            choice = reply.choices[0]
             self.last_s = now_s
             if choice.text or choice.token_ids or (choice.delta is not None and _says_something(choice.delta)):
                 self.arrivals_s.append(now_s)
@@ -98,18 +51,24 @@ class StreamedAnswer:
                 self.num_token_ids += len(choice.token_ids)
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
-        if chunk.usage is not None:
-            self.usage = chunk.usage
-        if chunk.timings is not None:
-            self.timings = chunk.timings
-        if chunk.error is not None and self.failure is None:
-            self.failure = f"error in stream: {error_text(chunk.error)}"
+        if reply.usage is not None:
+            self.usage = reply.usage
+        if reply.timings is not None:
+            self.timings = reply.timings
+        if reply.error is not None and self._error is None:
+            self._error = reply.error
 
-    def _take_other(self, payload: bytes, error: msgspec.MsgspecError) -> None:
-        if payload == b"[DONE]":
-            self.done = True
-        elif self.failure is None:
-            self.failure = f"unreadable answer: {error}"
+    @property
+    def done(self) -> bool:
+        """[DONE] was seen."""
+        return self._events.done
+
+    @property
+    def failure(self) -> str | None:
+        """What was wrong, "kind: detail"."""
+        if self._error is not None:
+            return f"error in stream: {error_text(self._error)}"
+        return None if self._events.problem is None else f"unreadable answer: {self._events.problem}"
 
     @property
     def complete(self) -> bool:
@@ -118,30 +77,36 @@ class StreamedAnswer:
 
     @property
     def prompt_tokens(self) -> int | None:
-        return None if self.usage is None else self.usage.prompt_tokens
+        return _count(self.usage, "prompt_tokens")
 
     @property
     def cached_tokens(self) -> int | None:
-        if self.usage is not None and self.usage.prompt_tokens_details is not None:
-            return self.usage.prompt_tokens_details.cached_tokens
-        return None if self.timings is None else self.timings.cache_n
+        """llama-server says in `timings` what it took from its cache."""
+        details = _count(self.usage.get("prompt_tokens_details"), "cached_tokens")
+        return details if details is not None else _count(self.timings, "cache_n")
 
     def count_output(self) -> tuple[int, TokenSource]:
         """Output tokens, and how we know: the server's count, else token ids, else one per chunk."""
-        if self.usage is not None and self.usage.completion_tokens is not None:
-            return self.usage.completion_tokens, "usage"
+        counted = _count(self.usage, "completion_tokens")
+        if counted is not None:
+            return counted, "usage"
         if self.num_token_ids:
             return self.num_token_ids, "token_ids"
         return len(self.arrivals_s), "chunks"
 
 
-def _says_something(delta: _Delta) -> bool:
+def _says_something(delta: Delta) -> bool:
     """False for the chunk that only opens a chat answer (`role`)."""
     return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
+def _count(counts: Any, name: str) -> int | None:
+    found = counts.get(name) if isinstance(counts, dict) else None
+    return found if isinstance(found, int) else None
+
+
 def error_text(error: Any) -> str:
-    """The message inside an OpenAI-style error object, or whatever stands in its place, as one printable line."""
+    """The message inside an OpenAI-style error object, or what stands in its place, as one printable line."""
     if isinstance(error, dict):
         for name in ("message", "detail", "error"):
             if error.get(name):

@@ -15,13 +15,15 @@ from typing import Any
 
 import msgspec
 
-from tonle.bench.client import UNREACHABLE, HttpClient, Reply, RequestError
 from tonle.bench.drive import body_message, send_job
 from tonle.bench.measure import Sample
 from tonle.bench.options import BenchOptions
+from tonle.bench.receive import Received, send
 from tonle.bench.words import WORDS
 from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
+from tonle.edge.client import HttpClient, UpstreamError
 from tonle.errors import ConfigError
+from tonle.protocol.replies import read_models
 
 ASK_TIMEOUT_S = 30.0  # for questions that need no model
 MIN_POOL = 64  # different token ids, so that prompts differ
@@ -54,9 +56,9 @@ async def explore(client: HttpClient, options: BenchOptions) -> Target:
 
 async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str]) -> str:
     try:
-        reply = await client.send(client.request("GET", "/v1/models"), timeout_s=ASK_TIMEOUT_S)
-    except RequestError as error:
-        if error.kind in UNREACHABLE:
+        reply = await send(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
+    except UpstreamError as error:
+        if not error.sent:
             raise ConfigError(
                 f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
                 "or give its address with --url",
@@ -80,19 +82,11 @@ async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str
     return names[0]
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
-
-
-def _model_names(reply: Reply) -> list[str]:
+def _model_names(reply: Received) -> list[str]:
     if reply.status != 200:
         return []
     try:
-        return [model.id for model in msgspec.json.decode(reply.body, type=_ModelList).data]
+        return [model.id for model in read_models(reply.body)]
     except msgspec.MsgspecError:
         return []
 
@@ -174,11 +168,11 @@ class _Prober:
             {"content": text, "add_special": False},
         )
         for body in bodies:
-            request = self._client.request("POST", "/tokenize", msgspec.json.encode(body))
+            request = self._client.request("POST", "/tokenize", msgspec.json.encode(body), {})
             try:
-                reply = await self._client.send(request, timeout_s=ASK_TIMEOUT_S)
+                reply = await send(self._client, request, timeout_s=ASK_TIMEOUT_S)
                 tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens if reply.status == 200 else []
-            except (RequestError, msgspec.MsgspecError):
+            except (UpstreamError, msgspec.MsgspecError):
                 continue
             if tokens:
                 return tokens

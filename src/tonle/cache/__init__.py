@@ -1,19 +1,20 @@
-"""Answers that were given before, for requests that would get the same again.
+"""The response cache: stored responses for requests that would get the same answer again.
 
-Does: name requests exactly, keep answers (least recently used goes first, and all after a while), let identical
-requests that run together share one computation. In memory (`ResponseCache`), or in a Redis that several gateways share
-(`redis_cache.RedisCache`, imported only where it is used). Does not: know HTTP, keys or backends; decide who may see what: the
-tenant is part of every name, so nobody ever finds another's answer.
+Does: derive a key from a request, store responses, evict them, and let identical requests that run at the same time share
+one computation. In memory (`ResponseCache`), or in a Redis that several gateways share (`redis_cache.RedisCache`, imported only
+where it is used). Does not: know HTTP, API keys or backends. The tenant is part of every cache key, so tenants never see each
+other's responses.
 Runs: on one event loop.
 
     cache = ResponseCache(max_size=1000, ttl_seconds=3600)
-    name = response_name(tenant="key-1", path="/v1/chat/completions", model=("qwen", None), body=body)
-    entry = cache.get(name)
+    key = cache_key(tenant="key-1", path="/v1/chat/completions", model=("qwen", None), body=body)
+    found = await cache.find(key)
+    if isinstance(found, Flight):
+        found.land(await compute())  # also wakes identical requests
 """
 
-from tonle.cache.answers import Answers, CacheStats
-from tonle.cache.flight import CachedResponse, Flight
-from tonle.cache.name import may_reuse, response_name
+from tonle.cache.key import cache_key, may_reuse
 from tonle.cache.response_cache import ResponseCache
+from tonle.cache.store import Cache, CachedResponse, CacheStats, Flight
 
-__all__ = ["Answers", "CacheStats", "CachedResponse", "Flight", "ResponseCache", "may_reuse", "response_name"]
+__all__ = ["Cache", "CacheStats", "CachedResponse", "Flight", "ResponseCache", "cache_key", "may_reuse"]

@@ -1,7 +1,7 @@
-"""A client for Redis that a server can live with: bounded in time and connections, its library imported when needed.
+"""`RedisClient`: a connection pool to one Redis, bounded in time and connections. The library is imported when needed.
 
-Does: connect, say what to install, hide passwords from messages, turn every way a trip can fail into one error.
-Does not: know what is kept there.
+Does: connect, say what to install, keep passwords out of messages, turn every failure of a call into `StoreLost`.
+Does not: know what is stored there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tonle.config.stores import place_of
 from tonle.errors import ConfigError, StoreLost
 
-MAX_CONNECTIONS = 16  # a trip takes well under a millisecond; more would only wait inside Redis
+MAX_CONNECTIONS = 16  # a call takes well under a millisecond; more would only wait inside Redis
 
 
 class RedisClient:
@@ -28,7 +28,7 @@ class RedisClient:
 
     @contextlib.asynccontextmanager
     async def trip(self) -> AsyncIterator[Any]:
-        """Raises `StoreLost` in place of whatever went wrong inside, and after `timeout_s` at the latest."""
+        """For calls inside: any failure, or `timeout_s` without an answer, is raised as `StoreLost`."""
         from redis.exceptions import RedisError
 
         try:
@@ -40,7 +40,7 @@ class RedisClient:
             raise StoreLost(f"{self.place}: {str(error) or type(error).__name__}") from error
 
     async def close(self) -> None:
-        # A server that hangs must not keep us from ending.
+        # A Redis that hangs must not keep this process from ending.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(self._timeout_s):
                 await self.redis.aclose()
@@ -59,8 +59,8 @@ def _connect(url: str, timeout_s: float, param: str) -> Any:
         "max_connections": MAX_CONNECTIONS,
         "timeout": timeout_s,  # for a free connection
         "socket_connect_timeout": timeout_s,
-        # A pooled connection may have died with the server since its last use: one more try, on a new one. Everything
-        # sent twice that way must bear it.
+        # A pooled connection may have been closed since its last use: retry once, on a new one. Every command must
+        # therefore be safe to send twice.
         "retry": Retry(NoBackoff(), 1),
     }
     try:

@@ -1,4 +1,4 @@
-"""`ResponseCache`: least recently used out first, everything out after a while, one computation per name at a time."""
+"""`ResponseCache`: the cache in this process's memory. LRU with a TTL, bounded in entries and bytes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tonle.cache.answers import CacheStats
-from tonle.cache.flight import CachedResponse, Flight
+from tonle.cache.store import CachedResponse, CacheStats, Flight
 from tonle.errors import ConfigError
 
 MIB = 1024**2
+MAX_SIZE = 1000  # entries
+MAX_BYTES = 64 * MIB
 
 
 class ResponseCache:
-    """Owns the answers. The seed of `max_size` and `ttl_seconds` is in the names operators know."""
+    """Owns the stored responses. Implements `Cache`."""
 
     def __init__(
         self,
-        max_size: int = 1000,
+        max_size: int = MAX_SIZE,
         ttl_seconds: float = 3600.0,
         *,
-        max_bytes: int = 64 * MIB,
+        max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises `ConfigError`."""
@@ -34,12 +35,9 @@ class ResponseCache:
         self.max_bytes = max_bytes
         self.stats = CacheStats()
         self._clock = clock
-        self._entries: OrderedDict[bytes, tuple[float, CachedResponse]] = OrderedDict()  # name -> (expires, answer)
+        self._entries: OrderedDict[bytes, tuple[float, CachedResponse]] = OrderedDict()  # key -> (expires, response)
         self._flights: dict[bytes, Flight] = {}
         self._num_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def num_entries(self) -> int:
@@ -49,82 +47,65 @@ class ResponseCache:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def get(self, name: bytes) -> CachedResponse | None:
+    def get(self, key: bytes) -> CachedResponse | None:
         """Counts as a hit or a miss."""
-        found = self._entries.get(name)
+        found = self._entries.get(key)
         if found is not None and found[0] <= self._clock():
-            self._drop(name)
-            self.stats.expirations += 1
+            self._drop(key)
             found = None
         if found is None:
             self.stats.misses += 1
             return None
-        self._entries.move_to_end(name)
+        self._entries.move_to_end(key)
         self.stats.hits += 1
         return found[1]
 
-    def put(self, name: bytes, response: CachedResponse) -> None:
-        """An answer larger than a tenth of the memory is not kept: it would push out too many others."""
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        """A response larger than a tenth of `max_bytes` is not stored: it would evict too many others."""
         size = len(response.body)
         if size * 10 > self.max_bytes:
             return
-        self._drop(name)
-        self._entries[name] = (self._clock() + self.ttl_seconds, response)
+        self._drop(key)
+        self._entries[key] = (self._clock() + self.ttl_seconds, response)
         self._num_bytes += size
         while len(self._entries) > self.max_size or self._num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
-            self.stats.evictions += 1
 
-    def clear(self) -> int:
-        """Returns how many answers were dropped. Computations under way go on, and are kept when they end."""
-        count = len(self._entries)
-        self._entries.clear()
-        self._num_bytes = 0
-        return count
-
-    # -- as a gateway uses it (`Answers`)
-
-    async def forget_all(self) -> int:
-        return self.clear()
-
-    async def close(self) -> None:
-        """Memory needs no farewell."""
-
-    async def find(self, name: bytes) -> CachedResponse | Flight:
-        """An answer, perhaps after a wait for an identical request; or a flight: the caller must compute, and land it."""
-        found = self.get(name)
+    async def find(self, key: bytes) -> CachedResponse | Flight:
+        """A stored response, perhaps after waiting for an identical request; or a flight: compute, then land it."""
+        found = self.get(key)
         while found is None:
-            flight = self._flights.get(name)
+            flight = self._flights.get(key)
             if flight is None:
-                return self.lead(name)
+                flight = self._flights[key] = Flight(functools.partial(self._end_flight, key))
+                return flight
             found = await flight.wait()
             if found is not None:
                 self._count_shared()
         return found
 
-    # -- identical requests that run together
+    async def clear(self) -> int:
+        """Returns the number of entries removed. Requests in progress continue and are stored when they end."""
+        count = len(self._entries)
+        self._entries.clear()
+        self._num_bytes = 0
+        return count
 
-    def flight(self, name: bytes) -> Flight | None:
-        """The computation of `name` that is under way."""
-        return self._flights.get(name)
+    async def close(self) -> None:
+        """Nothing to do."""
 
-    def lead(self, name: bytes) -> Flight:
-        assert name not in self._flights, "one leader at a time"
-        self._flights[name] = Flight(functools.partial(self._end_flight, name))
-        return self._flights[name]
-
-    def _end_flight(self, name: bytes, response: CachedResponse | None) -> None:
-        self._flights.pop(name, None)
+    def _end_flight(self, key: bytes, response: CachedResponse | None) -> None:
+        self._flights.pop(key, None)
         if response is not None:
-            self.put(name, response)
+            self.put(key, response)
 
     def _count_shared(self) -> None:
-        """A request that missed was answered by another's computation: a hit after all."""
+        """A request that missed was answered by an identical one: a hit after all."""
         self.stats.misses -= 1
         self.stats.hits += 1
         self.stats.shared += 1
 
-    def _drop(self, name: bytes) -> None:
-        found = self._entries.pop(name, None)
+    def _drop(self, key: bytes) -> None:
+        found = self._entries.pop(key, None)
         if found is not None:
             self._num_bytes -= len(found[1].body)

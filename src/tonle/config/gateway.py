@@ -133,9 +133,13 @@ class GatewayConfig(AuditConfig):
     cache: str | None = _cache(
         MEMORY, cache_place(), "Answer repeated deterministic requests from here: memory, redis://… or off."
     )
-    cache_max_size: int = _cache(1000, kinds.whole(1), "Answers kept.")
+    cache_max_size: int | None = _cache(
+        None, kinds.optional(kinds.whole(1), none="1000"), "Most answers kept in memory."
+    )
     cache_ttl_s: float = _cache(3600.0, kinds.duration(), "How long.")
-    cache_max_bytes: int = _cache(64 * 1024**2, kinds.size(), "Memory for them, here or in Redis.")
+    cache_max_bytes: int | None = _cache(
+        None, kinds.optional(kinds.size(), none="64MiB"), "Most memory for them. Redis has limits of its own."
+    )
 
     sla_p95_s: float = _service(2.0, kinds.duration(), "The promise /health compares the slowest twentieth with.")
     context_window: int | None = _service(
@@ -171,6 +175,11 @@ class GatewayConfig(AuditConfig):
                 if arm.backend is not None and arm.backend not in names:
                     raise ConfigError(f"arm {arm.name} wants backend {arm.backend}, which is not there",
                                       param="experiments")  # fmt: skip
+        for knob_name, limit in (("cache_max_size", self.cache_max_size), ("cache_max", self.cache_max_bytes)):
+            if limit is not None and self.cache not in (None, MEMORY):
+                raise ConfigError(f"{knob_name} has no effect on a cache in Redis; remove it, and set maxmemory and an "
+                                  "eviction policy (maxmemory-policy volatile-lru) in that Redis instead",
+                                  param=knob_name)  # fmt: skip
         for knob_name, value in (("state_lease", self.state_lease_s), ("store_timeout", self.store_timeout_s)):
             if value <= 0:
                 raise ConfigError(f"{knob_name} must be more than 0", param=knob_name)

@@ -5,6 +5,9 @@ failures. Does not: follow redirects, decompress, retry an answer that has begun
 
 All pieces that one read brought are handed on as one: many small chunks of a fast server cost one write, and a slow
 server's chunks are not delayed. No task is woken per chunk.
+
+Why not httpx or aiohttp: they take several times the CPU per streamed chunk, which a gateway pays for every token, and a
+benchmark takes from the server it measures on the same machine (docs/benchmarking.md).
 """
 
 from __future__ import annotations
@@ -78,6 +81,9 @@ class Address:
     def netloc(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.netloc}{self.prefix}"
 
 
 class ClientConnection(asyncio.Protocol):
@@ -170,6 +176,7 @@ class ClientConnection(asyncio.Protocol):
             self._finish()
             return
         detail = str(error) if error is not None else "by the server"
+        detail += "" if self._began else ", before it answered"
         self._fail(UpstreamError("connection closed", detail, began=self._began))
 
     # -- httptools
@@ -226,9 +233,10 @@ class ClientConnection(asyncio.Protocol):
 class HttpClient:
     """Owns the connections to one server; as many as there are requests at once."""
 
-    def __init__(self, address: Address, *, api_key: str | None = None) -> None:
+    def __init__(self, address: Address, *, api_key: str | None = None, verify_tls: bool = True) -> None:
         self.address = address
-        self._tls = ssl.create_default_context() if address.tls else None
+        self.reconnects = 0  # requests sent again because the server had closed their idle connection
+        self._tls = _tls_context(verify=verify_tls) if address.tls else None
         self._idle: list[ClientConnection] = []
         self._common = f"Host: {address.netloc}\r\nUser-Agent: tonle\r\nAccept-Encoding: identity\r\n"
         if api_key:
@@ -242,13 +250,43 @@ class HttpClient:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return head.encode("latin-1", "replace") + b"\r\n" + body
 
+    async def send(self, request: bytes, sink: Sink, *, first_s: float, silence_s: float) -> None:
+        """Send the bytes of a request and hand the answer to `sink`, of any status. Raises `UpstreamError`."""
+        if (idle := self._take_idle()) is not None:
+            try:
+                await idle.exchange(request, sink, first_s=first_s, silence_s=silence_s)
+                return
+            except UpstreamError as error:
+                # The server closed the idle connection as the request was sent: once more, on a new one.
+                if error.began or error.kind != "connection closed":
+                    raise
+                self.reconnects += 1
+            finally:
+                self.put(idle)
+        connection = await self.connect()
+        try:
+            await connection.exchange(request, sink, first_s=first_s, silence_s=silence_s)
+        finally:
+            self.put(connection)
+
+    async def prepare(self, num_connections: int) -> None:
+        """Have so many idle connections, so that requests need not connect. Raises `UpstreamError`."""
+        self._idle = [connection for connection in self._idle if connection.reusable]
+        while len(self._idle) < num_connections:
+            connection = await self.connect()
+            connection.reusable = True
+            self._idle.append(connection)
+
     async def take(self) -> ClientConnection:
         """A connection for one exchange; give it back with `put`. Raises `UpstreamError`."""
+        return self._take_idle() or await self.connect()
+
+    def _take_idle(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
-        return await self.connect()
+        return None
 
     def put(self, connection: ClientConnection) -> None:
         if connection.reusable:
@@ -269,7 +307,9 @@ class HttpClient:
             raise UpstreamError("connection refused", self.address.netloc, sent=False) from None
         except socket.gaierror as error:
             raise UpstreamError("host not found", f"{self.address.host} ({error})", sent=False) from None
-        except (ssl.SSLError, OSError) as error:
+        except ssl.SSLError as error:
+            raise UpstreamError("TLS error", str(error), sent=False) from None
+        except OSError as error:
             raise UpstreamError("connection failed", str(error), sent=False) from None
         return connection
 
@@ -277,3 +317,11 @@ class HttpClient:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _tls_context(*, verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

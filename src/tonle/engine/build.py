@@ -21,8 +21,7 @@ from tonle.engine.schedule import Scheduler, SchedulerLimits
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
-from tonle.models.load import load
-from tonle.models.load.precision import default_dtype
+from tonle.models.load import default_dtype, load
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 

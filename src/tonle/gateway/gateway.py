@@ -20,8 +20,9 @@ from typing import Any
 from tonle.audit.audit_metrics import AuditMetrics
 from tonle.audit.audit_options import from_config
 from tonle.audit.trail import AuditTrail
-from tonle.cache import Answers, ResponseCache
+from tonle.cache import Cache, ResponseCache
 from tonle.cache.redis_client import RedisClient
+from tonle.cache.response_cache import MAX_BYTES, MAX_SIZE
 from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.rows import BackendRow
 from tonle.config.stores import MEMORY
@@ -30,7 +31,7 @@ from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
 from tonle.gateway.auth import Auth
-from tonle.gateway.backends.backend import Backend, ModelEntry
+from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.backends.transport import Transport
 from tonle.gateway.keys.key import EVERYBODY, Limits, given
@@ -49,6 +50,7 @@ from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state import State, state_of
 from tonle.gateway.watchers import Sla, Watchers
+from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import goodbye
 from tonle.telemetry.metrics import Metrics
 
@@ -246,16 +248,16 @@ def _counting(
     return ledger, None if state is None or state.usage is None else UsageSaver(ledger, state.usage)
 
 
-def _cache(config: GatewayConfig) -> Answers | None:
+def _cache(config: GatewayConfig) -> Cache | None:
     if config.cache is None:
         return None
-    sizes: dict[str, Any] = {"max_bytes": config.cache_max_bytes}
     if config.cache == MEMORY:
-        return ResponseCache(config.cache_max_size, config.cache_ttl_s, **sizes)
+        max_size, max_bytes = config.cache_max_size or MAX_SIZE, config.cache_max_bytes or MAX_BYTES
+        return ResponseCache(max_size, config.cache_ttl_s, max_bytes=max_bytes)
     client = RedisClient(config.cache, timeout_s=config.store_timeout_s, param="cache")
     from tonle.cache.redis_cache import RedisCache
 
-    return RedisCache(client, config.cache_max_size, config.cache_ttl_s, **sizes)
+    return RedisCache(client, config.cache_ttl_s)
 
 
 def _trail(config: GatewayConfig) -> AuditTrail | None:

@@ -5,7 +5,7 @@ Does: decide, look up, wait for an identical request that is under way, remember
 
 from __future__ import annotations
 
-from tonle.cache import Answers, CachedResponse, Flight, may_reuse, response_name
+from tonle.cache import Cache, CachedResponse, Flight, cache_key, may_reuse
 from tonle.gateway.call import Call
 
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -14,16 +14,16 @@ _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 class Replay:
     """With no cache, every request passes by."""
 
-    def __init__(self, cache: Answers | None) -> None:
+    def __init__(self, cache: Cache | None) -> None:
         self.cache = cache
 
     async def find(self, call: Call, identity: tuple[object, ...]) -> CachedResponse | Flight | None:
         """An answer; or a flight to land, if this is the request whose answer will be kept; or None: pass by."""
         if self.cache is None or not wanted(call):
             return None
-        name = response_name(tenant=call.key.owner, path=call.path, model=identity, body=call.body)
+        key = cache_key(tenant=call.key.owner, path=call.path, model=identity, body=call.body)
         call.cache_state = "miss"
-        found = await self.cache.find(name)
+        found = await self.cache.find(key)
         if isinstance(found, CachedResponse):
             call.cache_state = "hit"
             call.cached_from = found.request_id

@@ -302,7 +302,7 @@ class Routes:
 
     async def clear_cache(self, exchange: Exchange) -> None:
         cache = self._services.replay.cache
-        dropped = await cache.forget_all() if cache is not None else 0
+        dropped = await cache.clear() if cache is not None else 0
         exchange.reply(msgspec.json.encode({"status": "cleared", "entries": dropped}))
 
     # -- the application in this process

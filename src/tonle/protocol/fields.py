@@ -1,7 +1,7 @@
-"""Request fields we know by name and do not act on: which are harmless, which are stripped, which are refused.
+"""Request fields a Tonle replica knows by name and does not act on: without effect, removed, or refused.
 
-Does: hold the tables, and say why in words for the caller. Does not: list the fields we do act on (`openai.py`).
-A field in none of the places is unknown, and is reported as such.
+Does: hold the three tables, with a reason for the caller. Does not: list the fields it acts on (`openai.py`).
+A field in neither is unknown, and is reported as such.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_EFFECT = frozenset({
     "request_id", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 
-# A caller must not set these: one could read another's cached prefixes, or point the engine at foreign memory.
+# A caller must not set these: they could expose other callers' cached prefixes, or point the engine at foreign memory.
 STRIPPED = {
     "cache_salt": "removed: the server decides which requests share cached prefixes",
     "kv_transfer_params": "removed: only a router inside the deployment may set it",
@@ -39,7 +39,7 @@ _ADAPTER = Refusal("adapters are not supported in this version")
 _TOKENS = Refusal("restricting the vocabulary is not supported; use logit_bias", ([],))
 _REASONING = Refusal("the server has no such control; use chat_template_kwargs if the chat template has", ("none",))
 
-# They would change the answer, so that ignoring them would be a lie.
+# They would change the answer, so they must not be ignored silently.
 REFUSED: dict[str, Refusal] = {
     "response_format": Refusal(f'{_STRUCTURED.why}; only {{"type": "text"}} is', ({"type": "text"},)),
     "structured_outputs": _STRUCTURED,

@@ -1,8 +1,8 @@
-"""Which fields the endpoints of OpenAI-compatible servers have, by name.
+"""The names of all request fields that OpenAI-compatible servers have, per endpoint.
 
-Does: tell a field somebody may act on from one that nobody knows: a slip of the pen, most often. Does not: say which
-server acts on which; a server that passes over a field tells so itself, or does not (`parse.py` does).
-The names are those of OpenAI's and Anthropic's references and of vLLM 0.32; a newer one only costs a warning.
+Does: find fields that no server has, most often misspelled ones; the gateway warns about them. Does not: say which server
+acts on which field (a Tonle replica does, see `parse.py` and `fields.py`).
+The names are those of OpenAI's and Anthropic's references and of vLLM 0.32; a newer name only costs a warning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-# Of every generating endpoint of some server.
+# At every generating endpoint of some server.
 _GENERATING = (
     "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
     "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "

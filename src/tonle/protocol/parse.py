@@ -1,6 +1,6 @@
-"""Bytes of a request body into a typed request, and a list of what was sent and did nothing.
+"""`parse`: the bytes of a request body to a typed request, and warnings about fields that had no effect.
 
-Does: explain what is wrong in the caller's words (field path, what was expected, what came); report every field we do
+Does: explain what is wrong in the caller's words (field path, what was expected, what was sent); report every field we do
 not act on. Does not: check values against the model (`replica/translate.py`).
 """
 
@@ -19,7 +19,7 @@ from tonle.protocol.openai import FieldWarning
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
-# A body of ten thousand unknown fields, or one of enormous name, gets a short reply all the same.
+# A body with ten thousand unknown fields, or with a very long name, still gets a short reply.
 MAX_WARNINGS = 32
 MAX_NAME_CHARS = 100
 
@@ -49,7 +49,7 @@ def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[Fie
 
 
 def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
-    """What a caller or server who is strict makes of warnings. They tell what becomes of a field otherwise."""
+    """The error for `warnings` in strict mode. It says what would happen to each field otherwise."""
     what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
     return InvalidRequest(f"strict mode refuses this request; without it: {what}", param=warnings[0].param)
 
@@ -117,7 +117,7 @@ def _explain(error: str, request_type: type[msgspec.Struct]) -> InvalidRequest:
 
 
 def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
-    """Walk the body beside the request made from it; what is in the first and not in the second was not used."""
+    """Fields of the body that are not in the request made from it, at any depth."""
     if isinstance(typed, msgspec.Struct):
         known = set(typed.__struct_fields__)
         for name, value in raw.items():

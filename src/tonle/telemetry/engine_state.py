@@ -42,7 +42,7 @@ class Card(Protocol):
 
 
 class EngineView(Protocol):
-    """The engine's latest statistics; `card` is None until it is ready."""
+    """An object with the engine's latest statistics; `card` is None until the engine is ready."""
 
     @property
     def stats(self) -> Stats: ...

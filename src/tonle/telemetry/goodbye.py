@@ -1,6 +1,6 @@
-"""What a server says while it stops: how to stop at once, what is left every few seconds, what was cut off.
+"""Log lines while a server stops: how to stop at once, how many requests are left, how many were cut off.
 
-Does: words. Does not: stop anything.
+Does: log. Does not: stop anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def say_stopping(num_running: int, drain_s: float) -> None:
 
 
 async def remind(num_running: Callable[[], int], drain_s: float) -> None:
-    """Until cancelled, or until nothing is left: silence would look like a server that hangs."""
+    """Logs every few seconds what is left, until cancelled or until nothing is: silence would look like a hang."""
     ends = time.monotonic() + drain_s
     while True:
         await asyncio.sleep(REMIND_S)

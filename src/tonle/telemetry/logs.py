@@ -16,13 +16,13 @@ import msgspec
 
 from tonle.errors import ConfigError
 
-MAX_LINE_CHARS = 400  # of a text that came from outside
-# What ends a line somewhere, moves the cursor, turns the direction of writing, or cannot be encoded.
+MAX_LINE_CHARS = 400  # of a text from outside the process
+# Characters that end a line in some viewer, move the cursor, change the writing direction, or cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def one_line(text: str) -> str:
-    """`text` as a part of one line: no input can make it look like two."""
+    """`text` made safe as part of one log line: no text can make it look like two."""
     cut = text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}…"
     return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), cut)
 

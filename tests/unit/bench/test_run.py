@@ -131,7 +131,7 @@ def test_without_usage_chunks_are_counted_and_the_report_says_so() -> None:
         ([json_reply(500, {"error": {"message": "out of memory"}})], "HTTP 500: out of memory"),
         ([json_reply(422, {"detail": "no such field"})], "HTTP 422: no such field"),
         ([STREAM_HEAD, text_event(" a"), 10.0], "timeout: no full answer in 1 s"),
-        ([STREAM_HEAD, text_event(" a"), Cut()], "truncated stream: connection closed by the server"),
+        ([STREAM_HEAD, text_event(" a"), Cut()], "truncated stream: connection closed: by the server"),
         ([STREAM_HEAD, text_event(" a"), b"0\r\n\r\n"], "truncated stream: ended without finish reason or [DONE]"),
         ([Cut()], "connection closed: by the server, before it answered"),
         ([STREAM_HEAD, text_event(" a", "stop"), usage_event(16, 1), STREAM_END], "wrong token count: 1 instead of 4"),
@@ -320,3 +320,7 @@ def test_an_independent_client_sees_the_same() -> None:
     assert level.itl_ms is not None
     assert level.itl_ms.count == chunks - requests
     assert 0.2 < level.output_tokens_per_s / speed < 5
+
+
+def test_an_address_without_a_scheme_is_http() -> None:
+    assert Bench(BenchOptions(url="localhost:9000/v1")).report().url == "http://localhost:9000"

@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.bench.scripted import Behaviour, ScriptedServer, json_reply, serving
 from tonle.bench import BenchOptions, Span
-from tonle.bench.client import Address, HttpClient
 from tonle.bench.target import Target, explore
+from tonle.edge.client import Address, HttpClient
 from tonle.errors import ConfigError
 
 

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
-from tonle.cache import CachedResponse, ResponseCache, may_reuse, response_name
+from tonle.cache import CachedResponse, Flight, ResponseCache, cache_key, may_reuse
+from tonle.cache.response_cache import MAX_BYTES, MAX_SIZE
+from tonle.config import kinds
+from tonle.config.gateway import KNOBS
 from tonle.errors import ConfigError
 
 
@@ -14,10 +17,10 @@ def answer(text: str = "x") -> CachedResponse:
     return CachedResponse(body=text.encode(), content_type="text/plain", stream=False, request_id="r")
 
 
-def name(**changes: object) -> bytes:
+def key(**changes: object) -> bytes:
     facts = {"tenant": "t", "path": "/v1/chat/completions", "model": ("m", None),
              "body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}}  # fmt: skip
-    return response_name(**(facts | changes))  # type: ignore[arg-type]
+    return cache_key(**(facts | changes))  # type: ignore[arg-type]
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -28,7 +31,7 @@ def test_the_least_recently_used_goes_first() -> None:
     cache.put(b"c", answer())
     assert cache.get(b"b") is None
     assert cache.get(b"a") is not None and cache.get(b"c") is not None
-    assert cache.stats.evictions == 1
+    assert cache.num_entries == 2
 
 
 def test_all_goes_after_a_while() -> None:
@@ -39,19 +42,19 @@ def test_all_goes_after_a_while() -> None:
     assert cache.get(b"a") is not None
     now_s = 10.0
     assert cache.get(b"a") is None
-    assert (len(cache), cache.num_bytes, cache.stats.expirations) == (0, 0, 1)
+    assert (cache.num_entries, cache.num_bytes) == (0, 0)
 
 
 def test_memory_is_bounded_and_counted() -> None:
     cache = ResponseCache(max_bytes=1000)
     for index in range(100):
         cache.put(bytes([index]), answer("y" * 90))
-    assert cache.num_bytes == 90 * len(cache) <= 1000
+    assert cache.num_bytes == 90 * cache.num_entries <= 1000
     cache.put(b"huge", answer("z" * 101))
     assert cache.get(b"huge") is None
     cache.put(b"\x63", answer("w"))
-    assert cache.num_bytes == 90 * (len(cache) - 1) + 1
-    assert cache.clear() > 0 and cache.num_bytes == 0
+    assert cache.num_bytes == 90 * (cache.num_entries - 1) + 1
+    assert asyncio.run(cache.clear()) > 0 and cache.num_bytes == 0
 
 
 def test_hit_rate() -> None:
@@ -76,13 +79,13 @@ def test_hit_rate() -> None:
         {"body": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "field_of_tomorrow": 1}},
     ],
 )
-def test_whatever_may_change_the_answer_changes_the_name(changes: dict[str, object]) -> None:
-    assert name(**changes) != name()
+def test_whatever_may_change_the_answer_changes_the_key(changes: dict[str, object]) -> None:
+    assert key(**changes) != key()
 
 
 def test_who_asks_and_in_which_order_does_not() -> None:
     body = {"user": "u", "temperature": 0, "use_cache": True, "messages": [{"content": "hi", "role": "user"}]}
-    assert name(body=body) == name()
+    assert key(body=body) == key()
 
 
 @pytest.mark.parametrize(
@@ -97,14 +100,16 @@ def test_only_what_comes_out_the_same_is_reused(body: dict[str, object], *, reus
 def test_followers_get_the_leaders_answer() -> None:
     async def main() -> None:
         cache = ResponseCache()
-        flight = cache.lead(b"a")
-        waiting = [asyncio.create_task(flight.wait()) for _ in range(3)]
+        flight = await cache.find(b"a")
+        assert isinstance(flight, Flight)
+        waiting = [asyncio.create_task(cache.find(b"a")) for _ in range(3)]
         await asyncio.sleep(0)
-        assert cache.flight(b"a") is flight
         flight.land(answer("done"))
         flight.land(None)
-        assert [found.body for found in await asyncio.gather(*waiting) if found] == [b"done"] * 3
-        assert cache.flight(b"a") is None
+        assert [found.body for found in await asyncio.gather(*waiting) if isinstance(found, CachedResponse)] == [
+            b"done"
+        ] * 3
+        assert (cache.stats.hits, cache.stats.misses, cache.stats.shared) == (3, 1, 3)
         assert cache.get(b"a") is not None
 
     asyncio.run(main())
@@ -113,10 +118,14 @@ def test_followers_get_the_leaders_answer() -> None:
 def test_a_leader_that_fails_leaves_nothing() -> None:
     async def main() -> None:
         cache = ResponseCache()
-        flight = cache.lead(b"a")
+        flight = await cache.find(b"a")
+        assert isinstance(flight, Flight)
+        follower = asyncio.create_task(cache.find(b"a"))
+        await asyncio.sleep(0)
         flight.land(None)
-        assert await flight.wait() is None
-        assert cache.get(b"a") is None and cache.flight(b"a") is None
+        second = await follower
+        assert isinstance(second, Flight) and second is not flight  # the follower computes it
+        assert cache.get(b"a") is None
 
     asyncio.run(main())
 
@@ -125,3 +134,8 @@ def test_a_leader_that_fails_leaves_nothing() -> None:
 def test_senseless_sizes_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ResponseCache(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_settings_show_the_limits_that_hold_without_them() -> None:
+    assert KNOBS["cache_max_size"].kind.show(None) == str(MAX_SIZE)
+    assert KNOBS["cache_max"].kind.show(None) == kinds.show_size(MAX_BYTES)

@@ -82,12 +82,10 @@ def test_agrees_with_the_reference_reader(written: Any, model_bytes: bytes) -> N
 
 
 def test_block_sizes_are_those_of_the_reference() -> None:
-    from tonle.models import gguf_file
-
-    theirs = {
-        GGMLType(int(type_)): size for type_, size in gguf.GGML_QUANT_SIZES.items() if int(type_) in set(GGMLType)
-    }
-    assert theirs == gguf_file._BLOCKS
+    for type_ in GGMLType:
+        theirs = gguf.GGMLQuantizationType(int(type_))
+        assert type_.name == theirs.name
+        assert (type_.block_numbers, type_.block_bytes) == gguf.GGML_QUANT_SIZES[theirs]
 
 
 def test_version_2_and_alignment(written: Any) -> None:

@@ -6,9 +6,6 @@ Does: hold its state (well, draining, models, line, breaker), send one request. 
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import msgspec
 
 from tonle.config.gateway import GatewayConfig, backend_name
 from tonle.config.rows import BackendRow
@@ -17,22 +14,7 @@ from tonle.errors import ConfigError
 from tonle.gateway.admission import Gate
 from tonle.gateway.backends.breaker import Breaker
 from tonle.gateway.backends.transport import HttpTransport, Transport
-
-
-class ModelEntry(msgspec.Struct):
-    """What /v1/models says about one model; other fields are passed over."""
-
-    id: str
-    created: int = 0
-    owned_by: str = ""
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """Equal as long as it is the same model, adapter and length; times of listing do not count."""
-        return (self.id, self.root, self.parent, self.max_model_len)
+from tonle.protocol.replies import ModelEntry
 
 
 class Backend:

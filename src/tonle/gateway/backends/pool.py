@@ -13,16 +13,13 @@ import msgspec
 
 from tonle.edge.client import UpstreamError
 from tonle.errors import NotFound
-from tonle.gateway.backends.backend import Backend, ModelEntry
+from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
+from tonle.protocol.replies import ModelEntry, read_models
 
 log = logging.getLogger("tonle.gateway")
 
 PROBE_TIMEOUT_S = 5.0
-
-
-class _ModelList(msgspec.Struct):
-    data: list[ModelEntry]
 
 
 class Pool:
@@ -93,7 +90,7 @@ class Pool:
             )
             return f"/v1/models answers {answer.status}{wants_key}"
         try:
-            entries = msgspec.json.decode(answer.body, type=_ModelList).data
+            entries = read_models(answer.body)
         except msgspec.MsgspecError as error:
             return f"/v1/models cannot be read: {error}"
         wanted = backend.row.models

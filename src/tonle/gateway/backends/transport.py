@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tonle.edge.client import HttpClient, Sink, UpstreamError
+from tonle.edge.client import HttpClient, Sink
 
 SALT_HEADER = "x-tonle-salt"
 
@@ -46,19 +46,7 @@ class HttpTransport:
         silence_s: float,
     ) -> None:
         request = self._client.request(method, path, body, headers)
-        connection = await self._client.take()
-        fresh = False
-        while True:
-            try:
-                await connection.exchange(request, sink, first_s=first_s, silence_s=silence_s)
-                return
-            except UpstreamError as error:
-                # An idle connection that the server gave up as we wrote: it has not seen the request. Once.
-                if fresh or error.began or error.kind != "connection closed":
-                    raise
-            finally:
-                self._client.put(connection)
-            connection, fresh = await self._client.connect(), True
+        await self._client.send(request, sink, first_s=first_s, silence_s=silence_s)
 
     def close(self) -> None:
         self._client.close()

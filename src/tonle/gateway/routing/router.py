@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from tonle.config.gateway import GatewayConfig
 from tonle.config.rows import ArmRow, ExperimentRow
 from tonle.errors import InvalidRequest, UnknownModel
-from tonle.gateway.backends.backend import Backend, ModelEntry
+from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
 from tonle.gateway.call import Call
 from tonle.gateway.keys.key import Key
 from tonle.gateway.refusals import NoBackend
 from tonle.gateway.routing.experiments import assign
 from tonle.gateway.routing.prefix import MAX_PIECES, PIECE_CHARS, PrefixMemory, first_home, piece_names
+from tonle.protocol.replies import ModelEntry
 
 # Affinity gives way when its backend has this much more than the average.
 LOAD_FACTOR = 1.25

@@ -14,14 +14,9 @@ import numpy.typing as npt
 
 from tonle.models.cpu.vector import GROUP
 from tonle.models.gguf_file import GGMLType, GGUFTensor
-from tonle.models.load.quants import dequantize
+from tonle.models.load.quants import Q4_0, Q4_1, Q4_K, Q8_0, dequantize, group_scales, halves
 
 Array = npt.NDArray[Any]
-
-_Q4_0 = np.dtype([("scale", "<f2"), ("packed", "u1", (16,))])
-_Q4_1 = np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("packed", "u1", (16,))])
-_Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
-_Q4_K = np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("sixes", "u1", (12,)), ("packed", "u1", (4, 32))])
 
 _WIDTH = {np.dtype(np.uint8): 0, np.dtype(np.int8): 1, np.dtype(np.uint16): 2, np.dtype(np.float32): 3}
 
@@ -88,41 +83,24 @@ def from_gguf(tensor: GGUFTensor) -> Stored:
     rows = tensor.shape[0]
     match tensor.type:
         case GGMLType.Q4_0:
-            blocks = tensor.data.view(_Q4_0)
+            blocks = tensor.data.view(Q4_0)
             scale = blocks["scale"].astype(np.float32)
-            return _grouped(_nibbles(blocks["packed"]), scale, scale * -8, rows)
+            return _grouped(halves(blocks["packed"]), scale, scale * -8, rows)
         case GGMLType.Q4_1:
-            blocks = tensor.data.view(_Q4_1)
+            blocks = tensor.data.view(Q4_1)
             scale, minimum = blocks["scale"].astype(np.float32), blocks["minimum"].astype(np.float32)
-            return _grouped(_nibbles(blocks["packed"]), scale, minimum, rows)
+            return _grouped(halves(blocks["packed"]), scale, minimum, rows)
         case GGMLType.Q8_0:
-            blocks = tensor.data.view(_Q8_0)
+            blocks = tensor.data.view(Q8_0)
             scale = blocks["scale"].astype(np.float32)
             return _grouped(blocks["values"], scale, np.zeros_like(scale), rows)
         case GGMLType.Q4_K:
-            return _q4_k(tensor.data.view(_Q4_K), rows)
+            blocks = tensor.data.view(Q4_K)
+            scale, minimum = group_scales(blocks)
+            return _grouped(halves(blocks["packed"]), scale, -minimum, rows)
         case _:
             return from_floats(dequantize(tensor))
 
 
 def _grouped(numbers: Array, scale: Array, minimum: Array, rows: int) -> Stored:
     return Stored(numbers.reshape(rows, -1), scale.reshape(rows, -1), minimum.reshape(rows, -1))
-
-
-def _nibbles(packed: Array) -> Array:
-    """(blocks, 16) bytes to (blocks, 32) numbers: i and i + 16 share a byte."""
-    return np.concatenate((packed & 15, packed >> 4), axis=-1)
-
-
-def _q4_k(blocks: Array, rows: int) -> Stored:
-    """256 numbers in eight groups; each group's scale and minimum are 6-bit multiples of the block's two."""
-    sixes = blocks["sixes"]  # (blocks, 12): 8 scales and 8 minimums of 6 bits
-    low, high = sixes[:, :4], sixes[:, 4:8]
-    rest = sixes[:, 8:12]
-    scales = np.concatenate((low & 63, (rest & 15) | ((low >> 6) << 4)), axis=1)  # (blocks, 8)
-    minimums = np.concatenate((high & 63, (rest >> 4) | ((high >> 6) << 4)), axis=1)
-    scale = blocks["scale"].astype(np.float32)[:, None] * scales
-    minimum = blocks["minimum"].astype(np.float32)[:, None] * minimums * -1
-    packed = blocks["packed"]  # (blocks, 4, 32): two groups a row, one in each half of the bytes
-    numbers = np.stack((packed & 15, packed >> 4), axis=2)  # (blocks, 4, 2, 32)
-    return _grouped(numbers, scale, minimum, rows)

@@ -12,12 +12,17 @@ import torch
 from tonle.models.decoder import Decoder
 from tonle.models.source import ModelSource
 
+_HALVES = {"bfloat16": torch.bfloat16, "BF16": torch.bfloat16, "float16": torch.float16, "F16": torch.float16}
+# A small quantized model suffers from a second rounding: SmolLM2-135M (Q4_1) knows the capital of France in float32 and not in
+# bfloat16. In float32 so many weights take 2 GB.
+_SMALL_WEIGHTS = 500_000_000
+
 
 def load(model: ModelSource | Any, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Decoder:
     """Build the decoder. Raises `ModelError` if the files are broken or the model is not supported.
 
     `device`: None = CPU for files, its own for a live model. `dtype`: None = float32 on a CPU, elsewhere the stored one
-    where that is a half-precision type and bfloat16 otherwise, but for small quantized files (`precision.py`); a live model
+    where that is a half-precision type and bfloat16 otherwise, but for small quantized files (`default_dtype`); a live model
     keeps its own.
     """
     if not isinstance(model, ModelSource):
@@ -32,3 +37,18 @@ def load(model: ModelSource | Any, *, device: torch.device | None = None, dtype:
     from tonle.models.load.folder import load_folder
 
     return load_folder(model, device=device, dtype=dtype)
+
+
+def default_dtype(stored: str, device: torch.device, *, num_weights: int | None = None) -> torch.dtype:
+    """float32 on a CPU, where half precision is slower. Elsewhere half precision, the stored one if it is; but float32 for
+    quantized models of few weights, where `num_weights` is given."""
+    if device.type == "cpu":
+        return torch.float32
+    if (
+        stored not in _HALVES
+        and stored not in ("float32", "F32")
+        and num_weights is not None
+        and num_weights <= _SMALL_WEIGHTS
+    ):
+        return torch.float32
+    return _HALVES.get(stored, torch.bfloat16)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
-from tonle.models.load.precision import default_dtype
+from tonle.models.load import default_dtype
 from tonle.models.read_spec import read_json, read_spec
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec

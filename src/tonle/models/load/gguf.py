@@ -17,7 +17,7 @@ import torch
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
 from tonle.models.gguf_file import GGUFFile, GGUFTensor
-from tonle.models.load.precision import default_dtype
+from tonle.models.load import default_dtype
 from tonle.models.load.quants import SUPPORTED, dequantize
 from tonle.models.read_spec import from_gguf
 from tonle.models.spec import family

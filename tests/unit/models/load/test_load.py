@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGMLType, GGUFFile
-from tonle.models.load import load
-from tonle.models.load.precision import default_dtype
+from tonle.models.load import default_dtype, load
 from tonle.models.source import resolve
 
 Tensors = dict[str, torch.Tensor]

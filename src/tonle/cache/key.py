@@ -1,6 +1,6 @@
-"""What makes two requests the same, and which answers may stand for another.
+"""Cache keys: which requests are identical, and which may be answered from the cache.
 
-Does: name a request by everything that can change its answer. Does not: guess which unknown fields matter: all do.
+Does: hash everything that can change the response. Does not: guess which unknown fields matter: all of them count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-# They say who asks, or when, never what.
+# Fields that do not change the response.
 NO_EFFECT = frozenset({
     "metadata", "priority", "prompt_cache_key", "request_id", "safety_identifier", "service_tier", "store", "use_cache",
     "user",
@@ -20,14 +20,14 @@ NO_EFFECT = frozenset({
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def response_name(*, tenant: str, path: str, model: tuple[Any, ...], body: Mapping[str, Any]) -> bytes:
-    """A digest over tenant, endpoint, the model's identity (adapter included) and every field that has an effect."""
+def cache_key(*, tenant: str, path: str, model: tuple[Any, ...], body: Mapping[str, Any]) -> bytes:
+    """SHA-256 of tenant, endpoint, the model's identity (adapter included) and every field that has an effect."""
     fields = {name: value for name, value in body.items() if name not in NO_EFFECT and name != "model"}
     return hashlib.sha256(_encode([tenant, path, model, fields])).digest()
 
 
 def may_reuse(body: Mapping[str, Any]) -> bool:
-    """Asked again, the request must give the same answer: greedy, or with a seed."""
+    """Whether the request would get the same response again: greedy, or with a seed."""
     if isinstance(body.get("seed"), int):
         return True
     if body.get("do_sample") is False:

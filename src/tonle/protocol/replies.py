@@ -1,0 +1,139 @@
+"""What OpenAI-compatible servers send, read leniently: replies, chunks of streams (`EventReader`), model lists.
+
+Does: decode the fields that gateway, audit and benchmark look at; all others are skipped without being built. Does not: put
+chunks together (`answers.py`), or declare what this server sends (`openai.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tonle.protocol.sse import DATA, END, payload, split
+
+
+class Delta(msgspec.Struct, gc=False):
+    """A message, or a piece of one."""
+
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ReplyChoice(msgspec.Struct, gc=False):
+    index: int = 0
+    delta: Delta | None = None  # chat, streamed
+    message: Delta | None = None  # chat, whole
+    text: str | None = None  # completions
+    token_ids: list[int] | None = None  # from servers that send them: tokens may be ahead of their text
+    finish_reason: str | None = None
+
+
+class Reply(msgspec.Struct, gc=False):
+    """The union of whole replies and chunks, chat and completions; below, the events of /v1/responses and /v1/messages."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: list[ReplyChoice] | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    timings: Any = None  # llama-server's
+
+    type: Any = None
+    delta: Any = None
+    response: Any = None
+    message: Any = None
+
+
+_THEN_DONE = b"\n\ndata: [DONE]"
+
+decode_reply = msgspec.json.Decoder(Reply).decode
+_decode_replies = msgspec.json.Decoder(list[Reply]).decode
+
+
+class EventReader:
+    """Reads the events of a stream whose bytes come in pieces, cut anywhere. Never raises."""
+
+    __slots__ = ("_tail", "done", "problem")
+
+    def __init__(self) -> None:
+        self.done = False  # [DONE] was seen
+        self.problem: str | None = None  # of the first event that could not be read
+        self._tail = b""  # of an event that has not ended
+
+    def feed(self, piece: bytes) -> list[Reply]:
+        """The events that end in `piece`."""
+        if self._tail:
+            piece = self._tail + piece
+        elif piece.startswith(DATA) and piece.endswith(END):
+            # The usual case, several times as fast: whole events of one line each, decoded in one go.
+            try:
+                if END not in (data := piece[6:-2]):  # between DATA and END
+                    return [decode_reply(data)]
+                return self._decode_all(data)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                pass
+        *events, self._tail = split(piece)
+        return self._decode_each(events)
+
+    def finish(self) -> list[Reply]:
+        """The last event, if the stream ended without the empty line after it."""
+        tail, self._tail, problem = self._tail, b"", self.problem
+        replies = self._decode_each([tail])
+        self.problem = problem  # a broken stream is not an unreadable event
+        return replies
+
+    def _decode_all(self, payloads: bytes) -> list[Reply]:
+        """Events between the first `data: ` and the last empty line."""
+        documents = payloads.removesuffix(_THEN_DONE)
+        replies = _decode_replies(b"[%b]" % documents.replace(END + DATA, b","))
+        self.done |= len(documents) < len(payloads)
+        return replies
+
+    def _decode_each(self, events: list[bytes]) -> list[Reply]:
+        replies = []
+        for event in events:
+            data = payload(event)
+            if data == b"[DONE]":
+                self.done = True
+            elif data:
+                try:
+                    replies.append(decode_reply(data))
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    self.problem = self.problem or str(error)
+        return replies
+
+
+def content_text(content: str | list[Any]) -> str:
+    """The text of a message's content, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+class ModelEntry(msgspec.Struct):
+    """What /v1/models says about one model."""
+
+    id: str
+    created: int | float | None = 0
+    owned_by: str | None = None
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal as long as it is the same model, adapter and length; times of listing do not count."""
+        return (self.id, self.root, self.parent, self.max_model_len)
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelEntry]
+
+
+def read_models(body: bytes) -> list[ModelEntry]:
+    """The models in a reply to GET /v1/models. Raises `msgspec.MsgspecError`."""
+    return msgspec.json.decode(body, type=_ModelList).data
