@@ -25,6 +25,7 @@ class ChildSettings(msgspec.Struct):
 
 
 def main(control: socket.socket, *others: socket.socket) -> None:
+    signal.alarm(120)  # a test that fails leaves no process behind
     settings = read_settings(control, ChildSettings)
     if settings.ignores_signals:
         ignore_signals()
