@@ -25,6 +25,7 @@ from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
 from tonle.audit.verify import verify
 from tonle.audit.writer import ChainWriter
+from tonle.audit.writer_client import WriterClient
 from tonle.audit.writer_process import RecordBatch, _write, lives
 
 STREAM = b"""data: {"id":"c-1","choices":[{"index":0,"delta":{"content":"Hello"}}]}
@@ -105,6 +106,50 @@ def test_rules_that_keep_words_off_the_disk_hold(tmp_path: Path) -> None:
     [record] = records(tmp_path)
     assert record["user_input"] == "សួស្តី, I am at [email]"
     assert record["client"] == "[redacted]"
+
+
+def test_a_batch_too_large_for_one_message_is_sent_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_MESSAGE_BYTES", 3000)
+    with apart(tmp_path) as trail:
+        with locked(tmp_path):  # they gather meanwhile
+            asked = [ask(trail, output="x" * 1000).request_id for _ in range(20)]
+        assert trail.flush(60)
+    assert [record["request_id"] for record in records(tmp_path)] == asked
+    assert verify(tmp_path).ok
+
+
+def test_a_batch_whose_second_part_failed_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.trail.RETRY_S", 0.02)
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_MESSAGE_BYTES", 3000)
+    exchange, num_exchanges = WriterClient._exchange, 0
+
+    def dying(client: WriterClient, message: bytes) -> None:
+        nonlocal num_exchanges
+        num_exchanges += 1
+        if num_exchanges == 3:
+            writer_process().kill()
+        exchange(client, message)
+
+    monkeypatch.setattr(WriterClient, "_exchange", dying)
+    with apart(tmp_path, on_alarm=(alarms := list[Alarm]()).append) as trail:
+        with locked(tmp_path):
+            asked = [ask(trail, output="x" * 1000).request_id for _ in range(20)]
+        assert trail.flush(60)
+    assert [record["request_id"] for record in records(tmp_path)] == asked
+    assert "died (signal SIGKILL)" in alarms[0].message
+    assert trail.stats.written == 20 and verify(tmp_path).ok
+
+
+def test_a_record_too_large_for_a_message_is_kept_without_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_RECORD_BYTES", 3000)
+    with apart(tmp_path) as trail:
+        large, small = ask(trail, output="x" * 4000).request_id, ask(trail).request_id
+    found = {record["request_id"]: record for record in records(tmp_path)}
+    assert set(found) == {large, small}
+    assert found[large]["output"] is None and found[small]["output"]
+    assert verify(tmp_path).ok
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -105,6 +105,16 @@ def test_a_front_that_leaves_cancels_what_it_had_under_way_and_nothing_else(engi
     assert [step.handles for step in two.read() if isinstance(step, Step)] == [[]], "the news only"
 
 
+def test_a_front_that_sends_garbage_is_cut_off_alone(engine: Engine) -> None:
+    bad, good = engine.front(), engine.front()
+    bad.submit(1)
+    (handle,) = submitted(engine.mailbox.take(60))
+    bad.sock.sendall(b"\xff" * 8)
+    assert engine.mailbox.take(60) == [Cancel([handle])]
+    good.submit(1)
+    assert len(submitted(engine.mailbox.take(60))) == 1
+
+
 def test_only_the_control_socket_ends_the_loop(engine: Engine) -> None:
     front = engine.front()
     front.submit(4)
