@@ -38,7 +38,7 @@ STOP_S = 40.0
 BEYOND = 10**12  # a limit that is checked and never met
 
 # What a process is for, and the word of its command line that says so; the first that fits.
-PARTS = {"engine": "tonle.engine.process", "front ends": "tonle.replica.frontend", "audit": "tonle.audit.scribe",
+PARTS = {"engine": "tonle.engine.process", "front ends": "tonle.replica.frontend", "audit": "tonle.audit.writer_process",
          "server": "serve", "gateway": "gateway"}  # fmt: skip
 
 

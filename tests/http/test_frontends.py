@@ -186,7 +186,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(folder: Path, tmp_path: Path) -> 
         pass
 
 
-def test_nothing_outlives_the_keeper(server: Server) -> None:
+def test_nothing_outlives_the_parent(server: Server) -> None:
     """Last in this file: it takes the others' server with it."""
     children = [psutil.Process(pid) for pid in (server.engine_pid(), *server.frontend_pids())]
     server.process.kill()

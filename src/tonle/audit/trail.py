@@ -126,11 +126,12 @@ class AuditTrail:
     def _make_writer(self, chain: Chain, intents: Intents) -> Writer:
         if not self._own_process:
             return ChainWriter(chain, self._redactor, self.options.omit, flush_every_s=self.options.flush_every_s)
-        from tonle.audit.courier import ScribeProcess  # only where it is wanted: the scribe must not find itself loaded
+        # Not at the top: `python -m tonle.audit.writer_process` imports this file before it runs that module.
+        from tonle.audit.writer_client import WriterClient
 
-        process = ScribeProcess(chain, self.options, lambda: intents.owner)
-        process.start()
-        return process
+        client = WriterClient(chain, self.options, lambda: intents.owner)
+        client.start()
+        return client
 
     def admit(self) -> None:
         """Call before work begins. Raises `CapacityError` while records cannot be kept and the policy is `refuse`."""

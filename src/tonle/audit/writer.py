@@ -1,4 +1,4 @@
-"""`Writer`: who puts closed records into the chain. Here: the thread that asks. In `scribe.py`: a process of its own.
+"""`Writer`: who puts closed records into the chain. Here: the thread that asks. In `writer_client.py`: a process of its own.
 
 Does: turn facts into pending records, append them and what the trail lost, sign the head; all or nothing. Does not: queue,
 retry, or know what to do about a disk that refuses (`trail.py`).

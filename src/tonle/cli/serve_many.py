@@ -1,4 +1,4 @@
-"""`tonle serve --frontends N`: the keeper of N front ends and one engine. It starts, watches and stops them; no more."""
+"""`tonle serve --frontends N`: the parent of N front ends and one engine. It starts, watches and stops them; no more."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tonle.engine.messages import ModelCard, ToFront
 from tonle.engine.process import EngineProcess
 from tonle.errors import TonleError
 from tonle.models.source import ModelSource
-from tonle.replica.frontend import FrontendOrder
-from tonle.replica.frontends import Frontends, engine_entrance, shared_folder
+from tonle.replica.frontend import FrontendSettings
+from tonle.replica.frontends import Frontends, engine_listener, shared_folder
 from tonle.telemetry import logs
 from tonle.telemetry.goodbye import AT_ONCE
 
 log = logging.getLogger("tonle.cli")
 
 
-class Keeper:
-    """Hears from the engine only whether it is there; front ends have their own lines."""
+class EngineWatch:
+    """Hears from the engine only whether it is there; front ends have connections of their own."""
 
     def __init__(self) -> None:
         self.card: ModelCard | None = None
@@ -43,8 +43,8 @@ async def serve_many(
 ) -> None:  # fmt: skip
     """Until SIGTERM or Ctrl-C and the drain after it; or until the engine or a front end cannot start."""
     with shared_folder() as folder:
-        entrance, address = engine_entrance(folder)
-        order = FrontendOrder(
+        listener, address = engine_listener(folder)
+        frontend_settings = FrontendSettings(
             source=source,
             name=name,
             created=int(time.time()),
@@ -55,17 +55,17 @@ async def serve_many(
             log_level=logs.level(),
             log_json=logs.is_json(),
         )
-        with closing(entrance):
-            engine = EngineProcess(source, settings.engine(), entrance=entrance)
+        with closing(listener):
+            engine = EngineProcess(source, settings.engine(), listener=listener)
             try:
-                await _run(engine, Frontends(order, listeners), announce)
+                await _run(engine, Frontends(frontend_settings, listeners), announce)
             finally:
                 await engine.stop()
     log.info("stopped")  # a front end that cut requests off has said so
 
 
 async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[ModelCard], None]) -> None:
-    keeper, loop = Keeper(), asyncio.get_running_loop()
+    watch, loop = EngineWatch(), asyncio.get_running_loop()
 
     async def await_model() -> None:
         try:
@@ -73,16 +73,15 @@ async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[Mod
         except TonleError:
             fronts.stop()
             raise
-        await fronts.wait_ready()
-        if keeper.card is not None:
-            announce(keeper.card)
+        if await fronts.wait_ready() and watch.card is not None:
+            announce(watch.card)
 
     def on_signal() -> None:
         if not fronts.stopping:
             log.info("stopping; %s", AT_ONCE)
         fronts.stop()
 
-    await engine.start(keeper)
+    await engine.start(watch)
     await fronts.start()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
@@ -93,3 +92,4 @@ async def _run(engine: EngineProcess, fronts: Frontends, announce: Callable[[Mod
             model.result()  # raises what kept the engine from starting
     finally:
         model.cancel()
+        await asyncio.gather(model, return_exceptions=True)

@@ -1,6 +1,6 @@
 """The boundary between a front and an engine loop: an in-process queue, or a socket to another process.
 
-Framing on the socket: 4 bytes of length, little-endian, then one msgpack message (`messages.py`).
+On the socket, each frame (`child/frames.py`) is one msgpack message (`messages.py`).
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import queue
 import select
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
+from tonle.child.frames import Frames, write_frame
 from tonle.engine.messages import Stop, ToEngine, ToFront
-
-_HEADER = struct.Struct("<I")
 
 
 class Mailbox(Protocol):
@@ -55,30 +53,6 @@ class ThreadMailbox:
         self._deliver(message)
 
 
-class Frames:
-    """Bytes in, whole messages out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        self._buffer += data
-        frames = []
-        while len(self._buffer) >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(self._buffer)
-            end = _HEADER.size + size
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[_HEADER.size : end]))
-            del self._buffer[:end]
-        return frames
-
-
-def frame(message: ToEngine | ToFront, encoder: msgspec.msgpack.Encoder) -> bytes:
-    body = encoder.encode(message)
-    return _HEADER.pack(len(body)) + body
-
-
 class SocketMailbox:
     """The loop's end of a socket. A closed socket reads as `Stop`: an engine never outlives its front."""
 
@@ -99,4 +73,4 @@ class SocketMailbox:
         return mail
 
     def publish(self, message: ToFront) -> None:
-        self._sock.sendall(frame(message, self._encoder))
+        write_frame(self._sock, self._encoder.encode(message))

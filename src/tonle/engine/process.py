@@ -1,163 +1,133 @@
-"""The engine in a process of its own: started, read, noticed when it dies, started again.
+"""The engine in a process of its own: `EngineProcess` is the parent's side, `main` the child's.
 
-Run as `python -m tonle.engine.process FD [ENTRANCE_FD]`, it is that process: the first frame on the socket names the
-model and the settings, everything after that is mail. With an entrance, fronts of other processes come in there.
+Run as `python -m tonle.engine.process CONTROL_FD [LISTENER_FD]`: the settings come first, everything after that is mail.
+With a listener, fronts in other processes connect there. Does not: start again what died (`child/supervisor.py` does).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 
 import msgspec
 
+from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
+from tonle.child.supervisor import Backoff, Supervisor
 from tonle.config.engine import EngineConfig
-from tonle.engine.child import epitaph, order_frame, read_order, spawn
-from tonle.engine.link import Reader, Receiver
-from tonle.engine.mailbox import Mailbox, SocketMailbox, frame
-from tonle.engine.messages import Failed, ModelCard, Stop, ToEngine, ToFront
-from tonle.engine.post_office import PostOffice
-from tonle.errors import CallerError, EngineDied
+from tonle.engine.link import Receiver
+from tonle.engine.mailbox import Mailbox, SocketMailbox
+from tonle.engine.messages import Failed, ModelCard, ToEngine, ToFront
+from tonle.engine.shared_mailbox import SharedMailbox
+from tonle.errors import CallerError, EngineDied, TonleError
 from tonle.models.source import ModelSource
 from tonle.telemetry import logs
 
 log = logging.getLogger("tonle.engine")
 
-_MAX_BACKOFF_S = 30.0
-_STEADY_S = 60.0  # an engine that lived this long gets a fresh start when it dies
+_FIRST_BACKOFF_S = 0.5
 
 
-class EngineProcess:
-    """Owns the engine's process. Give `send` to a `Front`, then `start(front)`.
+class EngineSettings(msgspec.Struct):
+    """The first message to the child."""
 
-    `entrance` is a listening Unix socket where more fronts reach the engine; it stays ours when an engine dies.
-    """
-
-    def __init__(self, source: ModelSource, config: EngineConfig, *, entrance: socket.socket | None = None) -> None:
-        self.num_starts = 0
-        self._source = source
-        self._config = config
-        self._entrance = entrance
-        self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
-        self._encoder = msgspec.msgpack.Encoder()
-        self._first: asyncio.Future[None] | None = None  # settled by the first ready or failed
-        self._keeper: asyncio.Task[None] | None = None
-        self._lost = asyncio.Event()
-        self._stopping = False
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def send(self, message: ToEngine) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(message, self._encoder))
-
-    async def start(self, front: Receiver) -> None:
-        """Start it and keep it running. Returns at once; `wait_ready` waits for the model."""
-        self._first = asyncio.get_running_loop().create_future()
-        await self._spawn(front)
-        self._keeper = asyncio.create_task(self._keep(front))
-
-    async def wait_ready(self) -> None:
-        """Until the first engine is ready; raises what kept it from starting."""
-        assert self._first is not None
-        await asyncio.shield(self._first)
-
-    async def stop(self) -> None:
-        """End the process: ask, then insist."""
-        self._stopping = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-        self.send(Stop())
-        process = self._process
-        if process is not None:
-            if self._first is not None and not self._first.done():
-                process.kill()  # it is loading, and reads no mail
-            try:
-                await asyncio.to_thread(process.wait, 5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._transport is not None:
-            self._transport.close()
-
-    async def _spawn(self, front: Receiver) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            more = [] if self._entrance is None else [self._entrance]
-            self._process = spawn("tonle.engine.process", theirs, *more)
-        self.num_starts += 1
-        self._lost.clear()
-        loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_connection(
-            lambda: Reader(lambda message: self._receive(message, front), self._lost.set), sock=ours
-        )
-        self._transport.write(order_frame(Order(self._source, self._config, logs.level(), logs.is_json())))
-
-    async def _keep(self, front: Receiver) -> None:
-        """Whenever the process is lost: tell the front, wait a little longer each time, start it again."""
-        backoff_s = 0.5
-        while True:
-            began = time.monotonic()
-            await self._lost.wait()
-            assert self._process is not None
-            error = EngineDied(await epitaph(self._process))
-            front.lose(error)
-            assert self._first is not None
-            if not self._first.done():
-                self._first.set_exception(error)
-                return
-            if time.monotonic() - began > _STEADY_S:
-                backoff_s = 0.5
-            log.error("the engine died (%s); starting it again in %.1f s", error.message, backoff_s)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            await self._spawn(front)
-
-    def _receive(self, message: ToFront, front: Receiver) -> None:
-        assert self._first is not None
-        front.deliver(message)
-        if isinstance(message, ModelCard):
-            if self.num_starts > 1:
-                log.info("the engine is back after %.1f s of loading", message.load_s)
-            if not self._first.done():
-                self._first.set_result(None)
-        elif isinstance(message, Failed) and not self._first.done():
-            self._first.set_exception(message.error)
-
-
-# -- the other side
-
-
-class Order(msgspec.Struct):
     source: ModelSource
     config: EngineConfig
     log_level: str
     log_json: bool
 
 
-def main(line: socket.socket, entrance: socket.socket | None = None) -> int:
-    """The engine's process: build what the first frame names, then run the loop until told to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they go to all of a terminal or a service; the front decides
-        signal.signal(number, signal.SIG_IGN)
+class EngineProcess:
+    """Owns the engine's process. Give `send` to a `Front`, then `start(front)`.
+
+    `listener` is a listening Unix socket where more fronts reach the engine; it stays ours when an engine dies.
+    """
+
+    def __init__(self, source: ModelSource, config: EngineConfig, *, listener: socket.socket | None = None) -> None:
+        self._source = source
+        self._config = config
+        self._sockets = [] if listener is None else [listener]
+        self._supervisor: Supervisor | None = None
+        self._front: Receiver | None = None
+        self._failure: TonleError | None = None  # what the engine said when it could not start
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder = msgspec.msgpack.Decoder(ToFront)
+
+    @property
+    def num_starts(self) -> int:
+        return 0 if self._supervisor is None else self._supervisor.num_starts
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._supervisor is None else self._supervisor.pid
+
+    def send(self, message: ToEngine) -> None:
+        if self._supervisor is not None:
+            self._supervisor.send(self._encode(message))
+
+    async def start(self, front: Receiver) -> None:
+        """Start it and keep it running. Returns at once; `wait_ready` waits for the model."""
+        self._front = front
+        self._supervisor = Supervisor(
+            "the engine",
+            "tonle.engine.process",
+            EngineSettings(self._source, self._config, logs.level(), logs.is_json()),
+            sockets=self._sockets,
+            receive=self._receive,
+            on_exit=self._lose,
+            log=log,
+            backoff=Backoff(_FIRST_BACKOFF_S),
+        )
+        await self._supervisor.start()
+
+    async def wait_ready(self) -> None:
+        """Until the first engine is ready; raises what kept it from starting."""
+        assert self._supervisor is not None, "start it first"
+        if not await self._supervisor.wait_ready():
+            raise EngineDied("it was stopped before it was ready")
+
+    async def stop(self) -> None:
+        """End the process: ask, then insist."""
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+
+    def _receive(self, body: bytes) -> bool:
+        """True if the engine is ready."""
+        assert self._front is not None
+        message = self._decoder.decode(body)
+        self._front.deliver(message)
+        if isinstance(message, Failed):
+            self._failure = message.error
+        if not isinstance(message, ModelCard):
+            return False
+        if self.num_starts > 1:
+            log.info("the engine is back after %.1f s of loading", message.load_s)
+        return True
+
+    def _lose(self, reason: str) -> TonleError:
+        assert self._front is not None
+        error = EngineDied(reason)
+        self._front.lose(error)
+        return self._failure or error
+
+
+# -- in the child
+
+
+def main(control: socket.socket, listener: socket.socket | None = None) -> int:
+    """The engine's process: build what the settings name, then run the loop until told to stop."""
+    ignore_signals()
     # torch's threads would spin between its operations, on cores that our own kernels and the HTTP process need.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    order = read_order(line, Order)
-    logs.configure(order.log_level, json=order.log_json)
-    mailbox: Mailbox = SocketMailbox(line) if entrance is None else PostOffice(line, entrance)
+    settings = read_settings(control, EngineSettings)
+    logs.configure(settings.log_level, json=settings.log_json)
+    mailbox: Mailbox = SocketMailbox(control) if listener is None else SharedMailbox(control, listener)
     try:
         from tonle.engine.build import build
 
-        loop, card = build(order.source, order.config, mailbox)
+        loop, card = build(settings.source, settings.config, mailbox)
     except CallerError as error:
         mailbox.publish(Failed(error.message, caller_fault=True))
         return 1
@@ -165,11 +135,11 @@ def main(line: socket.socket, entrance: socket.socket | None = None) -> int:
         log.exception("the engine could not start")
         mailbox.publish(Failed(f"{type(error).__name__}: {error}", caller_fault=False))
         return 1
-    mailbox.publish(card)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the front is gone, so is our purpose
+        mailbox.publish(card)
         loop.run()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))
+    sys.exit(main(*inherited_sockets()))

@@ -1,22 +1,22 @@
 """One of several front ends: a process that answers HTTP for an engine it shares with others.
 
-Run as `python -m tonle.replica.frontend LEASH_FD LISTENER_FD`; the first frame on the leash says what to serve. Does:
-text, HTTP, its line to the engine. Does not: start or watch anything. When the keeper lets go of the leash, or dies, it
-drains.
+Run as `python -m tonle.replica.frontend CONTROL_FD LISTENER_FD`; the first message on the control socket says what to
+serve. Does: text, HTTP, its connection to the engine. Does not: start or watch anything. When the parent closes its side
+of the control socket, or dies, it drains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from dataclasses import replace
 
 import msgspec
 
+from tonle.child.frames import frame
+from tonle.child.spawn import inherited_sockets, read_settings
 from tonle.config.serve import ServeConfig
 from tonle.edge.listening import run
-from tonle.engine.child import read_order
 from tonle.engine.front import Front
 from tonle.engine.link import EngineLink
 from tonle.engine.text import load_text
@@ -25,11 +25,11 @@ from tonle.replica.serve import replica_options, serve
 from tonle.telemetry import logs
 from tonle.telemetry.goodbye import say_stopped
 
-READY = b"ready\n"  # on the leash, when connections are accepted
+READY = b"ready"  # the message to the parent when connections are accepted
 
 
-class FrontendOrder(msgspec.Struct, kw_only=True):
-    """The same for every front end of a server."""
+class FrontendSettings(msgspec.Struct, kw_only=True):
+    """The first message to the child. The same for every front end of a server."""
 
     source: ModelSource
     name: str  # of the model in the API
@@ -42,44 +42,46 @@ class FrontendOrder(msgspec.Struct, kw_only=True):
     log_json: bool
 
 
-class _Leash(asyncio.Protocol):
-    def __init__(self, let_go: asyncio.Event) -> None:
-        self._let_go = let_go
+class _ControlConnection(asyncio.Protocol):
+    """Sets `stop` when the parent asks for an end or is gone."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
 
     def eof_received(self) -> bool:
-        self._let_go.set()
-        return True  # our end stays open: it tells the keeper that we live
+        self._stop.set()
+        return True  # our side stays open: it tells the parent that we live
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._let_go.set()
+        self._stop.set()
 
 
-async def _serve(order: FrontendOrder, leash: socket.socket, listener: socket.socket) -> None:
+async def _serve(own: FrontendSettings, control: socket.socket, listener: socket.socket) -> None:
     stop = asyncio.Event()
-    keeper, _ = await asyncio.get_running_loop().create_connection(lambda: _Leash(stop), sock=leash)
-    link = EngineLink(order.engine_address)
-    front = Front(load_text(order.source), order.name, link.send)
-    front.created = order.created
+    parent, _ = await asyncio.get_running_loop().create_connection(lambda: _ControlConnection(stop), sock=control)
+    link = EngineLink(own.engine_address)
+    front = Front(load_text(own.source), own.name, link.send)
+    front.created = own.created
     link.start(front)
     num_cut = await serve(
         front,
-        order.settings,
+        own.settings,
         listener=listener,
-        options=replace(replica_options(order.settings), metrics_dir=order.metrics_dir, started_s=order.started_s),
-        on_ready=lambda: keeper.write(READY),
+        options=replace(replica_options(own.settings), metrics_dir=own.metrics_dir, started_s=own.started_s),
+        on_ready=lambda: parent.write(frame(READY)),
         stop=stop,
     )
     link.stop()
-    if num_cut:  # else the keeper says all there is to say
+    if num_cut:  # else the parent says all there is to say
         say_stopped(num_cut)
 
 
-def main(leash: socket.socket, listener: socket.socket) -> None:
-    order = read_order(leash, FrontendOrder)
-    logs.configure(order.log_level, json=order.log_json)
+def main(control: socket.socket, listener: socket.socket) -> None:
+    settings = read_settings(control, FrontendSettings)
+    logs.configure(settings.log_level, json=settings.log_json)
     listener.setblocking(False)
-    run(_serve(order, leash, listener))
+    run(_serve(settings, control, listener))
 
 
 if __name__ == "__main__":
-    main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
+    main(*inherited_sockets())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:
 
 def test_an_engine_that_died_is_awaited(tiny_folder: Path) -> None:
     async def use(voice: EngineVoice) -> None:
-        assert voice._engine._process is not None
-        voice._engine._process.kill()
+        assert voice._engine.pid is not None
+        os.kill(voice._engine.pid, signal.SIGKILL)
         while voice._front.ready:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         _, tally = await ask(voice, QUESTION, max_tokens=2)

@@ -23,9 +23,10 @@ from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.intents import Intents
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
-from tonle.audit.scribe import Batch, _write, lives
 from tonle.audit.verify import verify
 from tonle.audit.writer import ChainWriter
+from tonle.audit.writer_client import WriterClient
+from tonle.audit.writer_process import RecordBatch, _write, lives
 
 STREAM = b"""data: {"id":"c-1","choices":[{"index":0,"delta":{"content":"Hello"}}]}
 
@@ -47,8 +48,8 @@ def apart(directory: Path, *, on_alarm: Any = None, **options: Any) -> Iterator[
         trail.close(timeout_s=60)
 
 
-def scribe() -> psutil.Process:
-    [child] = [child for child in psutil.Process().children() if "tonle.audit.scribe" in child.cmdline()]
+def writer_process() -> psutil.Process:
+    [child] = [child for child in psutil.Process().children() if "tonle.audit.writer_process" in child.cmdline()]
     return child
 
 
@@ -72,7 +73,7 @@ def test_the_records_are_the_same(tmp_path: Path) -> None:
     assert plain[0] == plain[1]
     assert plain[0][1]["choices"][0]["tool_calls"]
     assert verify(tmp_path / "process").ok
-    assert not [child for child in psutil.Process().children() if "tonle.audit.scribe" in child.cmdline()]
+    assert not [child for child in psutil.Process().children() if "tonle.audit.writer_process" in child.cmdline()]
     assert not list((tmp_path / "process" / "open").iterdir())
 
 
@@ -107,20 +108,64 @@ def test_rules_that_keep_words_off_the_disk_hold(tmp_path: Path) -> None:
     assert record["client"] == "[redacted]"
 
 
+def test_a_batch_too_large_for_one_message_is_sent_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_MESSAGE_BYTES", 3000)
+    with apart(tmp_path) as trail:
+        with locked(tmp_path):  # they gather meanwhile
+            asked = [ask(trail, output="x" * 1000).request_id for _ in range(20)]
+        assert trail.flush(60)
+    assert [record["request_id"] for record in records(tmp_path)] == asked
+    assert verify(tmp_path).ok
+
+
+def test_a_batch_whose_second_part_failed_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.audit.trail.RETRY_S", 0.02)
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_MESSAGE_BYTES", 3000)
+    exchange, num_exchanges = WriterClient._exchange, 0
+
+    def dying(client: WriterClient, message: bytes) -> None:
+        nonlocal num_exchanges
+        num_exchanges += 1
+        if num_exchanges == 3:
+            writer_process().kill()
+        exchange(client, message)
+
+    monkeypatch.setattr(WriterClient, "_exchange", dying)
+    with apart(tmp_path, on_alarm=(alarms := list[Alarm]()).append) as trail:
+        with locked(tmp_path):
+            asked = [ask(trail, output="x" * 1000).request_id for _ in range(20)]
+        assert trail.flush(60)
+    assert [record["request_id"] for record in records(tmp_path)] == asked
+    assert "died (signal SIGKILL)" in alarms[0].message
+    assert trail.stats.written == 20 and verify(tmp_path).ok
+
+
+def test_a_record_too_large_for_a_message_is_kept_without_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonle.audit.writer_client.MAX_RECORD_BYTES", 3000)
+    with apart(tmp_path) as trail:
+        large, small = ask(trail, output="x" * 4000).request_id, ask(trail).request_id
+    found = {record["request_id"]: record for record in records(tmp_path)}
+    assert set(found) == {large, small}
+    assert found[large]["output"] is None and found[small]["output"]
+    assert verify(tmp_path).ok
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_everybody_is_for_the_server(tmp_path: Path, number: signal.Signals) -> None:
     with apart(tmp_path) as trail:
         ask(trail)
         assert trail.flush(60)
-        child = scribe()
+        child = writer_process()
         child.send_signal(number)
         ask(trail)
         assert trail.flush(60)
-        assert scribe() == child
+        assert writer_process() == child
     assert len(records(tmp_path)) == 2
 
 
-def test_a_killed_scribe_is_replaced_and_nothing_is_missing_or_twice(
+def test_a_killed_writer_is_replaced_and_nothing_is_missing_or_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tonle.audit.trail.RETRY_S", 0.02)
@@ -129,7 +174,7 @@ def test_a_killed_scribe_is_replaced_and_nothing_is_missing_or_twice(
         for _ in range(4):
             asked += [ask(trail, output="x" * 2000).request_id for _ in range(chance.randrange(20, 200))]
             time.sleep(chance.random() / 100)
-            scribe().kill()
+            writer_process().kill()
             asked += [ask(trail).request_id for _ in range(20)]
             assert trail.flush(60)
             wait_for(lambda: trail.stats.failing is None)
@@ -160,14 +205,14 @@ while True:
 
 
 def test_a_killed_server_leaves_one_record_per_request(tmp_path: Path) -> None:
-    """The next one starts at once, while the scribe of the dead one may still hold a batch."""
+    """The next one starts at once, while the writer of the dead one may still hold a batch."""
     chance, opened = random.Random(7), list[str]()
     for number in range(4):
         command = [sys.executable, "-c", SERVER, str(tmp_path), f"r{number}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             opened += [process.stdout.readline().strip() for _ in range(chance.randrange(1, 60))]
-            # Half of the time the scribe is kept waiting, with a batch in its hands, until after the kill.
+            # Half of the time the writer is kept waiting, with a batch in its hands, until after the kill.
             with locked(tmp_path) if number % 2 else contextlib.nullcontext():
                 time.sleep(chance.random() / 50)
                 process.send_signal(signal.SIGKILL)
@@ -195,7 +240,7 @@ def test_a_server_that_died_gets_no_more_records(tmp_path: Path) -> None:
     assert not lives(str(page))
 
 
-def test_a_disk_that_refuses_is_reported_by_the_scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_is_reported_by_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonle.audit.trail.RETRY_S", 0.05)
     with apart(tmp_path) as trail:
         ask(trail)
@@ -240,7 +285,9 @@ def test_a_server_whose_page_was_removed_alarms_and_keeps_its_records(
 
 def test_a_batch_of_a_server_without_a_page_is_refused(tmp_path: Path) -> None:
     chain = make_chain(tmp_path)
-    receipt = _write(ChainWriter(chain, Redactor(()), ()), Batch(str(tmp_path / "open" / "gone.log"), False, None, []))
+    receipt = _write(
+        ChainWriter(chain, Redactor(()), ()), RecordBatch(str(tmp_path / "open" / "gone.log"), False, None, [])
+    )
     assert receipt.errno == errno.ESTALE
     assert not receipt.unsafe
 

@@ -1,14 +1,14 @@
 """The process that writes: records come through a socket, files go to the disk, and the server's thread is free.
 
-    python -m tonle.audit.scribe FD         # started by `ScribeProcess`, never by hand
+    python -m tonle.audit.writer_process CONTROL_FD         # started by `WriterClient`, never by hand
 
-A batch is written as `ChainWriter` writes it, and answered when it is in the chain. The scribe ends when its server's
-end of the socket closes, whatever closed it. A server that was killed cannot say what it had sent, so recovery counts
-its requests as interrupted; the scribe therefore asks, under the same lock as recovery, whether its server still holds
-the lock on its intents (`intents.py`), and writes nothing for a dead one: never two records for one request. The receipt
-says so, for a server that does live and only lost that file.
+A batch is written as `ChainWriter` writes it, and answered when it is in the chain. This process ends when the server's
+end of the control socket closes, whatever closed it. A server that was killed cannot say what it had sent, so recovery
+counts its requests as interrupted; the writer process therefore asks, under the same lock as recovery, whether its server
+still holds the lock on its intents (`intents.py`), and writes nothing for a dead one: never two records for one request.
+The receipt says so, for a server that does live and only lost that file.
 
-Does: the far end, flushing included. Does not: repair, retry or prune; the server's trail does.
+Does: what happens in the child, flushing included. Does not: repair, retry or prune; the server's trail does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +28,14 @@ from tonle.audit.facts import Facts
 from tonle.audit.redaction import Redactor
 from tonle.audit.signing_keys import load_key
 from tonle.audit.writer import ChainWriter, UnsafeError
+from tonle.child.frames import read_frame, write_frame
+from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 
 log = logging.getLogger("tonle.audit")
 
-LENGTH_BYTES = 8  # before every message
 
-
-class Orders(msgspec.Struct):
-    """The first message: where and how to write."""
+class WriterSettings(msgspec.Struct):
+    """The first message to the child: where and how to write."""
 
     directory: str
     key_file: str
@@ -47,7 +45,7 @@ class Orders(msgspec.Struct):
     omit: tuple[str, ...]
 
 
-class Batch(msgspec.Struct, array_like=True):
+class RecordBatch(msgspec.Struct, array_like=True):
     owner: str  # a file that the server holds locked as long as it lives
     again: bool
     lost: dict[str, Any] | None
@@ -76,27 +74,6 @@ def unpack(packed: bytes) -> Facts:
 _decode_facts = msgspec.msgpack.Decoder(Facts).decode
 
 
-def send(line: socket.socket, message: bytes) -> None:
-    line.sendall(len(message).to_bytes(LENGTH_BYTES, "little") + message)
-
-
-def receive(line: socket.socket) -> bytes | None:
-    """The next message; None if no more will come."""
-    head = _exactly(line, LENGTH_BYTES)
-    return None if head is None else _exactly(line, int.from_bytes(head, "little"))
-
-
-def _exactly(line: socket.socket, size: int) -> bytes | None:
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    while view:
-        num_bytes = line.recv_into(view)
-        if not num_bytes:
-            return None
-        view = view[num_bytes:]
-    return bytes(buffer)
-
-
 def lives(owner: str) -> bool:
     """Whether somebody holds the lock on that file. Recovery asks the same question in the same way."""
     try:
@@ -112,20 +89,17 @@ def lives(owner: str) -> bool:
     return False
 
 
-def serve(line: socket.socket) -> None:
+def serve(control: socket.socket) -> None:
     """Batch after batch, until the server's end closes."""
-    first = receive(line)
-    if first is None:
-        return
-    orders = msgspec.msgpack.decode(first, type=Orders)
-    chain = Chain(Path(orders.directory), load_key(Path(orders.key_file)), durable=orders.durable)
-    writer = ChainWriter(chain, Redactor(orders.redact), orders.omit, flush_every_s=orders.flush_every_s)
-    decode, encode = msgspec.msgpack.Decoder(Batch).decode, msgspec.msgpack.Encoder().encode
-    while (message := receive(line)) is not None:
-        send(line, encode(_write(writer, decode(message))))
+    settings = read_settings(control, WriterSettings)
+    chain = Chain(Path(settings.directory), load_key(Path(settings.key_file)), durable=settings.durable)
+    writer = ChainWriter(chain, Redactor(settings.redact), settings.omit, flush_every_s=settings.flush_every_s)
+    decode, encode = msgspec.msgpack.Decoder(RecordBatch).decode, msgspec.msgpack.Encoder().encode
+    while (message := read_frame(control)) is not None:
+        write_frame(control, encode(_write(writer, decode(message))))
 
 
-def _write(writer: ChainWriter, batch: Batch) -> Receipt:
+def _write(writer: ChainWriter, batch: RecordBatch) -> Receipt:
     try:
         facts = [unpack(packed) for packed in batch.records]
         writer.write_facts(facts, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
@@ -138,11 +112,10 @@ def _write(writer: ChainWriter, batch: Batch) -> Receipt:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all: the server decides when to stop
-    # A connection that breaks: the server died between two bytes.
-    with socket.socket(fileno=int(sys.argv[1])) as line, contextlib.suppress(ConnectionError):
-        serve(line)
+    ignore_signals()
+    [control] = inherited_sockets()
+    with control, contextlib.suppress(ConnectionError):  # the server died between two bytes
+        serve(control)
 
 
 if __name__ == "__main__":
