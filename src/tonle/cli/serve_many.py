@@ -50,6 +50,7 @@ async def serve_many(
             name=name,
             created=int(time.time()),
             engine_address=address,
+            hold_clusters=settings.hold_clusters,
             options=options.shared_by_front_ends(str(folder)),
             drain_s=settings.drain_s,
             log_level=logs.level(),

@@ -34,6 +34,7 @@ class FrontendOrder(msgspec.Struct, kw_only=True):
     name: str  # of the model in the API
     created: int  # unix seconds, of the model in the API
     engine_address: str  # Unix socket
+    hold_clusters: str
     options: ReplicaOptions
     drain_s: float
     log_level: str
@@ -56,7 +57,7 @@ async def _serve(order: FrontendOrder, leash: socket.socket, listener: socket.so
     stop = asyncio.Event()
     keeper, _ = await asyncio.get_running_loop().create_connection(lambda: _Leash(stop), sock=leash)
     link = EngineLink(order.engine_address)
-    front = Front(load_text(order.source), order.name, link.send)
+    front = Front(load_text(order.source), order.name, link.send, hold_clusters=order.hold_clusters)
     front.created = order.created
     link.start(front)
     num_cut = await serve(
