@@ -21,7 +21,7 @@ With auto, nothing waits after these, the calm characters:
 A mark after a calm character says that this text writes letters as base and mark (decomposed Latin, for example), and
 from there on the stream is treated as with `always`. The prompt is searched for such marks, too. Keycap emoji are
 common in texts that are otherwise plain, so the selectors after a digit make only digits, # and * wait. What auto can
-break is therefore the very first decomposed letter of a text that never had one.
+break is therefore the very first decomposed letter of a text that never had one, and its first keycap.
 
 Does: decide. Does not: hold the text; `stream.py` does.
 """
