@@ -76,7 +76,9 @@ def test_keycaps_make_digits_wait_and_nothing_else() -> None:
     assert parts("a#b", prompt=f"{keycap} Caf e\u0301") == ["", "a", "#", "b"]  # letters have been seen with marks, too
 
 
-@pytest.mark.parametrize("prompt", ["ខ្ញុំស្រលាញ់ភាសាខ្មែរ។", "हिन्दी में", "👩🏽‍💻❤️ 🇰🇭", "العربيةَ كثيرًا", "Zürich 国", "안녕하세요"])
+@pytest.mark.parametrize(
+    "prompt", ["ខ្ញុំស្រលាញ់ភាសាខ្មែរ។", "हिन्दी में", "👩🏽‍💻❤️ 🇰🇭", "العربيةَ كثيرًا", "Zürich 国", "안녕하세요"]
+)
 def test_marks_where_they_are_usual_teach_nothing(prompt: str) -> None:
     assert parts("ab1", prompt=prompt) == ["a", "b", "1", ""]
     assert parts(f"{prompt}\nab1")[-4:] == ["a", "b", "1", ""]

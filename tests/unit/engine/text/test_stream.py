@@ -22,7 +22,7 @@ SIX_SCRIPTS = ["khmer", "thai", "hindi", "korean", "arabic", "emoji"]
 ENGLISH = [
     "The capital of France is Paris. It's 2,000 years old (about 105 km2), isn't it? Yes: #1!",
     "def add(a, b):\n\treturn a + b  # 1 * 2\n\nprint(f'{add(1, 2)}')\n",
-    "```json\n{\"name\": \"x\", \"values\": [1, 2.5e-3, null]}\n```\n\n- **bold** and _thin_\n",
+    '```json\n{"name": "x", "values": [1, 2.5e-3, null]}\n```\n\n- **bold** and _thin_\n',
 ]
 EUROPEAN = [
     "Zürich – “naïve café”, coöperate… Łódź costs 5 €; ½ × 3 ≠ π → done • §3",
@@ -82,7 +82,9 @@ def test_a_byte_at_a_time(script: str, byte_text: Text, hold: str) -> None:
         check_deltas(sentence, deltas(stream, ([byte] for byte in sentence.encode())), hold)
 
 
-@pytest.mark.parametrize("script", [*SIX_SCRIPTS, "korean_jamo", "bengali", "tamil", "myanmar", "vietnamese", "japanese"])
+@pytest.mark.parametrize(
+    "script", [*SIX_SCRIPTS, "korean_jamo", "bengali", "tamil", "myanmar", "vietnamese", "japanese"]
+)
 def test_nothing_breaks_where_marks_are_usual(script: str, byte_text: Text) -> None:
     for sentence in CORPUS[script]:
         if first_marks(sentence) == (None, None):
