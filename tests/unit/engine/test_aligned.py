@@ -81,9 +81,10 @@ def test_english_has_one_delta_per_token(default_model: ModelSource) -> None:
     check(deltas, tokens, text)
 
 
-def test_the_first_token_brings_its_text() -> None:
-    first = Play(BYTES, GenerationConfig(max_length=9)).step(list(b"The"))
-    assert first is not None and (first.text, first.tokens) == ("The", [*b"The"])
+@pytest.mark.parametrize(("hold", "shown"), [("auto", "The"), ("always", "Th")])
+def test_the_first_token_brings_its_text(hold: str, shown: str) -> None:
+    first = Play(BYTES, GenerationConfig(max_length=9), hold).step(list(b"The"))
+    assert first is not None and (first.text, first.tokens) == (shown, [*b"The"])
 
 
 def test_tokens_run_ahead_without_log_probabilities() -> None:
