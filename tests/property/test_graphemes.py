@@ -27,6 +27,8 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from(SENTENCES), max_size=3).map(" ".join),
 )
 FEW = settings(max_examples=150, deadline=None)
+HOLDS = st.sampled_from(["auto", "always"])
+KEYCAP_MARKS = "\ufe0e\ufe0f\u20e3"
 
 
 @FEW
@@ -62,26 +64,50 @@ def test_floor_is_the_nearest_boundary(text: str, index: int) -> None:
 
 
 @FEW
-@given(TEXTS, st.data())
-def test_streams_say_the_same_in_any_grouping(text: str, data: st.DataObject) -> None:
+@given(TEXTS, HOLDS, st.data())
+def test_streams_say_the_same_in_any_grouping(text: str, hold: str, data: st.DataObject) -> None:
     tokens = list(text.encode())
     cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=20)) | {0, len(tokens)})
-    stream, shown = TEXT.stream(), ""
+    stream, shown, broken = TEXT.stream(hold_clusters=hold), "", set[int]()
     for start, end in pairwise(cuts):
         shown += stream.push(tokens[start:end])
-        assert _has_endless_cluster(text) or is_boundary(text, len(shown))
+        if not is_boundary(text, len(shown)):
+            broken.add(len(shown))
     assert text.startswith(shown)
     assert stream.finish() == trim(text[len(shown) :])
+    if not _has_endless_cluster(text):
+        keycaps = [place for place in broken if text[place] in KEYCAP_MARKS]
+        assert len(keycaps) <= (hold == "auto")  # the first of each kind, and none after it
+        assert len(broken) - len(keycaps) <= (hold == "auto")
 
 
 @FEW
-@given(TEXTS, st.lists(st.text(st.sampled_from(TRICKY), min_size=1, max_size=3), max_size=3), st.data())
-def test_stops_are_found_in_any_grouping(text: str, stops: list[str], data: st.DataObject) -> None:
+@given(TEXTS, st.data())
+def test_a_prompt_with_marks_leaves_nothing_to_learn(text: str, data: st.DataObject) -> None:
     tokens = list(text.encode())
-    whole = TEXT.stream(stop=stops)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=20)) | {0, len(tokens)})
+    taught, strict = TEXT.stream(list("e\u0301".encode())), TEXT.stream(hold_clusters="always")
+    for start, end in pairwise(cuts):
+        assert taught.push(tokens[start:end]) == strict.push(tokens[start:end])
+    assert taught.finish() == strict.finish()
+
+
+@FEW
+@given(st.lists(st.text(st.characters(max_codepoint=127, exclude_characters="\r"), min_size=1), max_size=10))
+def test_ascii_is_never_held(pieces: list[str]) -> None:
+    stream = TEXT.stream()
+    assert [stream.push(list(piece.encode())) for piece in pieces] == pieces
+    assert stream.finish() == ""
+
+
+@FEW
+@given(TEXTS, st.lists(st.text(st.sampled_from(TRICKY), min_size=1, max_size=3), max_size=3), HOLDS, st.data())
+def test_stops_are_found_in_any_grouping(text: str, stops: list[str], hold: str, data: st.DataObject) -> None:
+    tokens = list(text.encode())
+    whole = TEXT.stream(stop=stops, hold_clusters="always")
     expected = whole.push(tokens) + whole.finish()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=20)) | {0, len(tokens)})
-    parted = TEXT.stream(stop=stops)
+    parted = TEXT.stream(stop=stops, hold_clusters=hold)
     shown = "".join(parted.push(tokens[start:end]) for start, end in pairwise(cuts))
     assert shown + parted.finish() == expected
     assert parted.stopped == whole.stopped

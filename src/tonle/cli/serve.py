@@ -89,7 +89,7 @@ async def _serve_alone(
     from tonle.telemetry.goodbye import say_stopped
 
     engine = EngineProcess(source, settings.engine())
-    front = Front(text, name, engine.send)
+    front = Front(text, name, engine.send, hold_clusters=settings.hold_clusters)
     stop = asyncio.Event()
 
     async def await_model() -> None:

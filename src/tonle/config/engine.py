@@ -43,6 +43,9 @@ class EngineConfig:
     )
     load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
 
+    # Text
+    hold_clusters: str = "auto"  # auto | always: whether a stream's last letter waits where no mark is likely to follow
+
     # Watching
     enable_metrics: bool = True
     profile_performance: bool = False  # time the parts of every step; get_stats()["profile"]
@@ -82,6 +85,8 @@ class EngineConfig:
             raise ConfigError(f"activation_bits is 16 or 8, not {self.activation_bits}", param="activation_bits")
         if self.load_format not in ("auto", "random"):
             raise ConfigError(f"load_format {self.load_format!r} is none of auto, random", param="load_format")
+        if self.hold_clusters not in ("auto", "always"):
+            raise ConfigError(f"hold_clusters {self.hold_clusters!r} is none of auto, always", param="hold_clusters")
         if not 0 < self.gc_threshold <= 1:
             raise ConfigError(f"gc_threshold is a share in (0, 1], not {self.gc_threshold}", param="gc_threshold")
         if not isinstance(logging.getLevelName(self.log_level.upper()), int):

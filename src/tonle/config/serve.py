@@ -140,6 +140,12 @@ class ServeConfig(AuditConfig):
         kinds.choice("auto", "random"),
         "auto: the model's files; random: made-up weights of its shape, to measure speed without them.",
     )
+    hold_clusters: str = _engine(
+        "hold_clusters",
+        kinds.choice("auto", "always"),
+        "When a stream keeps its last letter until the next one begins. auto: where a mark may follow, as in Khmer or "
+        "emoji; this can cut the first decomposed letter of a text that had none before. always: after every letter.",
+    )
 
     log_level: str = knob(
         "Logging",

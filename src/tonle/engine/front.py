@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from tonle.engine.aligned import Aligned
 from tonle.engine.messages import Cancel, Failed, LoopStats, ModelCard, Step, Submit, ToEngine, ToFront
 from tonle.engine.request import (
     Delta,
@@ -130,8 +131,6 @@ class Generation:
     # -- the front's side
 
     def push(self, delta: Delta, now: float) -> None:
-        if delta.tokens and self.timings.first_token_s is None:
-            self.timings.first_token_s = now
         self.usage.completion_tokens += len(delta.tokens)
         if delta.finish_reason is not None:
             self._left -= 1
@@ -170,36 +169,52 @@ class Generation:
 
 
 class _Continuation:
-    """One of a generation's n: its text so far, and tokens that were not asked for yet."""
+    """One of a generation's n: its text so far, and tokens that are not delivered yet."""
 
-    __slots__ = ("generation", "held", "held_logprobs", "index", "stream")
+    __slots__ = ("aligned", "generation", "held", "held_logprobs", "index", "stream")
 
     def __init__(self, generation: Generation, index: int, stream: TextStream) -> None:
         self.generation = generation
         self.index = index
         self.stream = stream
-        self.held: list[int] = []
+        self.aligned: Aligned | None = None  # with log-probabilities
+        self.held: list[int] = []  # not in the stream yet: the caller waits for the whole result
         self.held_logprobs: list[TokenLogprob] = []
 
-    def hold(self, tokens: list[int], logprobs: list[TokenLogprob] | None, now: float) -> None:
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it got tokens that it has not delivered."""
+        return bool(self.held) or (self.aligned is not None and self.aligned.has_tokens)
+
+    def hold(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> None:
         self.held += tokens
         self.held_logprobs += logprobs or ()
-        if tokens and self.generation.timings.first_token_s is None:
-            self.generation.timings.first_token_s = now
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
-        """These tokens, with those held before them, as text."""
+        """These tokens, with those held before them, as text. With log-probabilities, some may wait for their text."""
         if self.held:
             tokens, self.held = self.held + tokens, []
         if self.held_logprobs:
             logprobs, self.held_logprobs = self.held_logprobs + (logprobs or []), []
-        return Delta(self.index, self.stream.push(tokens), tokens, logprobs)
+        if logprobs is None:
+            return Delta(self.index, self.stream.push(tokens), tokens)
+        if self.aligned is None:
+            self.aligned = Aligned(self.stream)
+        delta = Delta(self.index, "", [], [])
+        self.aligned.push(tokens, logprobs, delta)
+        return delta
+
+    def finish(self, delta: Delta) -> None:
+        """No more tokens will come: put all that waits into `delta`."""
+        if self.aligned is not None:
+            self.aligned.release_all(delta)
+        delta.text += self.stream.finish()
 
 
 class Front:
     """Owns every request between its submission and its last delta."""
 
-    def __init__(self, text: Text, name: str, send: Callable[[ToEngine], None]) -> None:
+    def __init__(self, text: Text, name: str, send: Callable[[ToEngine], None], *, hold_clusters: str = "auto") -> None:
         self.text = text
         self.name = name
         self.created = int(time.time())
@@ -207,6 +222,7 @@ class Front:
         self.failure: TonleError | None = None  # why it is not
         self.stats = LoopStats()
         self._send = send
+        self._hold_clusters = hold_clusters
         self._next_handle = 0
         self._live: dict[int, _Continuation] = {}
 
@@ -245,6 +261,7 @@ class Front:
                 stop=config.stop,
                 include_stop_text=config.include_stop_text,
                 skip_special_tokens=config.skip_special_tokens,
+                hold_clusters=self._hold_clusters,
             )
             self._live[self._next_handle] = _Continuation(generation, index, stream)
             generation.handles.append(self._next_handle)
@@ -292,8 +309,10 @@ class Front:
         generation.handles.clear()
         for handle in handles:
             continuation = self._live.pop(handle)
-            if continuation.held:
-                generation.push(continuation.delta([], None), time.monotonic())
+            if continuation.has_tokens:
+                delta = continuation.delta([], None)
+                continuation.finish(delta)
+                generation.push(delta, time.monotonic())
         if handles:
             self._send(Cancel(handles))
 
@@ -337,8 +356,10 @@ class Front:
         for handle, count in zip(step.handles, step.counts, strict=True):
             if (continuation := self._live.get(handle)) is not None:
                 tokens, generation = step.tokens[offset : offset + count], continuation.generation
+                if count and generation.timings.first_token_s is None:
+                    generation.timings.first_token_s = now
                 if generation.whole and not generation.config.stop and handle not in step.finished:
-                    continuation.hold(tokens, step.logprobs.get(handle), now)
+                    continuation.hold(tokens, step.logprobs.get(handle))
                 else:
                     self._deliver_tokens(handle, tokens, step, now)
             offset += count
@@ -359,11 +380,12 @@ class Front:
             reason, token = step.finished[handle]
             delta.finish_reason = cast(FinishReason, reason)
             delta.stop_reason = token if token not in self._eos_ids else None
-            delta.text += continuation.stream.finish()
         if delta.finish_reason is not None:
+            continuation.finish(delta)
             del self._live[handle]
             continuation.generation.handles.remove(handle)
-        continuation.generation.push(delta, now)
+        if delta.tokens or delta.finish_reason is not None:  # else its tokens wait for their text
+            continuation.generation.push(delta, now)
 
     def _fail(self, handle: int, error: TonleError) -> None:
         continuation = self._live.get(handle)

@@ -78,7 +78,7 @@ class InferenceEngine:
         model, text, name = self._open()
         self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
-        self._front = Front(text, name, self._mailbox.put)
+        self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)
         self._front.deliver(card)
         self._threads = [
             threading.Thread(target=self._run_front, name="tonle-front", daemon=True),

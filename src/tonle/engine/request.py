@@ -140,7 +140,11 @@ class Timings(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """What is new in one continuation. Text never ends inside a grapheme cluster; tokens may run ahead of text."""
+    """What is new in one continuation. Its text is cut between letters, as `hold_clusters` says.
+
+    Tokens may run ahead of text, unless log-probabilities are asked for: then the text is exactly that of the tokens,
+    but for the last delta, where a stop string or an incomplete letter is cut off.
+    """
 
     index: int  # which of the n
     text: str

@@ -30,7 +30,7 @@ class EngineVoice:
                 'Try: tonle run --raw "Once upon a time"'
             )
         self._engine = EngineProcess(source, config)
-        self._front = Front(self._text, source.name, self._engine.send)
+        self._front = Front(self._text, source.name, self._engine.send, hold_clusters=config.hold_clusters)
 
     @property
     def name(self) -> str:

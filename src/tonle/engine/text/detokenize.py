@@ -18,6 +18,10 @@ _MAX_OPEN_TOKENS = 3  # a UTF-8 sequence lacks at most its last byte, so at most
 
 
 class Detokenizer(Protocol):
+    @property
+    def is_open(self) -> bool:
+        """Whether the last tokens may have begun a character that further ones complete."""
+
     def push(self, tokens: Sequence[int]) -> str:
         """The characters these tokens complete."""
 
@@ -26,17 +30,26 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For tokenizers whose tokens are bytes: a lookup per token, one decode per push.
+    """For tokenizers whose tokens are bytes: a lookup per token, and one decode per push of more than whole characters.
 
     Invalid bytes come out as U+FFFD, one per maximal invalid part, exactly as `bytes.decode(errors="replace")` does it.
     """
 
     def __init__(self, pieces: Pieces, *, drop_first_space: bool) -> None:
         self._pieces = pieces
+        self._texts = pieces.texts
         self._drop_first_space = drop_first_space
         self._open = b""  # the start of a character, at most 3 bytes (or of a surrogate: Python waits for all of it)
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
+
     def push(self, tokens: Sequence[int]) -> str:
+        if len(tokens) == 1 and not self._open and not self._drop_first_space:
+            whole = self._texts[tokens[0]]
+            if whole is not None:
+                return whole
         data = b"".join(map(self._pieces.__getitem__, tokens))
         if self._drop_first_space and data:
             self._drop_first_space = False
@@ -64,6 +77,10 @@ class WindowDetokenizer:
         self._decode = decode
         self._window = list(context[-_CONTEXT_TOKENS:])
         self._num_given = len(self._window)  # tokens of the window whose text is out already
+
+    @property
+    def is_open(self) -> bool:
+        return len(self._window) > self._num_given
 
     def push(self, tokens: Sequence[int]) -> str:
         given = ""

@@ -13,18 +13,19 @@ rule still cuts through one written letter:
 
 What is still to come can change only the last cluster: every rule above looks at one code point to the right of a
 cut. So `safe_length` holds back exactly the last cluster, and nothing after a line feed or control character, which
-takes no marks. The price is that the last letter of an English token goes out with the next token; holding back less
-would be wrong for decomposed text, where any letter may get its accent in a later token.
+takes no marks. Where less may be held back is said in `holding.py`.
 
 Does: find boundaries. Does not: normalize, segment words, or know of tokens.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import regex
 
+_SHORT = 16  # code points; what waits in a stream is hardly ever longer, and the same letters come again and again
 MAX_CLUSTER = 64  # code points; what is longer is no letter but a model repeating a mark, and is let go, not held
 
 _VIRAMA = r"[\p{InSC=Virama}\p{InSC=Consonant_With_Stacker}--[\u0BCD\u0DCA]]"
@@ -67,10 +68,14 @@ def safe_length(text: str) -> int:
     if text[-2:].isascii():  # most of the time: between two ASCII characters is a boundary, but for CR LF
         takes_no_marks = last == "\x7f" or (last < " " and last != "\r")
         return len(text) if takes_no_marks else len(text) - 1
-    if _CONTROL.match(last):
-        return len(text)
-    held = len(clusters(text)[-1])
+    held = _last_length(text) if len(text) <= _SHORT else _last_length.__wrapped__(text)
     return len(text) if held > MAX_CLUSTER else len(text) - held
+
+
+@lru_cache(maxsize=8192)
+def _last_length(text: str) -> int:
+    """Of the last cluster, in code points; 0 if nothing can join it."""
+    return 0 if _CONTROL.match(text[-1]) else len(clusters(text)[-1])
 
 
 def floor(text: str, index: int) -> int:

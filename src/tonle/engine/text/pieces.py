@@ -4,7 +4,7 @@ Two spellings cover nearly every model that generates text: byte-level (GPT-2's 
 and metaspace (SentencePiece: ▁ for a space, <0xNN> for a byte). In both, a text is the bytes of its tokens one after
 the other, which makes decoding a lookup. Any other spelling is left to the tokenizer's own decoder (see `codec.py`).
 
-Does: recognise the spelling, look pieces up once. Does not: turn bytes into text.
+Does: recognise the spelling, look pieces up once. Does not: join pieces.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Pieces(dict[int, bytes]):
         self._tokenizer = tokenizer
         self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
         self._bytes_of = byte_alphabet() if alphabet is Alphabet.BYTE_LEVEL else None
+        self.texts = _Texts(self)
 
     def __missing__(self, token: int) -> bytes:
         self[token] = piece = self._look_up(token)
@@ -96,3 +97,19 @@ class Pieces(dict[int, bytes]):
         if match := _BYTE_PIECE.fullmatch(text):
             return bytes([int(match.group(1), 16)])
         return text.replace("▁", " ").encode()
+
+
+class _Texts(dict[int, str | None]):
+    """Token -> its text, where its bytes are whole characters; None where they are not. Filled on first use, too."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token: int) -> str | None:
+        try:
+            text: str | None = self._pieces[token].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token] = text
+        return text

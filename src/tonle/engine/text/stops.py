@@ -23,9 +23,6 @@ class StopStrings:
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._longest_open = max(map(len, self._stops), default=1) - 1  # all of a stop string would be a match
 
-    def __bool__(self) -> bool:
-        return bool(self._stops)
-
     def find(self, text: str) -> StopMatch | None:
         """The match that is complete first; of two that end together, the longer.
 
@@ -41,7 +38,10 @@ class StopStrings:
 
     def open_length(self, text: str) -> int:
         """Length of the longest end of `text` that some stop string begins with: what must not be shown yet."""
-        for start in range(max(0, len(text) - self._longest_open), len(text)):
+        first = max(0, len(text) - self._longest_open)
+        if self._firsts.isdisjoint(text[first:]):  # most of the time
+            return 0
+        for start in range(first, len(text)):
             if text[start] in self._firsts:
                 end = text[start:]
                 if any(stop.startswith(end) for stop in self._stops):

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tonle.engine.text.codec import Codec
+from tonle.engine.text.holding import Holding
 from tonle.engine.text.stream import TextStream
 from tonle.engine.text.template import ChatTemplate
 from tonle.errors import InvalidRequest
+
+_PROMPT_TOKENS = 4096  # as many of a prompt's last tokens tell how its text writes letters
 
 
 class Text:
@@ -92,7 +95,13 @@ class Text:
         stop: Sequence[str] = (),
         include_stop_text: bool = False,
         skip_special_tokens: bool = True,
+        hold_clusters: str = "auto",
     ) -> TextStream:
-        """For the tokens that continue `prompt`, which decides whether a leading space is the text's own."""
+        """For the tokens that continue `prompt`, which decides whether a leading space is the text's own.
+
+        `hold_clusters`: whether the last letter waits for marks that may follow it; see `holding.py`.
+        """
         detokenizer = self._codec.detokenizer(prompt, skip_special_tokens=skip_special_tokens)
-        return TextStream(detokenizer, stop=stop, include_stop_text=include_stop_text)
+        before = "" if hold_clusters == "always" else self.decode(prompt[-_PROMPT_TOKENS:])
+        holding = Holding(hold_clusters, prompt=before)
+        return TextStream(detokenizer, holding, stop=stop, include_stop_text=include_stop_text)
