@@ -1,4 +1,4 @@
-"""`EngineConfig`: the knobs of one engine. Each one has an effect, or is refused with the reason."""
+"""`EngineConfig`: the settings of one engine. Each has an effect, or is refused with the reason."""
 
 from __future__ import annotations
 

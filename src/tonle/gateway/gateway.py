@@ -21,7 +21,7 @@ from tonle.audit.trail import AuditTrail
 from tonle.cache import Answers, ResponseCache
 from tonle.cache.redis_client import RedisClient
 from tonle.config.gateway import GatewayConfig, default_state_db
-from tonle.config.rows import BackendRow
+from tonle.config.routing import BackendConfig
 from tonle.config.stores import MEMORY
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
@@ -247,7 +247,7 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
 def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> Pool:
     if inline is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
-        row = BackendRow(url="inline:", name="inline", models=inline_models, kind="tonle", max_concurrent=NO_LIMIT)
+        row = BackendConfig(url="inline:", name="inline", models=inline_models, kind="tonle", max_concurrent=NO_LIMIT)
         return Pool([Backend(row, config, InlineTransport(inline))], probe_interval_s=0)
     if not config.backends:
         raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",

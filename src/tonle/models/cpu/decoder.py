@@ -16,6 +16,7 @@ import torch
 
 from tonle.models.cpu.products import Matrix
 from tonle.models.cpu.step import SPAN, Inputs, Packed, forward, product
+from tonle.models.cpu.target import kernels_dir
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
 from tonle.models.cpu.warm import is_warm, types_of, warm_later
@@ -66,6 +67,12 @@ class CpuDecoder:
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
         types = types_of(packed, activation_bits)
         if load_slow is None or is_warm(types):
+            found = (
+                "using the CPU kernels compiled earlier, in"
+                if is_warm(types)
+                else "CPU kernels are compiled at first use, to"
+            )
+            log.info("%s %s", found, kernels_dir())
             self.open_fast_lane()
         else:
             self._slow = load_slow()
