@@ -14,11 +14,14 @@ from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
 from tonle.config.serve import SETTINGS as SERVE_SETTINGS
+from tonle.config.vllm import VLLM_FLAGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = [*GATEWAY_SETTINGS.values(), *SERVE_SETTINGS.values(), *MIDDLEWARE_SETTINGS.values()]
-ROW_KEYS = {key for row in (BackendConfig, ArmConfig, ExperimentConfig, ShadowConfig) for key in row.__struct_fields__}
+LIST_KEYS = {
+    key for item in (BackendConfig, ArmConfig, ExperimentConfig, ShadowConfig) for key in item.__struct_fields__
+}
 
 NO_SETTINGS = {"use_cache"}  # a field of requests
 OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
@@ -30,7 +33,7 @@ def test_settings_have_their_public_names(page: Path) -> None:
     inside = {setting.field: setting.name for setting in SETTINGS if setting.field != setting.name}
     for word in re.findall(r"`([a-z0-9_]+)`", text):
         assert word not in inside, f"{page.name} calls {inside[word]} by its name inside the code, {word}"
-    known = {setting.name for setting in SETTINGS} | {*EngineConfig.names()} | ROW_KEYS | NO_SETTINGS
+    known = {setting.name for setting in SETTINGS} | {*EngineConfig.names()} | LIST_KEYS | NO_SETTINGS
     for key in re.findall(r"`([a-z0-9_]+): [^`]+`", text):
         assert key in known, f"{page.name}: there is no setting {key}"
     variables = {setting.env for setting in SETTINGS} | {*load._OTHER_VARIABLES} | OF_TESTS
@@ -55,6 +58,31 @@ def test_the_table_of_the_audit_is_whole() -> None:
     assert named == set(MIDDLEWARE_SETTINGS)
 
 
-def test_drain_is_explained_alike() -> None:
-    assert GATEWAY_SETTINGS["drain"].help == SERVE_SETTINGS["drain"].help
+def test_what_server_and_gateway_share_is_explained_alike() -> None:
+    shared = set(GATEWAY_SETTINGS) & set(SERVE_SETTINGS)
+    assert {"drain", "api_key", "cache_ttl", "log_level", "audit_dir", "ssl_certfile"} <= shared
+    for name in shared:
+        assert GATEWAY_SETTINGS[name].help == SERVE_SETTINGS[name].help, name
     assert "SIGTERM or Ctrl-C" in GATEWAY_SETTINGS["drain"].help
+
+
+def test_the_page_for_users_of_vllm_has_every_flag_and_says_the_same_of_it() -> None:
+    page = (ROOT / "docs" / "from-vllm.md").read_text()
+    same, renamed, anyway, refused = (
+        {word.split("`")[0].split()[0] for word in part.split("`--")[1:]}
+        for part in re.split(r"\*\*(?:The same name|Another name|Accepted because|Refused)", page.split("## API")[0])[
+            1:
+        ]
+    )
+    ours = {setting.flag[2:] for setting in SERVE_SETTINGS.values()} | {"config"}
+    assert same <= ours, "one of these is not a flag of ours"
+    theirs = {flag.flag[2:]: flag for flag in VLLM_FLAGS.values()}
+    for name, flag in theirs.items():
+        if flag.setting is not None:
+            assert name in renamed and SERVE_SETTINGS[flag.setting].flag[2:] in renamed | {"model"}, name
+        elif name in refused:
+            assert set(flag.anyway) <= {"false", "none"}, f"{name} is accepted with {flag.anyway}"
+        else:
+            assert flag.anyway and {name, f"no-{name}"} & anyway, name
+    known = ours | set(theirs) | {f"no-{name}" for name in (*ours, *theirs)}
+    assert (same | renamed | anyway | refused) <= known, "the page names a flag that is not there"

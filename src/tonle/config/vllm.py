@@ -54,7 +54,7 @@ _NO_LORA = (
 )
 _NO_TOOLS = "tool calling is not supported in this version"
 _NO_SPECULATION = "speculative decoding is not available in this version"
-_NO_REQUEST_LOG = "requests are not logged. Use --audit-dir DIR to record each of them"
+_NO_REQUEST_LOG = "prompts and parameters are not logged. Use --audit-dir DIR to record every request"
 _OWN_TOKENIZER = "the tokenizer is read from the model's own files; put the other one into the model's folder"
 _REVISION = "fetch that revision yourself (hf download NAME --revision REV --local-dir DIR) and serve the folder"
 _METHODS = "every method and header of the API is allowed for the origins in --cors-origins"
@@ -76,8 +76,8 @@ _TABLE = (
     VllmFlag("enable_log_requests", switch=True, anyway=("false",), refusal=_NO_REQUEST_LOG),
     VllmFlag("enable_log_outputs", switch=True, anyway=("false",), refusal=_NO_REQUEST_LOG),
     VllmFlag("max_log_len", anyway=("*",)),  # prompts are never logged
-    VllmFlag("disable_uvicorn_access_log", switch=True, anyway=("true",),
-             refusal="only requests that failed are logged. Use --audit-dir DIR to record all of them"),
+    VllmFlag("disable_uvicorn_access_log", switch=True, anyway=("false",),
+             refusal="use --log-level WARNING, which leaves out the line per request"),
     VllmFlag("disable_log_stats", switch=True, anyway=("true",), refusal="statistics are not logged; they are at /metrics"),
     VllmFlag("uvicorn_log_level", anyway=("info",), refusal="use --log-level, which is for the whole server"),
     VllmFlag("enable_request_id_headers", switch=True, anyway=("true",), refusal="answers always have an X-Request-Id"),
