@@ -1,6 +1,6 @@
 """Settings that name a place to keep things: a file, Redis or PostgreSQL.
 
-Does: tell them apart, refuse what is neither, keep passwords out of messages. Does not: connect.
+Does: tell them apart, refuse anything else, keep passwords out of messages. Does not: connect.
 """
 
 from __future__ import annotations

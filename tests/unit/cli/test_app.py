@@ -53,7 +53,7 @@ def test_every_option_names_its_value(words: list[str]) -> None:
     assert [param.name for param in command.params if param.metavar is None] == []
 
 
-def test_every_knob_has_a_flag() -> None:
+def test_every_setting_has_a_flag() -> None:
     shown = tonle("serve", "--help", COLUMNS="200").stdout
     for name, setting in SETTINGS.items():
         assert setting.flag in shown or name == "model"
