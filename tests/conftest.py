@@ -15,8 +15,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 
+from tonle.config.cache_dir import cache_dir
 from tonle.models import default_model as pinned
-from tonle.models.source import ModelSource, cache_dir, resolve
+from tonle.models.source import ModelSource, resolve
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tonle.models.source import cache_dir, resolve
+from tonle.config.cache_dir import cache_dir
+from tonle.models.source import resolve
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from tests.fakes.stores import Store
 from tests.gateway.town import ADMIN, KEY, Town, Upstream, rows, run, town, until
 from tonle.config.gateway import GatewayConfig
-from tonle.config.rows import BackendRow
+from tonle.config.routing import BackendConfig
 from tonle.errors import ConfigError
 
 
@@ -132,7 +132,7 @@ def test_a_large_answer_is_not_stored(tmp_path: Path, redis: Store, monkeypatch:
 
 @pytest.mark.parametrize(("setting", "name"), [("cache_max_size", "cache_max_size"), ("cache_max_bytes", "cache_max")])
 def test_limits_of_the_cache_in_memory_are_refused(setting: str, name: str) -> None:
-    backends = (BackendRow(url="http://127.0.0.1:1"),)
+    backends = (BackendConfig(url="http://127.0.0.1:1"),)
     GatewayConfig(backends=backends, cache="redis://127.0.0.1/0").validate()
     config = GatewayConfig(backends=backends, cache="redis://127.0.0.1/0", **{setting: 10})  # type: ignore[arg-type]
     with pytest.raises(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.town import ADMIN, KEY, Upstream, run, town
-from tonle.config.rows import ArmRow, ExperimentRow
+from tonle.config.routing import ArmConfig, ExperimentConfig
 from tonle.errors import ConfigError
 from tonle.gateway.routes import Routes
 
@@ -37,8 +37,8 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
 def test_a_key_that_may_ask_for_one_name_need_not_say_it(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", "n")
-        arms = (ArmRow(name="a", weight=1, model="m"), ArmRow(name="b", weight=0, model="n"))
-        experiment = ExperimentRow(name="test", model="trial", arms=arms)
+        arms = (ArmConfig(name="a", weight=1, model="m"), ArmConfig(name="b", weight=0, model="n"))
+        experiment = ExperimentConfig(name="test", model="trial", arms=arms)
         async with town(tmp_path, upstream, aliases=(("smol", "n"),), experiments=(experiment,)) as place:
 
             async def key_for(*models: str) -> str:

@@ -170,7 +170,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     assert "did you mean cache_max?" in said("cache_max_bytes: 1MiB")
     lacking = said("backends: [{url: http://x}, {name: two}]")
     assert "backends must be a list of backends, each with at least a url: entry 2 (two) lacks 'url'" in lacking
-    assert "entry 1 has kind: 'vlm', which is none of auto," in said("backends: [{url: http://x, kind: vlm}]")
+    assert "entry 1 has kind: 'vlm', which is not one of auto," in said("backends: [{url: http://x, kind: vlm}]")
     assert "unknown field 'weigth'" in said("backends: [{url: http://x, weigth: 3}]")
     assert "there is no backend" in said("port: 0")
     assert "must look like http://" in said("backends: [{url: somewhere}]")

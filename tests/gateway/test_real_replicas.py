@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tests.gateway.town import ADMIN, KEY, Town, run, town, until
-from tonle.config.rows import ArmRow, BackendRow, ExperimentRow
+from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig
 
 COMPLETIONS = "/v1/completions"
 LONG = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
@@ -37,10 +37,10 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]
 async def behind(folder: Path, *replicas: Server, **settings: Any) -> AsyncIterator[Town]:
     """A gateway in front of them; the first is meant for short prompts only."""
 
-    def rows() -> tuple[BackendRow, ...]:
+    def rows() -> tuple[BackendConfig, ...]:
         lengths = ("short", "any") if len(replicas) > 1 else ("any",)
         return tuple(
-            BackendRow(url=each.url, name=f"r{index}", length=length)  # type: ignore[arg-type]
+            BackendConfig(url=each.url, name=f"r{index}", length=length)  # type: ignore[arg-type]
             for index, (each, length) in enumerate(zip(replicas, lengths, strict=True))
         )
 
@@ -74,8 +74,8 @@ def test_tenants_share_no_prefix(tmp_path: Path, replicas: list[Server]) -> None
 
 
 def test_length_prefix_and_arms_are_on_record(tmp_path: Path, replicas: list[Server]) -> None:
-    arms = (ArmRow(name="a", weight=1, backend="r0"), ArmRow(name="b", weight=1, backend="r1"))
-    settings = {"experiments": (ExperimentRow(name="ab", model="public", arms=arms),), "length_threshold": 100,
+    arms = (ArmConfig(name="a", weight=1, backend="r0"), ArmConfig(name="b", weight=1, backend="r1"))
+    settings = {"experiments": (ExperimentConfig(name="ab", model="public", arms=arms),), "length_threshold": 100,
                 "aliases": (("public", "m"),)}  # fmt: skip
 
     async def main() -> None:

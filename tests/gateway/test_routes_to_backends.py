@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.town import KEY, Upstream, rows, run, town, until
 from tonle.config.gateway import GatewayConfig
-from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
+from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
 from tonle.errors import ConfigError
 
 
@@ -120,9 +120,9 @@ def test_long_prompts_go_to_long_backends(tmp_path: Path) -> None:
     async def main() -> None:
         short, long = Upstream("m"), Upstream("m")
 
-        def backends() -> tuple[BackendRow, ...]:
-            return (BackendRow(url=short.url, name="short", length="short"),
-                    BackendRow(url=long.url, name="long", length="long"))  # fmt: skip
+        def backends() -> tuple[BackendConfig, ...]:
+            return (BackendConfig(url=short.url, name="short", length="short"),
+                    BackendConfig(url=long.url, name="long", length="long"))  # fmt: skip
 
         async with town(tmp_path, short, long, backends=backends, length_threshold=100) as place:
             assert (await place.ask("x" * 200)).headers["x-tonle-backend"] == "short"
@@ -167,8 +167,8 @@ def test_load_wins_over_affinity(tmp_path: Path) -> None:
 def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("old", "new")
-        arms = (ArmRow(name="control", weight=1, model="old"), ArmRow(name="canary", weight=1, model="new"))
-        experiment = ExperimentRow(name="e", model="public", arms=arms)
+        arms = (ArmConfig(name="control", weight=1, model="old"), ArmConfig(name="canary", weight=1, model="new"))
+        experiment = ExperimentConfig(name="e", model="public", arms=arms)
         async with town(tmp_path, upstream, experiments=(experiment,), cache=None) as place:
             for user in range(12):
                 for _ in range(2):
@@ -187,7 +187,7 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
     async def main() -> None:
         upstream, dark = Upstream("m"), Upstream("dark", owned_by="vllm")
         dark.status = 500
-        async with town(tmp_path, upstream, dark, shadows=(ShadowRow(model="m", to_model="dark"),)) as place:
+        async with town(tmp_path, upstream, dark, shadows=(ShadowConfig(model="m", to_model="dark"),)) as place:
             reply = await place.ask(stream=True, use_cache=False, cache_salt="theirs")
             assert reply.status_code == 200
             await until(lambda: place.door.shadows.num_failed == 1, "no shadow was sent")
@@ -208,7 +208,7 @@ def test_a_shadow_may_have_a_record_of_its_own(tmp_path: Path, status: int) -> N
     async def main() -> None:
         upstream, dark = Upstream("m"), Upstream("dark")
         dark.status, dark.words = status, ["Siem", " Reap"]
-        rows = (ShadowRow(model="m", to_model="dark", record=True),)
+        rows = (ShadowConfig(model="m", to_model="dark", record=True),)
         async with town(tmp_path, upstream, dark, shadows=rows) as place:
             assert (await place.ask(stream=True)).status_code == 200
             await until(lambda: place.door.trail is not None and not place.door.trail.num_open, "the copy never ended")
@@ -227,9 +227,9 @@ def test_prefill_and_decode_legs(tmp_path: Path) -> None:
         first, second = Upstream("m", owned_by="vllm"), Upstream("m", owned_by="vllm")
         first.kv_params = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "do_remote_prefill": True}
 
-        def backends() -> tuple[BackendRow, ...]:
-            return (BackendRow(url=first.url, name="p", role="prefill"),
-                    BackendRow(url=second.url, name="d", role="decode"))  # fmt: skip
+        def backends() -> tuple[BackendConfig, ...]:
+            return (BackendConfig(url=first.url, name="p", role="prefill"),
+                    BackendConfig(url=second.url, name="d", role="decode"))  # fmt: skip
 
         async with town(tmp_path, first, second, backends=backends, prefill_threshold=50) as place:
             assert (await place.ask("short")).headers["x-tonle-backend"] == "d"
@@ -256,9 +256,9 @@ def test_a_prefill_leg_that_fails_is_not_the_decoders_fault(tmp_path: Path, stat
         first, second = Upstream("m", owned_by="vllm"), Upstream("m", owned_by="vllm")
         first.status = status
 
-        def backends() -> tuple[BackendRow, ...]:
-            return (BackendRow(url=first.url, name="p", role="prefill"),
-                    BackendRow(url=second.url, name="d", role="decode"))  # fmt: skip
+        def backends() -> tuple[BackendConfig, ...]:
+            return (BackendConfig(url=first.url, name="p", role="prefill"),
+                    BackendConfig(url=second.url, name="d", role="decode"))  # fmt: skip
 
         settings = {"prefill_threshold": 50, "breaker_failures": 2, "cache": None}
         async with town(tmp_path, first, second, backends=backends, **settings) as place:
@@ -294,8 +294,8 @@ def test_a_backend_of_unknown_kind_is_told_of(tmp_path: Path, caplog: pytest.Log
 
 def test_a_kind_that_nobody_may_ask_for_must_be_set() -> None:
     with pytest.raises(ConfigError, match="set its kind"):
-        GatewayConfig(backends=(BackendRow(url="http://127.0.0.1:1"),), probe_interval_s=0.0).validate()
-    GatewayConfig(backends=(BackendRow(url="http://127.0.0.1:1", kind="openai"),), probe_interval_s=0.0).validate()
+        GatewayConfig(backends=(BackendConfig(url="http://127.0.0.1:1"),), probe_interval_s=0.0).validate()
+    GatewayConfig(backends=(BackendConfig(url="http://127.0.0.1:1", kind="openai"),), probe_interval_s=0.0).validate()
 
 
 def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from tonle.config.gateway import GatewayConfig
-from tonle.config.rows import BackendRow
+from tonle.config.routing import BackendConfig
 from tonle.edge.exchange import Exchange
 from tonle.edge.listening import bind, local_url
 from tonle.edge.server import HttpServer, ServerLimits
@@ -156,12 +156,14 @@ def read_records(audit_dir: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(path.read_text()) for path in files), key=lambda record: record["time"])
 
 
-def rows(*upstreams: Upstream, **fields: Any) -> tuple[BackendRow, ...]:
-    return tuple(BackendRow(url=upstream.url, name=f"b{index}", **fields) for index, upstream in enumerate(upstreams))
+def rows(*upstreams: Upstream, **fields: Any) -> tuple[BackendConfig, ...]:
+    return tuple(
+        BackendConfig(url=upstream.url, name=f"b{index}", **fields) for index, upstream in enumerate(upstreams)
+    )
 
 
 @contextlib.asynccontextmanager
-async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[BackendRow, ...]] | None = None,
+async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[BackendConfig, ...]] | None = None,
                **settings: Any) -> AsyncIterator[Town]:  # fmt: skip
     """Started upstreams and a gateway. Leaving stops all; then the records are complete."""
     for upstream in upstreams:

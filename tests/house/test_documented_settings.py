@@ -9,16 +9,19 @@ from textwrap import dedent
 import pytest
 
 from tonle.config import load
-from tonle.config.audit import MIDDLEWARE_KNOBS
+from tonle.config.audit import MIDDLEWARE_SETTINGS
 from tonle.config.engine import EngineConfig
-from tonle.config.gateway import KNOBS as GATEWAY_KNOBS
-from tonle.config.rows import ArmRow, BackendRow, ExperimentRow, ShadowRow
-from tonle.config.serve import KNOBS as SERVE_KNOBS
+from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
+from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
+from tonle.config.serve import SETTINGS as SERVE_SETTINGS
+from tonle.config.vllm import VLLM_FLAGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-KNOBS = [*GATEWAY_KNOBS.values(), *SERVE_KNOBS.values(), *MIDDLEWARE_KNOBS.values()]
-ROW_KEYS = {key for row in (BackendRow, ArmRow, ExperimentRow, ShadowRow) for key in row.__struct_fields__}
+SETTINGS = [*GATEWAY_SETTINGS.values(), *SERVE_SETTINGS.values(), *MIDDLEWARE_SETTINGS.values()]
+LIST_KEYS = {
+    key for item in (BackendConfig, ArmConfig, ExperimentConfig, ShadowConfig) for key in item.__struct_fields__
+}
 
 NO_SETTINGS = {"use_cache"}  # a field of requests
 OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
@@ -27,13 +30,13 @@ OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_have_their_public_names(page: Path) -> None:
     text = page.read_text()
-    inside = {knob.field: knob.name for knob in KNOBS if knob.field != knob.name}
+    inside = {setting.field: setting.name for setting in SETTINGS if setting.field != setting.name}
     for word in re.findall(r"`([a-z0-9_]+)`", text):
         assert word not in inside, f"{page.name} calls {inside[word]} by its name inside the code, {word}"
-    known = {knob.name for knob in KNOBS} | {*EngineConfig.names()} | ROW_KEYS | NO_SETTINGS
+    known = {setting.name for setting in SETTINGS} | {*EngineConfig.names()} | LIST_KEYS | NO_SETTINGS
     for key in re.findall(r"`([a-z0-9_]+): [^`]+`", text):
         assert key in known, f"{page.name}: there is no setting {key}"
-    variables = {knob.env for knob in KNOBS} | {*load._OTHER_VARIABLES} | OF_TESTS
+    variables = {setting.env for setting in SETTINGS} | {*load._OTHER_VARIABLES} | OF_TESTS
     for variable in re.findall(r"TONLE_[A-Z0-9_]+", text):
         assert variable in variables, f"{page.name}: there is no variable {variable}"
 
@@ -52,9 +55,34 @@ def test_the_table_of_the_audit_is_whole() -> None:
     assert table is not None
     rows = table.group().rstrip().splitlines()[2:]
     named = {f"audit_{name}" for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
-    assert named == set(MIDDLEWARE_KNOBS)
+    assert named == set(MIDDLEWARE_SETTINGS)
 
 
-def test_drain_is_explained_alike() -> None:
-    assert GATEWAY_KNOBS["drain"].help == SERVE_KNOBS["drain"].help
-    assert "SIGTERM or Ctrl-C" in GATEWAY_KNOBS["drain"].help
+def test_what_server_and_gateway_share_is_explained_alike() -> None:
+    shared = set(GATEWAY_SETTINGS) & set(SERVE_SETTINGS)
+    assert {"drain", "api_key", "cache_ttl", "log_level", "audit_dir", "ssl_certfile"} <= shared
+    for name in shared:
+        assert GATEWAY_SETTINGS[name].help == SERVE_SETTINGS[name].help, name
+    assert "SIGTERM or Ctrl-C" in GATEWAY_SETTINGS["drain"].help
+
+
+def test_the_page_for_users_of_vllm_has_every_flag_and_says_the_same_of_it() -> None:
+    page = (ROOT / "docs" / "from-vllm.md").read_text()
+    same, renamed, anyway, refused = (
+        {word.split("`")[0].split()[0] for word in part.split("`--")[1:]}
+        for part in re.split(r"\*\*(?:The same name|Another name|Accepted because|Refused)", page.split("## API")[0])[
+            1:
+        ]
+    )
+    ours = {setting.flag[2:] for setting in SERVE_SETTINGS.values()} | {"config"}
+    assert same <= ours, "one of these is not a flag of ours"
+    theirs = {flag.flag[2:]: flag for flag in VLLM_FLAGS.values()}
+    for name, flag in theirs.items():
+        if flag.setting is not None:
+            assert name in renamed and SERVE_SETTINGS[flag.setting].flag[2:] in renamed | {"model"}, name
+        elif name in refused:
+            assert set(flag.anyway) <= {"false", "none"}, f"{name} is accepted with {flag.anyway}"
+        else:
+            assert flag.anyway and {name, f"no-{name}"} & anyway, name
+    known = ours | set(theirs) | {f"no-{name}" for name in (*ours, *theirs)}
+    assert (same | renamed | anyway | refused) <= known, "the page names a flag that is not there"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from tonle.config.audit import FSYNC, MIDDLEWARE_KNOBS, ON_FULL, AuditConfig, MiddlewareConfig
+from tonle.config.audit import FSYNC, MIDDLEWARE_SETTINGS, ON_FULL, AuditConfig, MiddlewareConfig
 from tonle.errors import ConfigError
 
 MIB = 1024**2
@@ -87,13 +87,13 @@ def from_config(config: AuditConfig) -> AuditOptions | None:
 
 def from_environ(environ: Mapping[str, str]) -> AuditOptions:
     """Options of a middleware that is given no arguments. An empty variable counts as none."""
-    ours = {knob.env: knob for knob in MIDDLEWARE_KNOBS.values()}
+    ours = {setting.env: setting for setting in MIDDLEWARE_SETTINGS.values()}
     values: dict[str, Any] = {"audit_dir": DEFAULT_DIRECTORY}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text:
             continue
         try:
-            values[ours[variable].field] = ours[variable].kind.read(text)
+            values[ours[variable].field] = ours[variable].type.read(text)
         except KeyError:
             raise ConfigError(
                 f"unknown environment variable {variable}; there are: {', '.join(ours)}", param=variable

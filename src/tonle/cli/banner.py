@@ -30,18 +30,25 @@ class Door:
 
     host: str  # as bound
     port: int
+    tls: bool = False
     has_keys: bool = False
     audit_dir: str | None = None
 
     @classmethod
     def of(cls, listener: socket.socket, settings: ServeConfig) -> Door:
         host, port = listener.getsockname()[:2]
-        return cls(host=host, port=port, has_keys=bool(settings.api_key), audit_dir=settings.audit_dir)
+        return cls(
+            host=host,
+            port=port,
+            tls=settings.ssl_certfile is not None,
+            has_keys=bool(settings.api_key or settings.admin_key),
+            audit_dir=settings.audit_dir,
+        )
 
     @property
     def url(self) -> str:
         """Where a program on this machine reaches us."""
-        return local_url(self.host, self.port)
+        return local_url(self.host, self.port, tls=self.tls)
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +60,7 @@ class Door:
         """As bound; where that is every interface, also what works here."""
         if self.host not in EVERYWHERE:
             return f"{self.url}/v1"
-        return f"{url_of(self.host, self.port)}/v1, on every network interface; here {self.url}/v1"
+        return f"{url_of(self.host, self.port, tls=self.tls)}/v1, on every network interface; here {self.url}/v1"
 
     @property
     def keys(self) -> str:

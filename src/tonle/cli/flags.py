@@ -1,4 +1,7 @@
-"""Flags made from the table of knobs, so that a verb never lists a setting a second time."""
+"""Flags made from the table of settings, so that a verb never lists a setting a second time.
+
+Does: one typer option per setting, hidden ones for vLLM's flags. Does not: hold settings (`tonle.config`).
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from tonle.config.knobs import Knob
-from tonle.config.serve import KNOBS
+from tonle.config.serve import SETTINGS
+from tonle.config.setting import Setting
+from tonle.config.vllm import VLLM_FLAGS, VllmFlag
 
 
 def explain(what: str, default: str) -> str:
-    """A help text with its default. Defaults of knobs are ours to show: to typer, a flag that was not given is None."""
+    """A help text with its default. typer cannot show it: to typer, a flag that was not given is None."""
     return rf"{what} [dim]\[default: {default}][/dim]" if default else what
 
 
-_MODEL = KNOBS["model"]
+_MODEL = SETTINGS["model"]
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help=explain(_MODEL.help, _MODEL.kind.show(None)), show_default=False),
+    typer.Argument(metavar="MODEL", help=explain(_MODEL.help, _MODEL.type.show(None)), show_default=False),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -35,22 +39,41 @@ ConfigOption = Annotated[
     ),
 ]
 
-SERVE_FLAGS = tuple(name for name in KNOBS if name != "model")  # the model is an argument
+# Of `tonle serve`: all settings but the model, which is an argument; then vLLM's names.
+SERVE_FLAGS = (*(name for name in SETTINGS if name != "model"), *(f"vllm {name}" for name in VLLM_FLAGS))
 ENGINE_FLAGS = ("device", "dtype", "max_model_len", "kv_cache_memory")  # of verbs that run an engine for one person
 
 
-def with_flags(*names: str, table: Mapping[str, Knob] = KNOBS) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb one flag per knob. It receives those the user set, by public name, as its parameter `flags`."""
+def with_flags(
+    *names: str, table: Mapping[str, Setting] = SETTINGS
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb one flag per name: settings in `table`, or `vllm NAME` for a flag of vLLM's.
+
+    The verb receives what the user set, by public name of the setting, as its parameter `flags`.
+    """
+    settings = {name: table[name] for name in names if not name.startswith("vllm ")}
+    theirs = {f"vllm_{name[5:]}": VLLM_FLAGS[name[5:]] for name in names if name.startswith("vllm ")}
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def command(**arguments: Any) -> None:
-            flags = {name: value for name in names if (value := arguments.pop(name)) not in (None, [], ())}
+            given = {name: arguments.pop(name) for name in (*settings, *theirs)}
+            flags = {name: given[name] for name in settings if given[name] not in (None, [], ())}
+            for name, flag in theirs.items():
+                if given[name] is not None and (translated := flag.translate(given[name])) is not None:
+                    setting, value = translated
+                    if setting in flags or arguments.get(setting):
+                        raise typer.BadParameter(_twice(flag, table[setting]))
+                    flags[setting] = value
             verb(**arguments, flags=flags)
 
         signature = inspect.signature(verb, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-        parameters = [*own, *(_parameter(table[name]) for name in names)]
+        parameters = [
+            *own,
+            *(_parameter(setting) for setting in settings.values()),
+            *(_hidden(name, flag, table) for name, flag in theirs.items()),
+        ]
         # typer looks at both
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -59,32 +82,61 @@ def with_flags(*names: str, table: Mapping[str, Knob] = KNOBS) -> Callable[[Call
     return decorate
 
 
-def _parameter(knob: Knob) -> inspect.Parameter:
-    is_switch = isinstance(knob.default, bool)
-    is_list = isinstance(knob.default, tuple)
+def _twice(flag: VllmFlag, setting: Setting) -> str:
+    ours = "the argument MODEL" if setting.name == "model" else setting.flag
+    return f"{flag.flag} and {ours} set the same; give one of them."
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    is_switch = isinstance(setting.default, bool)
+    is_list = isinstance(setting.default, tuple)
     option = typer.Option(
-        f"{knob.flag}/--no-{knob.flag[2:]}" if is_switch else knob.flag,
-        metavar="" if is_switch else knob.kind.metavar,
-        help=explain(knob.help, knob.kind.show(knob.default)),
+        f"{setting.flag}/--no-{setting.flag[2:]}" if is_switch else setting.flag,
+        metavar="" if is_switch else setting.type.metavar,
+        help=explain(setting.help, setting.type.show(setting.default)),
         show_default=False,
-        rich_help_panel=knob.group,
-        callback=_check(knob),
+        rich_help_panel=setting.group,
+        callback=_check(setting),
     )
     plain: Any = bool if is_switch else list[str] if is_list else str
     return inspect.Parameter(
-        knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
     )
 
 
-def _check(knob: Knob) -> Callable[[Any], Any]:
-    """A wrong value is a usage error, told beside its flag. The text goes on as it is: `config.load` reads it."""
+def _check(setting: Setting) -> Callable[[Any], Any]:
+    """A wrong value is a usage error, shown with its flag. The text is passed on as it is: `config.load` reads it."""
 
     def check(value: Any) -> Any:
         if value not in (None, [], ()):
             try:
-                knob.kind.read(value)
+                setting.type.read(value)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from None
         return value
 
     return check
+
+
+def _hidden(name: str, flag: VllmFlag, table: Mapping[str, Setting]) -> inspect.Parameter:
+    """A flag of vLLM's: not in help, and checked as soon as it is read."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            try:
+                translated = flag.translate(value)
+                if translated is not None:
+                    table[translated[0]].type.read(translated[1])
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from None
+        return value
+
+    spelled = f"{flag.flag}/--no-{flag.flag[2:]}" if flag.switch else flag.flag
+    option = typer.Option(
+        *((spelled,) if flag.short is None else (spelled, flag.short)),
+        metavar="", hidden=True, show_default=False, callback=check,
+    )  # fmt: skip
+    plain: Any = bool if flag.switch else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
+    )

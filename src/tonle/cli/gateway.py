@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption, with_flags
-from tonle.config.gateway import KNOBS, GatewayConfig
+from tonle.config.gateway import SETTINGS, GatewayConfig
 from tonle.config.load import load_gateway
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tonle.cli")
 
 
-@with_flags(*KNOBS, table=KNOBS)
+@with_flags(*SETTINGS, table=SETTINGS)
 def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
     """Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.
 

@@ -1,6 +1,6 @@
-"""Every knob, as flat data with a reason beside it; read from file < environment < flags in one place.
+"""Every setting, declared once with its default and help; read from file < environment < flags in one place.
 
-Does: hold defaults, validate, explain what is refused. Does not: act on a knob. Runs: anywhere, imports nothing heavy.
+Does: hold defaults, validate, explain what is refused. Does not: act on a setting. Runs: anywhere, imports nothing heavy.
 """
 
 from tonle.config.engine import EngineConfig

@@ -1,4 +1,4 @@
-"""`EngineConfig`: the knobs of one engine. Each one has an effect, or is refused with the reason."""
+"""`EngineConfig`: the settings of one engine. Each has an effect, or is refused with the reason."""
 
 from __future__ import annotations
 
@@ -65,34 +65,42 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}", param=name)
+                raise ConfigError(f"{name} must be at least 0, not {getattr(self, name)}", param=name)
         if self.max_sequence_length is not None and self.max_sequence_length < 2:
             raise ConfigError(f"max_sequence_length must be at least 2, not {self.max_sequence_length}",
                               param="max_sequence_length")  # fmt: skip
         if self.kv_cache_max_size is not None and self.kv_cache_max_size < 0:
-            raise ConfigError(f"kv_cache_max_size must not be negative, not {self.kv_cache_max_size}",
+            raise ConfigError(f"kv_cache_max_size must be at least 0, not {self.kv_cache_max_size}",
                               param="kv_cache_max_size")  # fmt: skip
         if self.memory_pool_size is not None and self.memory_pool_size < 1:
             raise ConfigError(
                 f"memory_pool_size must be at least 1, not {self.memory_pool_size}", param="memory_pool_size"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization is a share in (0, 1], not {self.gpu_memory_utilization}",
+            raise ConfigError(f"gpu_memory_utilization must be more than 0 and at most 1, not {self.gpu_memory_utilization}",
                               param="gpu_memory_utilization")  # fmt: skip
         if self.kv_cache_dtype not in ("auto", "fp8"):
-            raise ConfigError(f"kv_cache_dtype {self.kv_cache_dtype!r} is none of auto, fp8", param="kv_cache_dtype")
+            raise ConfigError(
+                f"kv_cache_dtype must be auto or fp8, not {self.kv_cache_dtype!r}", param="kv_cache_dtype"
+            )
         if self.activation_bits not in (8, 16):
-            raise ConfigError(f"activation_bits is 16 or 8, not {self.activation_bits}", param="activation_bits")
+            raise ConfigError(f"activation_bits must be 16 or 8, not {self.activation_bits}", param="activation_bits")
         if self.load_format not in ("auto", "random"):
-            raise ConfigError(f"load_format {self.load_format!r} is none of auto, random", param="load_format")
+            raise ConfigError(f"load_format must be auto or random, not {self.load_format!r}", param="load_format")
         if self.hold_clusters not in ("auto", "always"):
-            raise ConfigError(f"hold_clusters {self.hold_clusters!r} is none of auto, always", param="hold_clusters")
+            raise ConfigError(
+                f"hold_clusters must be auto or always, not {self.hold_clusters!r}", param="hold_clusters"
+            )
         if not 0 < self.gc_threshold <= 1:
-            raise ConfigError(f"gc_threshold is a share in (0, 1], not {self.gc_threshold}", param="gc_threshold")
+            raise ConfigError(
+                f"gc_threshold must be more than 0 and at most 1, not {self.gc_threshold}", param="gc_threshold"
+            )
         if not isinstance(logging.getLevelName(self.log_level.upper()), int):
-            raise ConfigError(f"log_level {self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR", param="log_level")
+            raise ConfigError(
+                f"log_level must be DEBUG, INFO, WARNING or ERROR, not {self.log_level!r}", param="log_level"
+            )
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype {self.dtype!r} is none of auto, float32, bfloat16, float16", param="dtype")
+            raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}", param="dtype")
         self._refuse()
 
     def _refuse(self) -> None:

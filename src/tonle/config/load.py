@@ -1,7 +1,7 @@
 """Settings from a file, the environment and the command line, in that order of strength: file < environment < flags.
 
 Does: read, refuse what it does not know, say where a wrong value came from. Does not: hold defaults (`serve.py`,
-`gateway.py`) or know how values are written (`kinds.py`).
+`gateway.py`) or know how values are written (`values.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tonle.config.audit import MIDDLEWARE_KNOBS
-from tonle.config.gateway import KNOBS as GATEWAY_KNOBS
+from tonle.config.audit import MIDDLEWARE_SETTINGS
+from tonle.config.cache_dir import choose_cache_dir
+from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.config.gateway import GatewayConfig
-from tonle.config.knobs import ENV_PREFIX, Knob
-from tonle.config.serve import KNOBS, ServeConfig
+from tonle.config.serve import SETTINGS, ServeConfig
+from tonle.config.setting import ENV_PREFIX, Setting
 from tonle.errors import ConfigError
 
-# Variables of ours that are no settings of a server.
+# Variables of ours that are not settings.
 _CONFIG_VARIABLE = "TONLE_CONFIG"
-_OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG", "TONLE_CACHE_DIR")
+_OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG")
 
-# What a setting's name never ends with (`knobs.py`), and its writer may think it does.
+# Units that users may add to a setting's name; names have none (`setting.py`).
 _UNIT = re.compile("_(s|sec|seconds|ms|b|bytes|kb|mb|mib|gb|gib)$", re.IGNORECASE)
 
 # Kubernetes describes a service called "tonle" or "tonle-..." to every pod in variables that begin like ours, one of
@@ -36,35 +37,41 @@ _SERVICE_ADDRESS = re.compile(rf"{ENV_PREFIX}(\w+_)?PORT=(tcp|udp|sctp)://.*")
 def load(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> ServeConfig:
-    """By public name: `flags` as parsed, over variables, over `file` (or what TONLE_CONFIG names)."""
-    config = ServeConfig(**_gather(KNOBS, flags, file, environ))
+    """By public name: `flags` as parsed, over variables, over `file` (or the one TONLE_CONFIG names).
+
+    `cache_dir` takes effect here, for every verb and the processes it starts. `environ` is for tests: settings are read
+    from it instead, and this process keeps its cache directory.
+    """
+    config = ServeConfig(**_gather(SETTINGS, flags, file, environ))
     config.validate()
+    if config.cache_dir is not None and environ is None:
+        choose_cache_dir(config.cache_dir)
     return config
 
 
 def load_gateway(
     flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> GatewayConfig:
-    """The same for a gateway."""
-    config = GatewayConfig(**_gather(GATEWAY_KNOBS, flags, file, environ))
+    """The same, for a gateway."""
+    config = GatewayConfig(**_gather(GATEWAY_SETTINGS, flags, file, environ))
     config.validate()
     return config
 
 
 def _gather(
-    knobs: Mapping[str, Knob], flags: Mapping[str, Any], file: Path | None, environ: Mapping[str, str] | None
+    settings: Mapping[str, Setting], flags: Mapping[str, Any], file: Path | None, environ: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """Values by field."""
     environ = os.environ if environ is None else environ
     if file is None and environ.get(_CONFIG_VARIABLE):
         file = Path(environ[_CONFIG_VARIABLE])
-    values: dict[str, Any] = {} if file is None else _from_file(file, knobs)
-    values |= _from_environment(environ, knobs)
-    values |= {name: _read(knobs[name], value, knobs[name].flag) for name, value in flags.items()}
-    return {knobs[name].field: value for name, value in values.items()}
+    values: dict[str, Any] = {} if file is None else _from_file(file, settings)
+    values |= _from_environment(environ, settings)
+    values |= {name: _read(settings[name], value, settings[name].flag) for name, value in flags.items()}
+    return {settings[name].field: value for name, value in values.items()}
 
 
-def _from_file(file: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
+def _from_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
     import yaml
 
     try:
@@ -81,18 +88,18 @@ def _from_file(file: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
             f"{file} must hold one setting per line, such as `port: 8000`, not a {type(content).__name__}"
         )
     for key in content:
-        if key not in knobs:
-            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), knobs)}", param=str(key))
-    return {name: _read(knobs[name], value, f"{file}: {name}") for name, value in content.items()}
+        if key not in settings:
+            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), settings)}", param=str(key))
+    return {name: _read(settings[name], value, f"{file}: {name}") for name, value in content.items()}
 
 
-def _from_environment(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> dict[str, Any]:
-    """An empty variable counts as none: that is how compose files and shells unset one.
+def _from_environment(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """An empty variable counts as unset: that is how compose files and shells unset one.
 
-    Server, gateway and the audit middleware may share an environment: a variable of another is passed over.
+    Server, gateway and the audit middleware may share an environment: variables of the others are ignored.
     """
-    ours = {knob.env: knob for knob in knobs.values()}
-    theirs = {knob.env for table in (KNOBS, GATEWAY_KNOBS, MIDDLEWARE_KNOBS) for knob in table.values()}
+    ours = {setting.env: setting for setting in settings.values()}
+    theirs = {setting.env for table in (SETTINGS, GATEWAY_SETTINGS, MIDDLEWARE_SETTINGS) for setting in table.values()}
     values = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:
@@ -107,18 +114,18 @@ def _from_environment(environ: Mapping[str, str], knobs: Mapping[str, Knob]) -> 
     return values
 
 
-def _read(knob: Knob, value: object, origin: str) -> Any:
+def _read(setting: Setting, value: object, origin: str) -> Any:
     try:
-        return knob.kind.read(value)
+        return setting.type.read(value)
     except ValueError as error:
-        raise ConfigError(f"{origin} {error}", param=knob.name) from None
+        raise ConfigError(f"{origin} {error}", param=setting.name) from None
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """What the writer of `name` may have meant. The prefix all variables share says nothing."""
+    """What the user may have meant by `name`. The prefix that all variables share is not compared."""
     bare = {entry.removeprefix(ENV_PREFIX): entry for entry in known}
     wanted = name.removeprefix(ENV_PREFIX).replace("-", "_")
     if (unitless := _UNIT.sub("", wanted)) != wanted and unitless in bare:
-        return f"did you mean {bare[unitless]}? The value carries the unit"
+        return f"did you mean {bare[unitless]}? The unit goes with the value, such as 30s or 2GiB"
     near = difflib.get_close_matches(wanted, bare, n=1)
     return f"did you mean {bare[near[0]]}?" if near else f"there are: {', '.join(bare.values())}"

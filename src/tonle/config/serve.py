@@ -1,7 +1,7 @@
-"""`ServeConfig`: every setting of a server, as one flat table.
+"""`ServeConfig`: the settings of a server, on top of those it shares with `tonle gateway` (`server.py`).
 
-The table is the only list there is: file keys, variables and flags are derived from it (`Knob`), so they cannot
-diverge.
+A setting is declared here and nowhere else: its file key, variable and flag are derived from it (`Setting`), so they
+cannot diverge.
 """
 
 from __future__ import annotations
@@ -9,166 +9,200 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tonle.config import kinds, knobs
-from tonle.config.audit import AuditConfig
+from tonle.config import values
 from tonle.config.engine import EngineConfig
-from tonle.config.kinds import Kind
-from tonle.config.knobs import Knob, knob, knobs_of
+from tonle.config.server import ServerConfig, cache_by_default_setting, log_level_setting
+from tonle.config.setting import CACHE, MODEL, SCHEDULING, SECURITY, SERVER, Setting, setting, settings_of
+from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
 
-def _server(default: Any, kind: Kind, help: str) -> Any:
-    return knob("Server", default, kind, help)
+def _server(default: Any, type: ValueType, help: str) -> Any:
+    return setting(SERVER, default, type, help)
 
 
-def _engine(engine_field: str, kind: Kind, help: str) -> Any:
-    """A knob of the engine: the default is the engine's own."""
-    return knob("Engine", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
+def _engine(engine_field: str, type: ValueType, help: str, *, group: str = SCHEDULING) -> Any:
+    """A setting of the engine: the default is the engine's own."""
+    default = EngineConfig.__dataclass_fields__[engine_field].default
+    return setting(group, default, type, help, engine=engine_field)
 
 
-_OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
+_OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context", also=("auto", "-1"))
+
+# What one process must do for all requests, so that it does not go with several front ends.
+_OF_ONE_PROCESS = (
+    "api_key", "admin_key", "audit_dir", "requests_per_minute", "tokens_per_minute", "max_concurrent_per_key",
+    "tokens_per_day", "cors_origins", "ssl_certfile", "ssl_keyfile",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig(AuditConfig):
+class ServeConfig(ServerConfig):
     """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
 
-    model: str | None = knob(
-        "Model",
+    model: str | None = setting(
+        MODEL,
         None,
-        kinds.optional(kinds.text(), none="SmolLM2-135M-Instruct"),
+        values.optional(values.text(), none="SmolLM2-135M-Instruct"),
         "A folder with config.json, a .gguf file, or a hub name such as org/name.",
     )
-    host: str = _server("127.0.0.1", kinds.text(), "Address to listen on; 0.0.0.0 for every network interface.")
-    port: int = _server(8000, kinds.whole(0, 65535), "Port to listen on; 0 picks a free one.")
-    served_model_name: tuple[str, ...] = _server(
-        (), kinds.names(), "Name of the model in the API. Give it several times (or with commas) for aliases."
-    )
-    strict: bool = _server(
-        False, kinds.switch(), "Refuse requests with fields the server does not know, rather than warn."
-    )
-    max_body_bytes: int = _server(8 * 1024**2, kinds.size(), "Largest request body accepted.")
-    drain_s: float = _server(
-        30.0, kinds.duration(), "How long running requests may still take after SIGTERM or Ctrl-C."
+    served_model_name: tuple[str, ...] = setting(
+        MODEL,
+        (),
+        values.names(),
+        "Name of the model in the API, instead of its own. Repeat the flag (or use commas) for aliases.",
     )
     frontends: int = _server(
-        1, kinds.whole(1, 256), "Processes that answer HTTP. More than one where the engine outruns it: a fast GPU."
-    )
-    write_timeout_s: float = _server(
-        60.0, kinds.duration(), "Give up on a client that reads nothing of its answer for this long."
+        1,
+        values.integer(1, 256),
+        "HTTP processes in front of the engine; a fast GPU needs several. For keys, limits or an audit trail with more "
+        "than one, keep this server on 127.0.0.1 and put `tonle gateway --backend http://127.0.0.1:8000 --api-key KEY` in "
+        "front of it.",
     )
 
-    api_key: tuple[str, ...] = knobs.api_key()
-    trusted_proxies: tuple[str, ...] = knobs.trusted_proxies()
-    forwarded_header: str = knobs.forwarded_header()
-    trust_salt: bool = knob(
-        knobs.FRONT_DOOR,
+    trust_salt: bool = setting(
+        SECURITY,
         False,
-        kinds.switch(),
-        "Let X-Tonle-Salt say who shares cached prefixes. Only where nobody but a gateway can call.",
+        values.boolean(),
+        "Let the X-Tonle-Salt header decide which requests share cached prefixes. Only for a server that callers reach "
+        "through a gateway.",
     )
 
-    max_num_seqs: int | None = knob(
-        "Engine",
+    cache_dir: str | None = setting(
+        CACHE,
         None,
-        kinds.optional(kinds.whole(1), none="32 on a CPU, 256 on a GPU"),
-        "Most requests computed together.",
+        values.optional(values.path(), none="$XDG_CACHE_HOME/tonle or ~/.cache/tonle"),
+        "Folder for downloaded models and compiled kernels. If set, hub models are kept there, too.",
+    )
+    cache_by_default: bool = cache_by_default_setting(False)
+
+    max_num_seqs: int | None = setting(
+        SCHEDULING,
+        None,
+        values.optional(values.integer(1), none="32 on a CPU, 256 on a GPU"),
+        "Most requests computed at the same time.",
         engine="max_batch_size",
     )
     max_num_batched_tokens: int | None = _engine(
         "max_num_batched_tokens",
-        kinds.optional(kinds.whole(1), none="512 on a CPU, 4096 on a GPU"),
+        values.optional(values.tokens(1), none="512 on a CPU, 4096 on a GPU"),
         "Most tokens computed in one step, prompts and answers together.",
     )
-    max_model_len: int | None = knob(
-        "Engine", None, _OWN_CONTEXT, "Longest request, prompt and answer, in tokens.", engine="max_sequence_length"
-    )
-    kv_cache_memory_bytes: int | None = knob(
-        "Engine",
+    max_model_len: int | None = setting(
+        SCHEDULING,
         None,
-        kinds.optional(kinds.size(), none="640MiB on a CPU, what is free on a GPU"),
-        "Memory for keys and values: 2GiB, 512MB, or bytes.",
+        _OWN_CONTEXT,
+        "Longest request, prompt plus answer: 8192, 32k (32,000) or 32K (32,768).",
+        engine="max_sequence_length",
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        SCHEDULING,
+        None,
+        values.optional(values.size(), none="640MiB on a CPU, all that is free on a GPU"),
+        "Memory for the KV cache: 2GiB, 512MB, or a number of bytes.",
         engine="memory_pool_size",
     )
     gpu_memory_utilization: float = _engine(
-        "gpu_memory_utilization", kinds.share(), "Share of a GPU's memory to use, where kv-cache-memory is not given."
+        "gpu_memory_utilization",
+        values.fraction(),
+        "Fraction of the GPU's memory to use, unless --kv-cache-memory is given.",
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        kinds.choice("auto", "fp8"),
-        "auto: as the weights; fp8: about half the bytes per token, on a GPU only.",
+        values.choice("auto", "fp8", also={"fp8_e4m3": "fp8"}),
+        "auto (same as the weights) or fp8 (about half the memory per token, GPU only).",
     )
     kv_cache_max_size: int | None = _engine(
         "kv_cache_max_size",
-        kinds.optional(kinds.whole(0), none="all that fit"),
-        "Most blocks kept for reuse that no request holds.",
+        values.optional(values.integer(0), none="all that fit"),
+        "Most blocks of finished requests kept for prefix caching.",
     )
     gc_threshold: float = _engine(
-        "gc_threshold", kinds.share(), "Above this share of the blocks in use, kept ones are dropped, oldest first."
+        "gc_threshold", values.fraction(), "Drop the oldest cached blocks once this fraction of the KV cache is full."
     )
-    block_size: int = _engine("block_size", kinds.whole(1), "Tokens per block of the KV cache.")
+    block_size: int = _engine("block_size", values.integer(1), "Tokens per KV cache block.")
     long_prefill_token_threshold: int = _engine(
         "long_prefill_token_threshold",
-        kinds.whole(0),
-        "Most tokens of one prompt in a step while others run; 0 = half the step.",
+        values.tokens(0),
+        "Most tokens of one prompt computed in a step while other requests run; 0 = half the step.",
     )
     prefix_caching: bool = _engine(
-        "enable_prefix_caching", kinds.switch(), "Reuse what was computed for equal beginnings of prompts."
+        "enable_prefix_caching", values.boolean(), "Reuse the KV cache of prompts that begin alike."
     )
     priority_ageing_s: float = _engine(
         "priority_ageing_s",
-        kinds.duration(),
-        "A request overtakes the next higher priority after waiting this much longer.",
+        values.duration(),
+        "Extra wait after which a request counts as one priority level higher.",
     )
     device: str = _engine(
         "device",
-        kinds.pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N"),
-        "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one.",
+        values.pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N"),
+        "auto (a GPU if there is one), cpu, cuda or cuda:N.",
+        group=MODEL,
     )
     dtype: str = _engine(
         "dtype",
-        kinds.choice("auto", "float32", "bfloat16", "float16"),
-        "Precision of weights and cache: auto, float32, bfloat16 or float16.",
+        values.choice("auto", "float32", "bfloat16", "float16", also={"half": "float16", "float": "float32"}),
+        "Precision to compute in: auto, float32, bfloat16 or float16.",
+        group=MODEL,
     )
     activation_bits: int = _engine(
         "activation_bits",
-        kinds.whole(8, 16),
-        "16: exact to 1e-4; 8: faster, to a percent. For 4- and 8-bit weights on a CPU with 8-bit dot products.",
+        values.integer(8, 16),
+        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 16 is accurate to 1e-4; 8 is faster, to one percent.",
+        group=MODEL,
     )
     load_format: str = _engine(
         "load_format",
-        kinds.choice("auto", "random"),
-        "auto: the model's files; random: made-up weights of its shape, to measure speed without them.",
+        values.choice("auto", "random", also={"dummy": "random"}),
+        "auto (the model's files) or random (made-up weights of the right shape, to measure speed without files).",
+        group=MODEL,
     )
     hold_clusters: str = _engine(
         "hold_clusters",
-        kinds.choice("auto", "always"),
+        values.choice("auto", "always"),
         "When a stream keeps its last letter until the next one begins. auto: where a mark may follow, as in Khmer or "
         "emoji; this can cut the first decomposed letter of a text that had none before. always: after every letter.",
     )
 
-    log_level: str = knob(
-        "Logging",
-        "INFO",
-        kinds.choice("DEBUG", "INFO", "WARNING", "ERROR"),
-        "Least severity that is logged: DEBUG, INFO, WARNING or ERROR.",
-        engine="log_level",
-    )
-    log_json: bool = knob("Logging", False, kinds.switch(), "Log JSON lines rather than lines for people.")
+    log_level: str = log_level_setting(engine="log_level")
 
     def validate(self) -> None:
-        """Raises `ConfigError` where settings do not go together."""
-        if self.frontends > 1 and (self.api_key or self.audit_dir is not None):
-            raise ConfigError(
-                "keys and the audit trail are the state of one process and do not go with several front ends: serve "
-                "without them on this machine alone, and put `tonle gateway --api-key … --audit-dir …` in front",
-                param="frontends",
-            )
+        """Check settings against each other. Raises `ConfigError`."""
+        self.check_tls()
+        self.check_cache()
+        if self.frontends > 1:
+            self._check_frontends()
         self.engine().validate()
+
+    def _check_frontends(self) -> None:
+        for name in _OF_ONE_PROCESS:
+            if getattr(self, name):
+                serve, gateway = self._behind_gateway()
+                raise ConfigError(
+                    f"--frontends {self.frontends} does not work with {name}: keys, limits, records and HTTPS are the work "
+                    f"of one process. Let that be a gateway in front of the server, with these two commands:\n"
+                    f"  {serve}\n  {gateway}",
+                    param="frontends",
+                )
+
+    def _behind_gateway(self) -> tuple[str, str]:
+        """The two commands that serve these settings with several front ends. Keys are not repeated."""
+        port = self.port or 8000
+        model = f" {self.model}" if self.model else ""
+        flags = [] if self.loopback else [f"--host {self.host}"]
+        for name in _OF_ONE_PROCESS:
+            if value := getattr(self, name):
+                shown = "KEY" if name.endswith("_key") else ",".join(value) if isinstance(value, tuple) else value
+                flags.append(f"{SETTINGS[name].flag} {shown}")
+        return (
+            f"tonle serve{model} --frontends {self.frontends} --host 127.0.0.1 --port {port} --trust-salt",
+            f"tonle gateway --backend http://127.0.0.1:{port} {' '.join(flags)}",
+        )
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""
-        return EngineConfig(**{knob.engine: getattr(self, knob.field) for knob in KNOBS.values() if knob.engine})
+        return EngineConfig(**{each.engine: getattr(self, each.field) for each in SETTINGS.values() if each.engine})
 
 
-KNOBS: dict[str, Knob] = knobs_of(ServeConfig)
+SETTINGS: dict[str, Setting] = settings_of(ServeConfig)

@@ -1,13 +1,13 @@
 """Settings that name a place to keep things: a file, Redis or PostgreSQL.
 
-Does: tell them apart, refuse what is neither, keep passwords out of messages. Does not: connect.
+Does: tell them apart, refuse anything else, keep passwords out of messages. Does not: connect.
 """
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from tonle.config.kinds import Kind
+from tonle.config.values import ValueType
 
 REDIS = ("redis", "rediss")
 POSTGRES = ("postgresql", "postgres")
@@ -27,7 +27,7 @@ def place_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def state_place() -> Kind:
+def state_place() -> ValueType:
     """A file, or a server that several gateways share."""
 
     def read(value: object) -> str:
@@ -39,10 +39,10 @@ def state_place() -> Kind:
             )
         return value
 
-    return Kind("PLACE", read, lambda place: place_of(place) if scheme_of(place) else place)
+    return ValueType("PLACE", read, lambda place: place_of(place) if scheme_of(place) else place)
 
 
-def cache_place() -> Kind:
+def cache_place() -> ValueType:
     """Memory of this process, a Redis that several gateways share, or nowhere (None)."""
 
     def read(value: object) -> str | None:
@@ -56,4 +56,6 @@ def cache_place() -> Kind:
         shown = place_of(value) if isinstance(value, str) and scheme_of(value) else value
         raise ValueError(f"must be memory, off or redis://host:6379/0, not {shown!r}")
 
-    return Kind("PLACE", read, lambda place: "off" if place is None else place_of(place) if "://" in place else place)
+    return ValueType(
+        "PLACE", read, lambda place: "off" if place is None else place_of(place) if "://" in place else place
+    )

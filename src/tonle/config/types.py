@@ -1,6 +1,7 @@
 """Whether the fields of a settings object have the types its class declares.
 
-Python does not ask when such an object is made. Does: name the field and what it must be, in words. Does not: check ranges.
+Python does not check when such an object is made. Does: name the field and the type it must have, in words. Does not: check
+ranges.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _WORDS = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a string", list[str]: "a list of strings",
     list[int]: "a list of whole numbers", dict[int, float]: "a dict of whole numbers to numbers", type(None): "None",
 }  # fmt: skip
-_SHOWN_CHARS = 60  # of a value that will not do
+_SHOWN_CHARS = 60  # of a wrong value
 
 
 def wrong_type(settings: Any) -> tuple[str, str] | None:

@@ -1,6 +1,7 @@
-"""An address to listen on, its URL, and the event loop to run on: what server and gateway share.
+"""An address to listen on, its URL, its TLS, and the event loop to run on: what server and gateway share.
 
-Does: bind with errors that say what to do, name the address, run on uvloop where there is one. Does not: serve.
+Does: bind and load certificates with errors that say what to do, name the address, run on uvloop where there is one.
+Does not: serve.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
+from tonle.config.server import ServerConfig
 from tonle.errors import ConfigError
 
 BACKLOG = 2048  # connections the kernel holds before we accept them
@@ -70,10 +74,70 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port")
 
 
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def local_url(host: str, port: int) -> str:
+def local_url(host: str, port: int, *, tls: bool = False) -> str:
     """Where a program on this machine reaches it."""
-    return url_of(EVERYWHERE.get(host, host), port)
+    return url_of(EVERYWHERE.get(host, host), port, tls=tls)
+
+
+def tls_context(settings: ServerConfig) -> ssl.SSLContext | None:
+    """What the listener speaks TLS with: 1.2 or newer, HTTP/1.1 inside. None: plain HTTP. Raises `ConfigError`."""
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
+        return None
+    certfile, keyfile = (str(Path(file).expanduser()) for file in (settings.ssl_certfile, settings.ssl_keyfile))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    asked = False  # without a password of ours OpenSSL would ask for one on the terminal
+
+    def password() -> str:
+        nonlocal asked
+        asked = True
+        return settings.ssl_keyfile_password or ""
+
+    try:
+        context.load_cert_chain(certfile, keyfile, password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise _tls_error(settings, error, asked=asked) from None
+    if settings.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(str(Path(settings.ssl_ca_certs).expanduser()))
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"ssl_ca_certs: cannot read certificates from {settings.ssl_ca_certs}: {_reason(error)}",
+                param="ssl_ca_certs",
+            ) from None
+        context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
+    return context
+
+
+def _tls_error(settings: ServerConfig, error: Exception, *, asked: bool) -> ConfigError:
+    certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return ConfigError(
+            f"the private key in {keyfile} does not belong to the certificate in {certfile}. Where the certificate file "
+            "holds a chain, the server's own certificate must come first",
+            param="ssl_keyfile",
+        )
+    if asked:
+        problem = (
+            "is encrypted: set ssl_keyfile_password"
+            if not settings.ssl_keyfile_password
+            else ("cannot be decrypted: check ssl_keyfile_password")
+        )
+        return ConfigError(f"the private key in {keyfile} {problem}", param="ssl_keyfile_password")
+    return ConfigError(
+        f"cannot use the certificate in {certfile} with the private key in {keyfile}: {_reason(error)}. Both must be PEM "
+        "files that this user can read",
+        param="ssl_certfile",
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not a PEM file").replace("_", " ").lower()
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import torch
 
+from tonle.config.cache_dir import use_triton_dir
 from tonle.config.engine import EngineConfig
 from tonle.engine.machine import Machine, kv_cache, wanted_context
 from tonle.engine.run.cuda import CudaRunner
@@ -35,6 +37,7 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
     if (why := unsupported(spec)) is not None:
         log.warning("the CUDA kernels cannot run this model (%s); it runs on plain torch operations", why)
         return None
+    kept_in = use_triton_dir()
     began = time.monotonic()
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
@@ -45,7 +48,7 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
         dtype = _kv_dtype(decoder, config)
         model.kv = _one_block(model, config, dtype)
         if capture:
-            model.compile()
+            _compile(model, kept_in)
         compiled = time.monotonic()
         num_bytes = config.memory_pool_size or _free_after_profile(model, config)
         kv, context_length = kv_cache(decoder, config, num_bytes, dtype)
@@ -58,6 +61,23 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
              num_bytes / 2**30, str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, compiled - began,
              ready - compiled, graphs.num_graphs, graphs.capture_s)  # fmt: skip
     return Machine(runner, kv, context_length, min(max_rows, kv.num_blocks), sizes.max_tokens)
+
+
+def _compile(model: CudaModel, folder: Path) -> None:
+    """Says where compiled kernels are kept, and whether they were there: a first start takes ten seconds longer."""
+    before = _num_entries(folder)
+    log.info("%s the CUDA kernels %s %s", *(("reusing", "in") if before else ("compiling", "to")), folder)
+    model.compile()
+    if before and (new := _num_entries(folder) - before):
+        log.info("compiled %d CUDA kernels that were not there yet", new)
+
+
+def _num_entries(folder: Path) -> int:
+    """Kernels and launchers that Triton has kept: it makes a folder for each."""
+    try:
+        return sum(1 for _ in folder.iterdir())
+    except OSError:
+        return 0
 
 
 def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:

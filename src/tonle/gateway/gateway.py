@@ -24,7 +24,7 @@ from tonle.cache import Cache, ResponseCache
 from tonle.cache.redis_client import RedisClient
 from tonle.cache.response_cache import MAX_BYTES, MAX_SIZE
 from tonle.config.gateway import GatewayConfig, default_state_db
-from tonle.config.rows import BackendRow
+from tonle.config.routing import BackendConfig
 from tonle.config.stores import MEMORY
 from tonle.edge.interpreter import freeze_objects
 from tonle.edge.server import HttpServer, ServerLimits
@@ -268,7 +268,7 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
 def _pool(config: GatewayConfig, local: LocalServer | None) -> Pool:
     if local is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
-        row = BackendRow(url="local:", name="local", models=local.models, kind="tonle", max_concurrent=NO_LIMIT)
+        row = BackendConfig(url="local:", name="local", models=local.models, kind="tonle", max_concurrent=NO_LIMIT)
         backend = Backend(row, config, local.transport)
         backend.models = {name: ModelEntry(id=name, root=local.models[0]) for name in local.models}
         return Pool([backend], probe_interval_s=0)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from tonle.config.rows import ShadowRow
+from tonle.config.routing import ShadowConfig
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.gather import Gather
 from tonle.gateway.backends.pool import Pool
@@ -40,7 +40,7 @@ class CopyRecorder(Protocol):
 class Shadows:
     def __init__(
         self,
-        rows: Iterable[ShadowRow],
+        rows: Iterable[ShadowConfig],
         pool: Pool,
         recorder: CopyRecorder,
         *,
@@ -70,7 +70,7 @@ class Shadows:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, row: ShadowRow, backend: Backend, call: Call, salt: str) -> None:
+    async def _send(self, row: ShadowConfig, backend: Backend, call: Call, salt: str) -> None:
         assert call.shadow is not None
         began_s, request_id = time.monotonic(), str(call.shadow["request_id"])
         body = copy_for(call, backend, salt, {"model": row.to_model}, _LEFT_OUT)

@@ -6,13 +6,13 @@ torch, so a process that only tokenizes can use it.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tonle.config.cache_dir import cache_dir, hub_dir
 from tonle.errors import ModelError
 
 # What a folder needs to be served. Some hub repositories carry the weights a second time, in subfolders or as
@@ -29,15 +29,6 @@ class ModelSource:
     kind: Literal["folder", "gguf"]
     path: Path  # the folder with config.json, or the .gguf file
     name: str  # what clients of the API call it
-
-
-def cache_dir() -> Path:
-    """Where Tonle keeps what it fetched: $TONLE_CACHE_DIR, else the user's cache directory."""
-    if own := os.environ.get("TONLE_CACHE_DIR"):
-        return Path(own)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "tonle"
-    return Path.home() / ".cache" / "tonle"
 
 
 def resolve(model: str | Path | None, *, progress: bool = True) -> ModelSource:
@@ -96,7 +87,9 @@ def _from_hub(name: str, *, progress: bool) -> ModelSource:
 
     bars: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
     try:
-        folder = snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED, **bars)
+        folder = snapshot_download(
+            name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED, cache_dir=hub_dir(), **bars
+        )
     except Exception as error:  # the hub's client raises errors of five libraries; all mean the same to a user
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -126,7 +119,7 @@ def _in_hub_cache() -> Iterator[ModelSource]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+        repos = scan_cache_dir(hub_dir() or constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return
     for repo in repos:

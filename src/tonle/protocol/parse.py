@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tonle.config.choices import choices
+from tonle.config.allowed_values import allowed_values
 from tonle.errors import InvalidRequest
 from tonle.protocol.fields import remark
 from tonle.protocol.openai import FieldWarning
@@ -108,7 +108,7 @@ def _explain(error: str, request_type: type[msgspec.Struct]) -> InvalidRequest:
     if bound := _RANGE_ERROR.match(error):
         word = "at most" if bound.group(1) == "<=" else "at least"
         return InvalidRequest(f"{subject} must be {word} {bound.group(2)}", param=path or None)
-    if error.startswith("Invalid enum value") and (words := choices(request_type, path)):
+    if error.startswith("Invalid enum value") and (words := allowed_values(request_type, path)):
         return InvalidRequest(f"{path} must be one of {', '.join(words)}", param=path)
     if unknown := _UNKNOWN.match(error):
         field = f"{path}.{unknown.group(1)}" if path else unknown.group(1)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.unit.cli.terminal import environment, terminal, tonle
 from tonle import __version__
 from tonle.cli.app import VERBS, app, load_verb
-from tonle.config.serve import KNOBS
+from tonle.config.serve import SETTINGS
 
 
 def test_version() -> None:
@@ -53,11 +53,11 @@ def test_every_option_names_its_value(words: list[str]) -> None:
     assert [param.name for param in command.params if param.metavar is None] == []
 
 
-def test_every_knob_has_a_flag() -> None:
+def test_every_setting_has_a_flag() -> None:
     shown = tonle("serve", "--help", COLUMNS="200").stdout
-    for name, knob in KNOBS.items():
-        assert knob.flag in shown or name == "model"
-        assert knob.help.split(".")[0] in shown
+    for name, setting in SETTINGS.items():
+        assert setting.flag in shown or name == "model"
+        assert setting.help.split(".")[0] in shown
     assert "--no-prefix-caching" in shown
 
 

@@ -1,7 +1,8 @@
-"""Flags made from knobs."""
+"""Flags made from settings, and the flags of `vllm serve`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from tonle.cli.flags import SERVE_FLAGS, with_flags
 from tonle.config.load import load
-from tonle.config.serve import KNOBS
+from tonle.config.serve import SETTINGS
 
 ALL = {
     "host": "0.0.0.0", "port": "1", "served_model_name": "a", "max_body": "1MiB", "drain": "5s", "write_timeout": "2m",
@@ -24,24 +25,39 @@ ALL = {
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
     "audit_retention_days": "30", "audit_key_file": "key",
     "trusted_proxies": "10.0.0.0/8,::1", "forwarded_header": "forwarded",
+    "cors_origins": "https://a.example,https://b.example", "admin_key": "a", "ssl_keyfile_password": "secret",
+    "requests_per_minute": "1", "tokens_per_minute": "2", "max_concurrent_per_key": "3", "tokens_per_day": "4",
+    "cache": "redis://h", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
+    "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
 }  # fmt: skip
-SWITCHES = {"strict": "--strict", "prefix_caching": "--no-prefix-caching", "log_json": "--log-json",
-            "trust_salt": "--trust-salt"}  # fmt: skip
+SWITCHES = {
+    "strict": "--strict",
+    "prefix_caching": "--no-prefix-caching",
+    "log_json": "--log-json",
+    "trust_salt": "--trust-salt",
+    "cache_by_default": "--cache-by-default",
+}
+TLS = {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs"}  # files that must be there; and they go together  # fmt: skip
+
+
+def run(*args: str) -> tuple[Any, dict[str, Any]]:
+    """How a verb with the server's flags ended, and what it received."""
+    received: dict[str, Any] = {}
+
+    @with_flags(*SERVE_FLAGS)
+    def verb(word: str = "default", *, flags: dict[str, Any]) -> None:
+        received.update(flags | {"word": word})
+
+    app = typer.Typer()
+    app.command()(verb)
+    return CliRunner().invoke(app, args, env={"COLUMNS": "500"}), received
 
 
 def flags_of(*args: str) -> dict[str, Any]:
     """What a verb with the server's flags receives."""
-    received: list[dict[str, Any]] = []
-
-    @with_flags(*SERVE_FLAGS)
-    def verb(word: str = "default", *, flags: dict[str, Any]) -> None:
-        received.append(flags | {"word": word})
-
-    app = typer.Typer()
-    app.command()(verb)
-    done = CliRunner().invoke(app, args)
+    done, received = run(*args)
     assert done.exit_code == 0, done.output
-    return received[0]
+    return received
 
 
 def test_a_verb_keeps_its_own_options_and_gets_only_what_was_given() -> None:
@@ -49,14 +65,19 @@ def test_a_verb_keeps_its_own_options_and_gets_only_what_was_given() -> None:
     assert flags_of("--word", "x", "--port", "9") == {"word": "x", "port": "9"}
 
 
-def test_every_flag_reaches_its_setting() -> None:
-    assert set(ALL) | set(SWITCHES) | {"model", "frontends"} == set(KNOBS)
-    given = flags_of(*(part for name, text in ALL.items() for part in (KNOBS[name].flag, text)), *SWITCHES.values())
+def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "pem").touch()
+    every = ALL | {name: str(tmp_path / "pem") for name in TLS} | {"ssl_cert_reqs": "2"}
+    assert set(every) | set(SWITCHES) | {"model", "frontends"} == set(SETTINGS)
+    given = flags_of(
+        *(part for name, text in every.items() for part in (SETTINGS[name].flag, text)), *SWITCHES.values()
+    )
     del given["word"]
     config = load(given, environ={})
-    for name, text in ALL.items():
-        assert getattr(config, KNOBS[name].field) == KNOBS[name].kind.read(text) != KNOBS[name].default
+    for name, text in every.items():
+        assert getattr(config, SETTINGS[name].field) == SETTINGS[name].type.read(text) != SETTINGS[name].default
     assert (config.strict, config.prefix_caching, config.log_json) == (True, False, True)
+    assert config.cache_by_default is True
     assert load({"frontends": flags_of("--frontends", "2")["frontends"]}, environ={}).frontends == 2
 
 
@@ -69,3 +90,55 @@ def test_aliases(args: tuple[str, ...]) -> None:
 def test_a_switch_can_be_switched_back() -> None:
     given = flags_of("--no-strict")
     assert load({"strict": given["strict"]}, environ={"TONLE_STRICT": "yes"}).strict is False
+
+
+@pytest.mark.parametrize(
+    ("args", "flags"),
+    [
+        (["--no-enable-prefix-caching"], {"prefix_caching": False}),
+        (["--enable-prefix-caching"], {"prefix_caching": True}),
+        (["--kv-cache-memory-bytes", "4G"], {"kv_cache_memory": "4G"}),
+        (["-asc", "4"], {"frontends": "4"}),
+        (["--allowed-origins", '["https://a", "https://b"]'], {"cors_origins": ["https://a", "https://b"]}),
+        (["--allowed-origins=*"], {"cors_origins": "*"}),
+        (["--shutdown-timeout", "5"], {"drain": "5"}),
+        (["--model", "org/name"], {"model": "org/name"}),
+        (["--max-model-len", "32K", "--dtype", "half"], {"max_model_len": "32K", "dtype": "half"}),
+        (["--trust-remote-code", "--disable-log-requests", "--max-log-len", "10", "-tp", "1", "--swap-space=0",
+          "--enable-chunked-prefill", "--uvicorn-log-level", "info"], {}),
+    ],
+)  # fmt: skip
+def test_flags_of_vllm_with_the_same_meaning(args: list[str], flags: dict[str, Any]) -> None:
+    given = flags_of(*args)
+    assert given == flags | {"word": "default"}
+    del given["word"]
+    load(given, environ={})  # the values are ours, too
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["-tp", "2"], "tonle gateway --backend"),
+        (["--swap-space", "4"], "Leave it out"),
+        (["--quantization", "awq"], "GGUF"),
+        (["--enable-lora"], "Merge the adapter"),
+        (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),
+        (["--enable-log-requests"], "--audit-dir"),
+        (["--uvicorn-log-level", "debug"], "--log-level"),
+        (["--download-dir", "x"], "--cache-dir"),
+        (["--seed", "0"], "send `seed` with each request"),
+        (["--enable-auto-tool-choice"], "not supported"),
+        (["--allowed-origins", "[1"], "must be a JSON list"),
+        (["--kv-cache-memory-bytes", "big"], "must be a size"),
+        (["--prefix-caching", "--enable-prefix-caching"], "give one of them"),
+        (["--enable-prefix-cachin"], "--enable-prefix-caching"),
+    ],
+)
+def test_other_flags_of_vllm_are_refused_with_what_to_do(args: list[str], said: str) -> None:
+    done, received = run(*args)
+    assert done.exit_code == 2 and not received
+    assert said in done.output and args[0].removeprefix("--no-").strip("-")[:2] in done.output
+
+
+def test_flags_of_vllm_are_not_in_help() -> None:
+    assert "--swap-space" not in run("--help")[0].output

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tonle.audit.audit_options import from_config, from_environ
 from tonle.config.audit import AuditConfig
-from tonle.config.knobs import knobs_of
+from tonle.config.cache_dir import cache_dir
+from tonle.config.gateway import GatewayConfig
 from tonle.config.load import load, load_gateway
 from tonle.config.serve import ServeConfig
+from tonle.config.setting import settings_of
 from tonle.errors import ConfigError
 
 
@@ -47,8 +50,23 @@ def test_an_empty_variable_is_none_at_all() -> None:
 
 
 def test_variables_of_other_uses_are_left_alone() -> None:
-    environ = {"TONLE_DEBUG": "1", "TONLE_CACHE_DIR": "/tmp", "TONLES_PORT": "x", "PATH": "/bin"}
+    environ = {"TONLE_DEBUG": "1", "TONLES_PORT": "x", "PATH": "/bin"}
     assert load({}, environ=environ) == ServeConfig()
+
+
+def test_the_cache_directory_is_for_this_process_and_those_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TONLE_CACHE_DIR", "/from/the/environment")
+    assert load({}).cache_dir == "/from/the/environment"
+    monkeypatch.chdir(tmp_path)
+    load({"cache_dir": "here"})
+    assert os.environ["TONLE_CACHE_DIR"] == str(tmp_path / "here") and cache_dir() == tmp_path / "here"
+
+
+def test_a_gateway_may_share_an_environment_with_a_server() -> None:
+    environ = {"TONLE_CACHE_DIR": "/tmp", "TONLE_MAX_NUM_SEQS": "3"}
+    assert load_gateway({}, environ=environ) == GatewayConfig()
 
 
 def test_what_kubernetes_says_of_a_service_called_tonle_is_not_ours() -> None:
@@ -68,7 +86,7 @@ def test_what_kubernetes_says_of_a_service_called_tonle_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"TONLE_DRAIN_SECONDS": "3"}, r"unknown .* TONLE_DRAIN_SECONDS; did you mean TONLE_DRAIN\? The value"),
+        ({"TONLE_DRAIN_SECONDS": "3"}, r"unknown .* TONLE_DRAIN_SECONDS; did you mean TONLE_DRAIN\? The unit"),
         ({"TONLE_MAX_NUM_SEQ": "3"}, r"unknown .* TONLE_MAX_NUM_SEQ; did you mean TONLE_MAX_NUM_SEQS\?"),
         ({"TONLE_XYZZY": "3"}, r"unknown environment variable TONLE_XYZZY; there are: .*TONLE_PORT"),
         ({"TONLE_PORT": "http"}, r"TONLE_PORT must be a whole number from 0 to 65535, not 'http'"),
@@ -83,7 +101,7 @@ def test_wrong_variables_are_named(environ: dict[str, str], message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("drain_s: 3", r"unknown setting 'drain_s'; did you mean drain\? The value carries the unit"),
+        ("drain_s: 3", r"unknown setting 'drain_s'; did you mean drain\? The unit goes with the value"),
         ("prot: 8000", r"tonle.yaml: unknown setting 'prot'; did you mean port\?"),
         ("max-num-seqs: 8", r"tonle.yaml: unknown setting 'max-num-seqs'; did you mean max_num_seqs\?"),
         ("port: many", r"tonle.yaml: port must be a whole number .* not 'many'"),
@@ -138,7 +156,7 @@ def test_audit_settings_have_one_name_in_file_environment_and_flags_of_server_ga
     assert found == [found[0]] * 7
     assert found[0].redact == ("email", "phone", "plate=[A-Z]{2,3}")
     assert (found[0].directory, found[0].key_file) == (Path("trail"), Path("elsewhere/key"))
-    assert {f"audit_{name}" for name in AUDIT} == set(knobs_of(AuditConfig))
+    assert {f"audit_{name}" for name in AUDIT} == set(settings_of(AuditConfig))
 
 
 def test_a_server_may_share_the_environment_of_the_middleware() -> None:

@@ -8,24 +8,26 @@ from typing import Any
 import pytest
 
 from tonle.config.engine import EngineConfig
-from tonle.config.serve import KNOBS, Knob, ServeConfig
+from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
+from tonle.config.load import load, load_gateway
+from tonle.config.serve import SETTINGS, ServeConfig, Setting
 from tonle.errors import ConfigError
 from tonle.models.default_model import NAME
 
 
-@pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
-def test_a_default_reads_as_itself(knob: Knob) -> None:
-    assert knob.kind.read(knob.default if knob.default is not None else "none") == knob.default
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_a_default_reads_as_itself(setting: Setting) -> None:
+    assert setting.type.read(setting.default if setting.default is not None else "none") == setting.default
 
 
 def test_public_names_are_unique_and_carry_no_unit() -> None:
-    assert len(KNOBS) == len(fields(ServeConfig))
-    assert not [name for name in KNOBS if name.endswith(("_s", "_bytes"))]
+    assert len(SETTINGS) == len(fields(ServeConfig))
+    assert not [name for name in SETTINGS if name.endswith(("_s", "_bytes"))]
 
 
 def test_one_setting_has_three_spellings() -> None:
-    knob = KNOBS["kv_cache_memory"]
-    assert (knob.field, knob.env, knob.flag) == (
+    setting = SETTINGS["kv_cache_memory"]
+    assert (setting.field, setting.env, setting.flag) == (
         "kv_cache_memory_bytes", "TONLE_KV_CACHE_MEMORY", "--kv-cache-memory"
     )  # fmt: skip
 
@@ -46,11 +48,11 @@ def test_a_server_differs_from_a_bare_engine_only_in_what_suits_the_model_and_th
 
 
 def test_help_names_the_default_model() -> None:
-    assert KNOBS["model"].kind.show(None) == NAME
+    assert SETTINGS["model"].type.show(None) == NAME
 
 
 def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> None:
-    offered = {knob.engine for knob in KNOBS.values()}
+    offered = {setting.engine for setting in SETTINGS.values()}
     one_request_at_a_time = {"enable_dynamic_batching"}  # max_num_seqs: 1
     batches_that_wait = {"enable_continuous_batching", "batch_timeout_ms"}  # to study them, in a program of one's own
     for_programs = {"enable_metrics", "profile_performance"}  # of get_stats(); a server has /metrics
@@ -60,10 +62,39 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
     assert offered | left_out == {*EngineConfig.names(), None} and not offered & left_out
 
 
-@pytest.mark.parametrize("door", [{"api_key": ("k",)}, {"audit_dir": "audit"}])
-def test_keys_and_audit_need_one_front_end_or_a_gateway(door: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "door",
+    [{"api_key": ("hush",)}, {"admin_key": ("hush",)}, {"audit_dir": "audit"}, {"requests_per_minute": 3},
+     {"cors_origins": ("https://a",)}],
+)  # fmt: skip
+def test_what_one_process_does_needs_one_front_end_or_a_gateway(door: dict[str, Any]) -> None:
     ServeConfig(**door).validate()
     ServeConfig(frontends=2).validate()
     with pytest.raises(ConfigError, match="tonle gateway") as refused:
         ServeConfig(frontends=2, **door).validate()
-    assert refused.value.param == "frontends"
+    assert refused.value.param == "frontends" and next(iter(door)) in refused.value.message
+
+
+def test_the_two_commands_of_that_refusal_can_be_run() -> None:
+    config = ServeConfig(
+        model="org/name", frontends=4, host="0.0.0.0", port=0, api_key=("hush",), audit_dir="audit",
+        requests_per_minute=3, cors_origins=("https://a", "https://b"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as refused:
+        config.validate()
+    serve, gateway = (line.split() for line in refused.value.message.splitlines()[1:])
+    assert "hush" not in refused.value.message
+    assert serve[:3] == ["tonle", "serve", "org/name"] and gateway[:2] == ["tonle", "gateway"]
+    behind = load(_flags(serve[3:]), environ={})
+    assert (behind.frontends, behind.host, behind.port, behind.trust_salt) == (4, "127.0.0.1", 8000, True)
+    front = load_gateway(_flags(gateway[2:]), environ={})
+    assert front.backends[0].url == "http://127.0.0.1:8000"
+    assert (front.host, front.api_key, front.audit_dir) == ("0.0.0.0", ("KEY",), "audit")
+    assert (front.requests_per_minute, front.cors_origins) == (3, ("https://a", "https://b"))
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    """By public name; the only switch is `--trust-salt`."""
+    names = {setting.flag: name for table in (GATEWAY_SETTINGS, SETTINGS) for name, setting in table.items()}
+    words = [part for word in words for part in ([word, "true"] if word == "--trust-salt" else [word])]
+    return {names[flag]: value for flag, value in zip(words[::2], words[1::2], strict=True)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tonle.config import kinds
+from tonle.config import values
 from tonle.edge.exchange import Exchange
 from tonle.gateway.proxies import Proxies
 
@@ -63,6 +63,6 @@ def test_a_proxy_on_this_machine_does_not_make_its_callers_local() -> None:
 
 
 def test_networks_are_checked_when_they_are_read() -> None:
-    assert kinds.networks().read("10.0.0.0/8, ::1") == ("10.0.0.0/8", "::1")
+    assert values.networks().read("10.0.0.0/8, ::1") == ("10.0.0.0/8", "::1")
     with pytest.raises(ValueError, match=r"must be addresses or networks such as 10.0.0.0/8, not '10.0.0.1/8'"):
-        kinds.networks().read(["10.0.0.1/8"])
+        values.networks().read(["10.0.0.1/8"])

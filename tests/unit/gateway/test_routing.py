@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tonle.config.rows import ArmRow, ExperimentRow
+from tonle.config.routing import ArmConfig, ExperimentConfig
 from tonle.gateway.backends.breaker import Breaker
 from tonle.gateway.backends.prefill import prefill_changes
 from tonle.gateway.call import estimate_tokens
@@ -14,9 +14,9 @@ from tonle.gateway.routing.experiments import assign
 from tonle.gateway.routing.prefix import PIECE_CHARS, PrefixMemory, first_home, piece_names
 
 
-def experiment(share: float = 1.0, **weights: float) -> ExperimentRow:
-    arms = tuple(ArmRow(name=name, weight=weight) for name, weight in weights.items())
-    return ExperimentRow(name="e", model="m", arms=arms, share=share)
+def experiment(share: float = 1.0, **weights: float) -> ExperimentConfig:
+    arms = tuple(ArmConfig(name=name, weight=weight) for name, weight in weights.items())
+    return ExperimentConfig(name="e", model="m", arms=arms, share=share)
 
 
 def test_arms_get_their_share_and_users_stay() -> None:
@@ -38,7 +38,7 @@ def test_a_share_of_users_takes_part() -> None:
 
 
 def test_an_arm_of_weight_0_gets_nobody() -> None:
-    assert {assign(experiment(a=1, b=0), f"u{index}") for index in range(1000)} == {ArmRow(name="a", weight=1)}
+    assert {assign(experiment(a=1, b=0), f"u{index}") for index in range(1000)} == {ArmConfig(name="a", weight=1)}
 
 
 def test_shared_beginnings_share_names_and_owners_do_not() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tonle.config.gateway import KNOBS, GatewayConfig
+from tonle.config.gateway import SETTINGS, GatewayConfig
 from tonle.config.load import load_gateway
 from tonle.config.stores import place_of
 from tonle.errors import ConfigError
@@ -45,18 +45,18 @@ def test_nothing_is_loaded_that_is_not_chosen() -> None:
      ("redis://h:1/2", "redis://h:1/2"), ("rediss://h", "rediss://h")],
 )  # fmt: skip
 def test_where_answers_are_kept(written: object, read: str | None) -> None:
-    assert KNOBS["cache"].kind.read(written) == read
+    assert SETTINGS["cache"].type.read(written) == read
 
 
 @pytest.mark.parametrize("place", ["mysql://u:pw@h/d", "http://h", ""])
 def test_a_place_nobody_knows_is_refused(place: str) -> None:
     with pytest.raises(ValueError, match="must be") as refused:
-        KNOBS["state_db"].kind.read(place)
+        SETTINGS["state_db"].type.read(place)
     assert "pw" not in str(refused.value)
 
 
 def test_a_file_may_be_called_anything() -> None:
-    assert KNOBS["state_db"].kind.read("/var/lib/tonle/redis.db") == "/var/lib/tonle/redis.db"
+    assert SETTINGS["state_db"].type.read("/var/lib/tonle/redis.db") == "/var/lib/tonle/redis.db"
 
 
 @pytest.mark.parametrize("name", ["state_lease_s", "store_timeout_s"])

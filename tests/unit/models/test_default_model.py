@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tonle.config.cache_dir import cache_dir
 from tonle.errors import ModelError
 from tonle.models import default_model
-from tonle.models.source import ModelSource, cache_dir, resolve
+from tonle.models.source import ModelSource, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tonle.config.cache_dir import cache_dir
 from tonle.errors import ModelError
 from tonle.models import default_model
-from tonle.models.source import ModelSource, cache_dir, cached_models, resolve
+from tonle.models.source import ModelSource, cached_models, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +24,6 @@ def make_folder(path: Path) -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
     return path
-
-
-def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TONLE_CACHE_DIR", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert cache_dir() == Path("/a")
-    monkeypatch.delenv("TONLE_CACHE_DIR")
-    assert cache_dir() == Path("/b/tonle")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_dir() == Path.home() / ".cache/tonle"
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -81,9 +72,17 @@ def test_a_hub_name_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("org/name", progress=False)
 
 
-def test_a_hub_name_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chosen", "place"), [(True, "cache/hub"), (False, "hub")])
+def test_a_hub_name_that_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, chosen: bool, place: str
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    repo = tmp_path / "hub/models--org--name"
+    for variable in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    if not chosen:  # a cache directory: the hub's own is used, which other programs share
+        monkeypatch.delenv("TONLE_CACHE_DIR")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    repo = tmp_path / place / "models--org--name"
     folder = make_folder(repo / "snapshots" / ("0" * 40))
     (folder / "model.safetensors").touch()
     (repo / "refs").mkdir()

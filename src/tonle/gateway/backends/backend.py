@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from tonle.config.gateway import GatewayConfig, backend_name
-from tonle.config.rows import BackendRow
+from tonle.config.routing import BackendConfig
 from tonle.edge.client import Address, HttpClient, Sink
 from tonle.errors import ConfigError
 from tonle.gateway.admission import Gate
@@ -18,7 +18,7 @@ from tonle.protocol.replies import ModelEntry
 
 
 class Backend:
-    def __init__(self, row: BackendRow, config: GatewayConfig, transport: Transport | None = None) -> None:
+    def __init__(self, row: BackendConfig, config: GatewayConfig, transport: Transport | None = None) -> None:
         self.row = row
         self.name = backend_name(row)
         self.transport = transport or _http(row)
@@ -54,7 +54,7 @@ class Backend:
         await self.transport.send(method, path, body, headers, sink, first_s=first_s, silence_s=self.timeout_s)
 
 
-def _http(row: BackendRow) -> HttpTransport:
+def _http(row: BackendConfig) -> HttpTransport:
     api_key = row.api_key
     if row.api_key_env is not None:
         api_key = os.environ.get(row.api_key_env)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from tonle.config.rows import ArmRow, ExperimentRow
+from tonle.config.routing import ArmConfig, ExperimentConfig
 
 
-def assign(experiment: ExperimentRow, subject: str) -> ArmRow | None:
+def assign(experiment: ExperimentConfig, subject: str) -> ArmConfig | None:
     """None: not part of the experiment."""
     if _draw(experiment.name, "share", subject) >= experiment.share:
         return None

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 from tonle.config.gateway import GatewayConfig
-from tonle.config.rows import ArmRow, ExperimentRow
+from tonle.config.routing import ArmConfig, ExperimentConfig
 from tonle.errors import InvalidRequest, UnknownModel
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.pool import Pool
@@ -39,7 +39,7 @@ class Router:
         self._pool = pool
         self._config = config
         self._aliases = dict(config.aliases)
-        self._experiments: dict[str, ExperimentRow] = {row.model: row for row in config.experiments}
+        self._experiments: dict[str, ExperimentConfig] = {row.model: row for row in config.experiments}
         self._prefixes = PrefixMemory()
 
     # -- names
@@ -118,7 +118,7 @@ class Router:
             return Route(home, "prefix", prefill)
         return Route(_least(fitting), why, prefill)
 
-    def _arm(self, call: Call) -> ArmRow | None:
+    def _arm(self, call: Call) -> ArmConfig | None:
         if call.experiment is None:
             return None
         for row in self._config.experiments:

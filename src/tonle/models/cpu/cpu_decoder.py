@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from tonle.models.cpu.numba_setup import kernels_dir
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import SPAN, Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
@@ -66,6 +67,12 @@ class CpuDecoder:
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
         types = types_of(packed, activation_bits)
         if load_slow is None or is_warm(types):
+            found = (
+                "using the CPU kernels compiled earlier, in"
+                if is_warm(types)
+                else "CPU kernels are compiled at first use, to"
+            )
+            log.info("%s %s", found, kernels_dir())
             self.open_fast_lane()
         else:
             self._slow = load_slow()

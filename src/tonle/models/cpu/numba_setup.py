@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 
-from tonle.models.source import cache_dir
+from tonle.config.cache_dir import cache_dir
 
 
 @functools.cache

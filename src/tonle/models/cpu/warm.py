@@ -53,7 +53,9 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
 
     def wait() -> None:
         began = time.monotonic()
-        log.info("compiling the CPU kernels for this machine, once; until then steps run through torch")
+        log.info(
+            "compiling the CPU kernels for this machine, once, to %s; until then steps run through torch", kernels_dir()
+        )
         complaint = child.communicate()[1]
         if leaving.is_set():
             return

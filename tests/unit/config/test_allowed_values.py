@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tonle.config.choices import choices
-from tonle.config.rows import BackendRow, ExperimentRow
+from tonle.config.allowed_values import allowed_values
+from tonle.config.routing import BackendConfig, ExperimentConfig
 from tonle.gateway.admin import KeyWish
 from tonle.protocol.openai import ChatRequest
 
@@ -13,18 +13,18 @@ from tonle.protocol.openai import ChatRequest
 @pytest.mark.parametrize(
     ("kind", "path", "words"),
     [
-        (BackendRow, "role", ["any", "decode", "prefill"]),
-        (BackendRow, "url", []),
-        (BackendRow, "nothing", []),
-        (BackendRow, "role[0].deep", []),
-        (ExperimentRow, "arms[0].name", []),
+        (BackendConfig, "role", ["any", "decode", "prefill"]),
+        (BackendConfig, "url", []),
+        (BackendConfig, "nothing", []),
+        (BackendConfig, "role[0].deep", []),
+        (ExperimentConfig, "arms[0].name", []),
         (KeyWish, "scopes[3]", ["admin", "metrics", "models"]),
         (KeyWish, "limits.tokens_per_day", []),
     ],
 )
 def test_words(kind: type, path: str, words: list[str]) -> None:
-    assert choices(kind, path) == words
+    assert allowed_values(kind, path) == words
 
 
 def test_deep_inside() -> None:
-    assert "assistant" in choices(ChatRequest, "messages[0].role")
+    assert "assistant" in allowed_values(ChatRequest, "messages[0].role")

@@ -1,4 +1,4 @@
-"""Which words a typed field takes. msgspec refuses others without saying which would do.
+"""`allowed_values`: the words a typed field takes. msgspec refuses others without saying which ones are allowed.
 
 Does: look them up in a type. Does not: check values.
 """
@@ -14,9 +14,9 @@ from msgspec import inspect
 _STEP = re.compile(r"([A-Za-z_]\w*)|\[[^\]]*\]")  # a field, or one of a list
 
 
-def choices(kind: Any, path: str) -> list[str]:
-    """Of the field at `path` in `kind`, such as `arms[0].name`; empty where it takes any value."""
-    found = list(_flat(inspect.type_info(kind)))
+def allowed_values(type_: Any, path: str) -> list[str]:
+    """Of the field at `path` in `type_`, such as `arms[0].name`; empty where it takes any value."""
+    found = list(_flat(inspect.type_info(type_)))
     for step in _STEP.finditer(path):
         found = [leaf for each in found for inner in _inside(each, step.group(1)) for leaf in _flat(inner)]
     return [str(value) for each in found if isinstance(each, inspect.LiteralType) for value in each.values]

@@ -1,7 +1,7 @@
-"""What a knob's value may look like, and how text, YAML and flags become it. One reader per kind, so all three agree.
+"""The types of values a setting may have: how each is read from YAML, a variable or a flag, and shown in help texts.
 
 A reader takes what a YAML file gives (int, float, bool, str, list) or the text of a variable or flag, and raises
-`ValueError` with a sentence that begins with "must".
+`ValueError` with a sentence that begins with "must". One reader per type, so that file, variable and flag agree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,20 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _POWERS = "BKMGT"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TOKENS = re.compile(r"(\d+)(?:\.(\d+))?\s*([kKmMgG])?")
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How values of one kind are read, and how they are written in a help text."""
+class ValueType:
+    """How values of one type are read, and how they are shown in a help text."""
 
     metavar: str
     read: Callable[[object], Any]
     show: Callable[[Any], str] = str
 
 
-def whole(low: int, high: int | None = None) -> Kind:
+def integer(low: int, high: int | None = None) -> ValueType:
     """A whole number from `low` to `high`."""
     wanted = f"a whole number from {low} to {high}" if high is not None else f"a whole number, at least {low}"
 
@@ -39,10 +40,22 @@ def whole(low: int, high: int | None = None) -> Kind:
             raise ValueError(f"must be {wanted}, not {value!r}")
         return number
 
-    return Kind("N", read)
+    return ValueType("N", read)
 
 
-def size(low: int = 1) -> Kind:
+def tokens(low: int) -> ValueType:
+    """A number of tokens: 4096, 4k (4,000) or 4K (4,096), as vLLM writes them."""
+
+    def read(value: object) -> int:
+        number = _tokens(value)
+        if number is None or number < low:
+            raise ValueError(f"must be a number of tokens such as 4096, 32k or 32K, at least {low}, not {value!r}")
+        return number
+
+    return ValueType("TOKENS", read)
+
+
+def size(low: int = 1) -> ValueType:
     """Bytes: `2GiB` and `2G` are 2 * 1024**3, `2GB` is 2 * 1000**3, a bare number counts bytes."""
 
     def read(value: object) -> int:
@@ -51,10 +64,10 @@ def size(low: int = 1) -> Kind:
             raise ValueError(f"must be a size such as 2GiB, 512MB or a number of bytes, not {value!r}")
         return num_bytes
 
-    return Kind("SIZE", read, show_size)
+    return ValueType("SIZE", read, show_size)
 
 
-def duration() -> Kind:
+def duration() -> ValueType:
     """Seconds, or a number with its unit: 500ms, 30s, 2m, 1h."""
 
     def read(value: object) -> float:
@@ -63,31 +76,46 @@ def duration() -> Kind:
             raise ValueError(f"must be a duration such as 500ms, 30s, 2m or a number of seconds, not {value!r}")
         return seconds
 
-    return Kind("TIME", read, lambda seconds: f"{seconds:g}s")
+    return ValueType("TIME", read, lambda seconds: f"{seconds:g}s")
 
 
-def share() -> Kind:
+def fraction() -> ValueType:
     """More than 0, at most 1: 0.9, or 90%."""
 
     def read(value: object) -> float:
-        number = _share(value)
+        number = _fraction(value)
         if number is None or not 0 < number <= 1:
-            raise ValueError(f"must be a share such as 0.9 or 90%, more than 0 and at most 1, not {value!r}")
+            raise ValueError(f"must be a fraction such as 0.9 or 90%, more than 0 and at most 1, not {value!r}")
         return number
 
-    return Kind("SHARE", read, lambda number: f"{number:g}")
+    return ValueType("FRACTION", read, lambda number: f"{number:g}")
 
 
-def text() -> Kind:
+def text(metavar: str = "TEXT") -> ValueType:
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:
             raise ValueError(f"must be text, not {value!r}")
         return value
 
-    return Kind("TEXT", read)
+    return ValueType(metavar, read)
 
 
-def pattern(regex: str, wanted: str) -> Kind:
+def path() -> ValueType:
+    return text("PATH")
+
+
+def secret() -> ValueType:
+    """Text that help and messages never show."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError("must be text that is not empty")
+        return value
+
+    return ValueType("TEXT", read, lambda _: "")
+
+
+def pattern(regex: str, wanted: str) -> ValueType:
     """Text of a certain form, described by `wanted`."""
 
     def read(value: object) -> str:
@@ -95,22 +123,22 @@ def pattern(regex: str, wanted: str) -> Kind:
             raise ValueError(f"must be {wanted}, not {value!r}")
         return value
 
-    return Kind("TEXT", read)
+    return ValueType("TEXT", read)
 
 
-def choice(*options: str) -> Kind:
-    """One of these words, in any case."""
+def choice(*options: str, also: Mapping[str, str] | None = None) -> ValueType:
+    """One of these words, in any case. `also`: other words for them, which messages do not mention."""
+    known = {option.lower(): option for option in options} | dict(also or {})
 
     def read(value: object) -> str:
-        for option in options:
-            if isinstance(value, str) and value.lower() == option.lower():
-                return option
+        if isinstance(value, str) and value.lower() in known:
+            return known[value.lower()]
         raise ValueError(f"must be one of {', '.join(options)}, not {value!r}")
 
-    return Kind("NAME", read)
+    return ValueType("NAME", read)
 
 
-def names() -> Kind:
+def names(metavar: str = "NAME") -> ValueType:
     """A list of names; in text, commas separate them."""
 
     def read(value: object) -> tuple[str, ...]:
@@ -122,10 +150,10 @@ def names() -> Kind:
             raise ValueError(f"must be names that are not empty, not {value!r}")
         return tuple(parts)
 
-    return Kind("NAME", read, lambda parts: ", ".join(parts))
+    return ValueType(metavar, read, lambda parts: ", ".join(parts))
 
 
-def switch() -> Kind:
+def boolean() -> ValueType:
     def read(value: object) -> bool:
         if isinstance(value, bool):
             return value
@@ -134,10 +162,10 @@ def switch() -> Kind:
             raise ValueError(f"must be true or false, not {value!r}")
         return truth
 
-    return Kind("", read, lambda on: "on" if on else "off")
+    return ValueType("", read, lambda on: "on" if on else "off")
 
 
-def networks() -> Kind:
+def networks() -> ValueType:
     """Addresses and networks: 10.0.0.7, 10.0.0.0/8, fd00::/8; in text, commas separate them."""
 
     def read(value: object) -> tuple[str, ...]:
@@ -149,10 +177,10 @@ def networks() -> Kind:
                 raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, not {part!r}") from None
         return parts
 
-    return Kind("CIDR", read, lambda parts: ", ".join(parts))
+    return ValueType("CIDR", read, lambda parts: ", ".join(parts))
 
 
-def rules() -> Kind:
+def rules() -> ValueType:
     """Names and `name=regex`. Commas separate names; a regex may have commas of its own and goes to the text's end."""
 
     def read(value: object) -> tuple[str, ...]:
@@ -164,7 +192,7 @@ def rules() -> Kind:
             raise ValueError(f"must be rules that are not empty, not {value!r}")
         return tuple(parts)
 
-    return Kind("RULE", read, lambda parts: ", ".join(parts))
+    return ValueType("RULE", read, lambda parts: ", ".join(parts))
 
 
 def _rule_parts(text: str) -> list[str]:
@@ -173,15 +201,18 @@ def _rule_parts(text: str) -> list[str]:
     return [*names, last + equals + regex]
 
 
-def optional(kind: Kind, *, none: str) -> Kind:
-    """`kind`, or nothing: `null` in a file, the word `none` elsewhere. `none` says in help texts what that means."""
+def optional(inner: ValueType, *, none: str, also: tuple[str, ...] = ()) -> ValueType:
+    """`inner`, or nothing: `null` in a file, the word `none` elsewhere. `none` says in help texts what that means.
+
+    `also`: other words for nothing.
+    """
 
     def read(value: object) -> Any:
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if value is None or str(value).lower() in ("none", *also):
             return None
-        return kind.read(value)
+        return inner.read(value)
 
-    return Kind(kind.metavar, read, lambda value: none if value is None else kind.show(value))
+    return ValueType(inner.metavar, read, lambda value: none if value is None else inner.show(value))
 
 
 def show_size(num_bytes: int) -> str:
@@ -198,6 +229,19 @@ def _int(value: object) -> int | None:
     if isinstance(value, int):
         return value
     return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) else None
+
+
+def _tokens(value: object) -> int | None:
+    """A small letter counts in thousands, a capital one in 1,024s."""
+    if not isinstance(value, str):
+        return _int(value)
+    match = _TOKENS.fullmatch(value.strip())
+    if match is None or not match[0].isascii():
+        return None
+    whole, decimals, unit = match.groups()
+    scale = (1000 if unit.islower() else 1024) ** ("kmg".index(unit.lower()) + 1) if unit else 1
+    number, rest = divmod(int(whole + (decimals or "")) * scale, 10 ** len(decimals or ""))
+    return None if rest else number
 
 
 def _size(value: object) -> int | None:
@@ -220,7 +264,7 @@ def _duration(value: object) -> float | None:
     return None if match is None else float(match[1]) * _SECONDS[match[2] or "s"]
 
 
-def _share(value: object) -> float | None:
+def _fraction(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

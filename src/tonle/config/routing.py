@@ -1,4 +1,4 @@
-"""Settings that are lists of objects: backends, experiments, shadows.
+"""Settings of a gateway that are lists of objects: backends, experiments, shadows; and the aliases of models.
 
 Does: give each object a type, and refuse keys it does not have. Does not: act on them.
 """
@@ -11,25 +11,25 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tonle.config.choices import choices
-from tonle.config.kinds import Kind
+from tonle.config.allowed_values import allowed_values
+from tonle.config.values import ValueType
 
-RowT = TypeVar("RowT", bound=msgspec.Struct)
+ItemT = TypeVar("ItemT", bound=msgspec.Struct)
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/:\-]{1,128}$")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[int, Meta(ge=1)]
 
 
-class BackendRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One server that answers: a Tonle replica, vLLM, or anything that speaks OpenAI's API."""
 
     url: str  # http://host:8000, with or without /v1
     name: Name | None = None  # in logs, metrics and the audit; default: host:port
-    api_key: str | None = None  # what this server wants; callers' own keys are never sent on
+    api_key: str | None = None  # this server's own key; callers' keys are never sent to it
     api_key_env: str | None = None  # or the variable that holds it
     models: tuple[Name, ...] = ()  # default: what its /v1/models lists
-    kind: Literal["auto", "tonle", "vllm", "openai"] = "auto"  # auto: told by its answers
+    kind: Literal["auto", "tonle", "vllm", "openai"] = "auto"  # auto: found out by asking it
     role: Literal["any", "prefill", "decode"] = "any"
     length: Literal["any", "short", "long"] = "any"  # which prompts it is meant for, see length_threshold
     weight: Annotated[float, Meta(gt=0)] = 1.0  # its share of the load, against other backends
@@ -38,7 +38,7 @@ class BackendRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
 
 
-class ArmRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One side of an experiment."""
 
     name: Name
@@ -47,17 +47,17 @@ class ArmRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backend: Name | None = None  # or only to this backend
 
 
-class ExperimentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Requests for `model` are split between arms; a user stays in one."""
 
     name: Name
     model: Name
-    arms: Annotated[tuple[ArmRow, ...], Meta(min_length=2)]
-    share: Share = 1.0  # of users who take part; the others are served as if there were no experiment
+    arms: Annotated[tuple[ArmConfig, ...], Meta(min_length=2)]
+    share: Share = 1.0  # of users who take part; the rest are served as if there were no experiment
 
 
-class ShadowRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A copy of some requests for `model` also goes to `to_model`; the caller never hears of its answer."""
+class ShadowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy of some requests for `model` also goes to `to_model`; the caller does not see its answer."""
 
     model: Name
     to_model: Name
@@ -65,31 +65,33 @@ class ShadowRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     record: bool = False  # keep the copy's answer as a record of its own, beside the caller's
 
 
-def rows(kind: type[RowT], wanted: str, *, short: str | None = None) -> Kind:
-    """A list of `kind`. In text: YAML; or, with `short`, values of that one field separated by commas."""
+def objects(item_type: type[ItemT], wanted: str, *, short: str | None = None) -> ValueType:
+    """A list of `item_type`. In text: YAML; or, with `short`, values of that one field separated by commas."""
 
-    def read(value: object) -> tuple[RowT, ...]:
+    def read(value: object) -> tuple[ItemT, ...]:
         items = _items(value, short)
         if not isinstance(items, list | tuple):
             raise ValueError(f"must be {wanted}, not {value!r}")
         return tuple(
-            item if isinstance(item, kind) else _row(item, kind, f"must be {wanted}: entry {number}")
+            item if isinstance(item, item_type) else _object(item, item_type, f"must be {wanted}: entry {number}")
             for number, item in enumerate(items, 1)
         )
 
-    return Kind("URL" if short else "YAML", read, lambda read_rows: "" if not read_rows else str(len(read_rows)))
+    return ValueType(
+        "URL" if short else "YAML", read, lambda read_items: "" if not read_items else str(len(read_items))
+    )
 
 
-def _row(item: Any, kind: type[RowT], complaint: str) -> RowT:
+def _object(item: Any, item_type: type[ItemT], complaint: str) -> ItemT:
     try:
-        return msgspec.convert(item, kind)
+        return msgspec.convert(item, item_type)
     except msgspec.ValidationError as error:
         name = item.get("name") if isinstance(item, dict) else None
         which = f" ({name})" if isinstance(name, str) else ""
-        raise ValueError(f"{complaint}{which} {_words(str(error), kind)}") from None
+        raise ValueError(f"{complaint}{which} {_words(str(error), item_type)}") from None
 
 
-def table(wanted: str) -> Kind:
+def mapping(wanted: str) -> ValueType:
     """Names to names."""
 
     def read(value: object) -> tuple[tuple[str, str], ...]:
@@ -99,17 +101,17 @@ def table(wanted: str) -> Kind:
         except msgspec.ValidationError as error:
             raise ValueError(f"must be {wanted}: it {_words(str(error), dict[Name, Name])}") from None
 
-    return Kind("YAML", read, lambda pairs: ", ".join("=".join(pair) for pair in pairs))
+    return ValueType("YAML", read, lambda pairs: ", ".join("=".join(pair) for pair in pairs))
 
 
 def _items(value: object, short: str | None) -> Any:
-    """Rows as objects. A flag gives a list of texts, a variable one text, a file a list of objects."""
+    """A flag gives a list of texts, a variable one text, a file a list of objects."""
     if isinstance(value, str):
         if short and not value.lstrip().startswith(("[", "-", "{")):
             return [{short: part.strip()} for part in value.split(",")]
         return _yaml(value)
     if short and isinstance(value, list | tuple):
-        return [row for item in value for row in (_items(item, short) if isinstance(item, str) else [item])]
+        return [each for item in value for each in (_items(item, short) if isinstance(item, str) else [item])]
     return value
 
 
@@ -122,13 +124,13 @@ def _yaml(text: str) -> Any:
         raise ValueError(f"must be YAML, not {text!r}") from None
 
 
-def _words(error: str, kind: Any) -> str:
+def _words(error: str, item_type: Any) -> str:
     """msgspec's message after the subject. Example: "lacks 'url'"."""
     found = re.search(r" - at `(?:key in )?\$\.?(.*)`$", error)
     path = found.group(1) if found else ""
     said = (error[: found.start()] if found else error).replace("`", "'")
-    if said.startswith("Invalid enum value") and (words := choices(kind, path)):
-        return f"has {path}: {said.removeprefix('Invalid enum value ')}, which is none of {', '.join(words)}"
+    if said.startswith("Invalid enum value") and (words := allowed_values(item_type, path)):
+        return f"has {path}: {said.removeprefix('Invalid enum value ')}, which is not one of {', '.join(words)}"
     where = f" (at {path})" if path else ""
     for theirs, ours in (
         ("Object missing required field", "lacks"),

@@ -1,0 +1,143 @@
+"""The flags of `vllm serve` that `tonle serve` knows under another name, or refuses: one table.
+
+Does: say which setting of ours has the same meaning, and why a flag is refused. Does not: list the flags that have the
+same name here (`serve.py`, `server.py`); docs/from-vllm.md has all of them.
+
+A flag is accepted only if it then means the same: it sets a setting of ours, or asks for what Tonle does anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFlag:
+    name: str
+    setting: str | None = None  # ours, with the same meaning
+    read: Callable[[str], object] | None = None  # vLLM's text for a value to one of ours; None: the text itself
+    anyway: tuple[str, ...] = ()  # without a setting: values that ask for what Tonle does anyway; "*": any
+    refusal: str = ""  # of other values: what to do instead
+    switch: bool = False  # takes no value: --name or --no-name
+    short: str | None = None  # -tp
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def translate(self, value: str | bool) -> tuple[str, object] | None:
+        """The setting to change and its value; None if there is nothing to change. `ValueError` says what to do."""
+        if self.setting is not None:
+            return self.setting, self.read(value) if self.read and isinstance(value, str) else value
+        if str(value).lower() not in self.anyway and "*" not in self.anyway:
+            raise ValueError(self.refusal)
+        return None
+
+
+def _origins(text: str) -> object:
+    """vLLM takes a JSON list."""
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        return [str(origin) for origin in json.loads(text)]
+    except ValueError:
+        raise ValueError(f"must be a JSON list such as '[\"https://app.example.com\"]', not {text!r}") from None
+
+
+_ONE_GPU = (
+    "a model runs on one GPU. Start one `tonle serve` per GPU and put `tonle gateway --backend …` in front of them"
+)
+_NO_LORA = (
+    "LoRA adapters are not supported. Merge the adapter into the model (peft: merge_and_unload) and serve the result"
+)
+_NO_TOOLS = "tool calling is not supported in this version"
+_NO_SPECULATION = "speculative decoding is not available in this version"
+_NO_REQUEST_LOG = "prompts and parameters are not logged. Use --audit-dir DIR to record every request"
+_OWN_TOKENIZER = "the tokenizer is read from the model's own files; put the other one into the model's folder"
+_REVISION = "fetch that revision yourself (hf download NAME --revision REV --local-dir DIR) and serve the folder"
+_METHODS = "every method and header of the API is allowed for the origins in --cors-origins"
+_COMPILED = "there is no compilation to configure; CUDA graphs and kernels are made for the model at the start"
+
+_TABLE = (
+    # the same meaning under another name
+    VllmFlag("model", "model"),
+    VllmFlag("enable_prefix_caching", "prefix_caching", switch=True),
+    VllmFlag("kv_cache_memory_bytes", "kv_cache_memory"),
+    VllmFlag("api_server_count", "frontends", short="-asc"),
+    VllmFlag("allowed_origins", "cors_origins", read=_origins),
+    VllmFlag("shutdown_timeout", "drain"),
+    # what Tonle does anyway
+    VllmFlag("enable_chunked_prefill", switch=True, anyway=("true",),
+             refusal="long prompts are always computed in chunks; --max-num-batched-tokens sets their size"),
+    VllmFlag("trust_remote_code", switch=True, anyway=("*",)),  # a permission that is never used
+    VllmFlag("disable_log_requests", switch=True, anyway=("true",), refusal=_NO_REQUEST_LOG),
+    VllmFlag("enable_log_requests", switch=True, anyway=("false",), refusal=_NO_REQUEST_LOG),
+    VllmFlag("enable_log_outputs", switch=True, anyway=("false",), refusal=_NO_REQUEST_LOG),
+    VllmFlag("max_log_len", anyway=("*",)),  # prompts are never logged
+    VllmFlag("disable_uvicorn_access_log", switch=True, anyway=("false",),
+             refusal="use --log-level WARNING, which leaves out the line per request"),
+    VllmFlag("disable_log_stats", switch=True, anyway=("true",), refusal="statistics are not logged; they are at /metrics"),
+    VllmFlag("uvicorn_log_level", anyway=("info",), refusal="use --log-level, which is for the whole server"),
+    VllmFlag("enable_request_id_headers", switch=True, anyway=("true",), refusal="answers always have an X-Request-Id"),
+    VllmFlag("enable_prompt_tokens_details", switch=True, anyway=("true",),
+             refusal="usage always has prompt_tokens_details"),
+    VllmFlag("scheduling_policy", anyway=("priority",),
+             refusal="requests run by priority, and first come, first served within one; leave it out"),
+    VllmFlag("tokenizer_mode", anyway=("auto",), refusal=_OWN_TOKENIZER),
+    VllmFlag("config_format", anyway=("auto", "hf"), refusal="models are read from config.json or a GGUF file"),
+    VllmFlag("runner", anyway=("auto", "generate"), refusal="only models that generate text are served"),
+    VllmFlag("task", anyway=("auto", "generate"), refusal="only models that generate text are served"),
+    VllmFlag("response_role", anyway=("assistant",), refusal="answers always have the role assistant"),
+    VllmFlag("allowed_methods", anyway=('["*"]',), refusal=_METHODS),
+    VllmFlag("allowed_headers", anyway=('["*"]',), refusal=_METHODS),
+    VllmFlag("allow_credentials", switch=True, anyway=("false",),
+             refusal="the API uses bearer tokens, not cookies; pages need no credentials mode. Leave it out"),
+    VllmFlag("chat_template_content_format", anyway=("auto", "string"), refusal="message content is rendered as text"),
+    VllmFlag("tensor_parallel_size", short="-tp", anyway=("1",), refusal=_ONE_GPU),
+    VllmFlag("pipeline_parallel_size", short="-pp", anyway=("1",), refusal=_ONE_GPU),
+    VllmFlag("data_parallel_size", short="-dp", anyway=("1",), refusal=_ONE_GPU),
+    VllmFlag("swap_space", anyway=("0",),
+             refusal="there is no swap space: a request that has to make room is computed again. Leave it out"),
+    VllmFlag("cpu_offload_gb", anyway=("0",), refusal="weights are not offloaded; use a smaller or a quantized model (GGUF)"),
+    # refused
+    VllmFlag("enforce_eager", switch=True, anyway=("false",),
+             refusal="CUDA graphs are always used; --gpu-memory-utilization leaves memory for them. Leave it out"),
+    VllmFlag("quantization", short="-q", anyway=("none",),
+             refusal="the format is read from the model's files. For quantized weights serve a GGUF file; leave it out"),
+    VllmFlag("seed", refusal="send `seed` with each request: the same seed gives the same text, whatever else runs"),
+    VllmFlag("tokenizer", refusal=_OWN_TOKENIZER),
+    VllmFlag("tokenizer_revision", refusal=_OWN_TOKENIZER),
+    VllmFlag("revision", refusal=_REVISION),
+    VllmFlag("code_revision", refusal="code from model repositories is never run; leave it out"),
+    VllmFlag("download_dir",
+             refusal="use --cache-dir DIR (models and compiled kernels), or HF_HUB_CACHE=DIR for hub downloads alone"),
+    VllmFlag("hf_token", refusal="set the environment variable HF_TOKEN, or log in with `hf auth login`"),
+    VllmFlag("hf_overrides", refusal="edit config.json in a copy of the model's folder"),
+    VllmFlag("root_path", refusal="let the proxy in front remove the path prefix before it passes requests on"),
+    VllmFlag("uds", refusal="Unix sockets are not supported; listen on --host 127.0.0.1"),
+    VllmFlag("ssl_ciphers", refusal="OpenSSL's defaults are used, with TLS 1.2 and newer"),
+    VllmFlag("middleware", refusal="there is no ASGI application to extend; put a proxy in front"),
+    VllmFlag("disable_fastapi_docs", switch=True, anyway=("false",),
+             refusal="/docs and /openapi.json cannot be switched off; block them in the proxy in front"),
+    VllmFlag("num_gpu_blocks_override", refusal="use --kv-cache-memory SIZE"),
+    VllmFlag("enable_lora", switch=True, anyway=("false",), refusal=_NO_LORA),
+    VllmFlag("lora_modules", refusal=_NO_LORA),
+    VllmFlag("max_loras", refusal=_NO_LORA),
+    VllmFlag("max_lora_rank", refusal=_NO_LORA),
+    VllmFlag("reasoning_parser", refusal="reasoning is not separated from the answer; it is part of content"),
+    VllmFlag("tool_call_parser", refusal=_NO_TOOLS),
+    VllmFlag("enable_auto_tool_choice", switch=True, anyway=("false",), refusal=_NO_TOOLS),
+    VllmFlag("guided_decoding_backend", refusal="structured output is not supported in this version"),
+    VllmFlag("structured_outputs_config", refusal="structured output is not supported in this version"),
+    VllmFlag("speculative_config", refusal=_NO_SPECULATION),
+    VllmFlag("speculative_model", refusal=_NO_SPECULATION),
+    VllmFlag("num_speculative_tokens", refusal=_NO_SPECULATION),
+    VllmFlag("limit_mm_per_prompt", refusal="this server reads and writes text only"),
+    VllmFlag("compilation_config", short="-cc", refusal=_COMPILED),
+    VllmFlag("attention_backend", refusal="attention has one implementation per device; there is nothing to choose"),
+    VllmFlag("distributed_executor_backend", refusal=_ONE_GPU),
+)  # fmt: skip
+
+VLLM_FLAGS: dict[str, VllmFlag] = {flag.name: flag for flag in _TABLE}
