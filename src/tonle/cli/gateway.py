@@ -43,7 +43,7 @@ async def _serve(settings: GatewayConfig, listener: socket.socket) -> None:
     from tonle.telemetry.goodbye import say_stopped
 
     door = Gateway(settings)
-    url = local_url(*listener.getsockname()[:2])
+    url = local_url(*listener.getsockname()[:2], tls=settings.ssl_certfile is not None)
     say_stopped(await door.serve(listener, on_ready=lambda: _announce(door, url, as_log=settings.log_json)))
 
 

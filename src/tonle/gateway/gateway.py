@@ -27,6 +27,7 @@ from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.routing import BackendConfig
 from tonle.config.stores import MEMORY
 from tonle.edge.interpreter import freeze_objects
+from tonle.edge.listening import tls_context
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
@@ -77,6 +78,7 @@ class Gateway:
         """Raises `ConfigError`."""
         self.config = config
         self._local = local
+        self._tls = tls_context(config)
         self._state = _state(config, is_local=local is not None)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
         self.trail = _trail(config)
@@ -140,7 +142,7 @@ class Gateway:
             await self._counter.start()
         self.ring.start()
         await self.pool.start()
-        await self.server.start(listener)
+        await self.server.start(listener, tls=self._tls)
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
