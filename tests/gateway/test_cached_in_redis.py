@@ -12,24 +12,26 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.fakes.stores import Store
-from tests.gateway.town import ADMIN, KEY, Town, Upstream, rows, run, town, until
+from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.cache.redis_cache import PREFIX
 
 
 @contextlib.asynccontextmanager
-async def two(folder: Path, redis: Store, upstream: Upstream, **settings: Any) -> AsyncIterator[tuple[Town, Town]]:
+async def two(
+    folder: Path, redis: Store, upstream: Upstream, **settings: Any
+) -> AsyncIterator[tuple[RunningGateway, RunningGateway]]:
     """Each with keys of its own in a file: only the cache is shared."""
     settings = {"cache": redis.url, "store_timeout_s": 120.0, **settings}
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)
-    async with town(folder / "one", upstream, **settings) as one, \
-            town(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
+    async with running_gateway(folder / "one", upstream, **settings) as one, \
+            running_gateway(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
         yield one, other
 
 
-async def kept(place: Town) -> None:
+async def kept(place: RunningGateway) -> None:
     """Answers are kept behind the caller's back; wait for that."""
-    await asyncio.gather(*place.door._cache._keeping)  # type: ignore[union-attr]
+    await asyncio.gather(*place.gateway._cache._keeping)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -56,7 +58,7 @@ def test_identical_requests_at_once_are_computed_once(tmp_path: Path, redis: Sto
         upstream.hang.clear()
         async with two(tmp_path, redis, upstream) as (one, _):
             asking = [asyncio.create_task(one.ask(temperature=0)) for _ in range(8)]
-            await until(lambda: one.door.server.num_active == 8 and upstream.requests, "not all came")
+            await until(lambda: one.gateway.server.num_active == 8 and upstream.requests, "not all came")
             upstream.hang.set()
             replies = await asyncio.gather(*asking)
             assert sorted(reply.headers["x-cache"] for reply in replies) == ["hit"] * 7 + ["miss"]
@@ -73,7 +75,7 @@ def test_a_leader_who_fails_takes_nobody_along(tmp_path: Path, redis: Store) -> 
             leader = asyncio.create_task(one.ask(temperature=0))
             await until(lambda: upstream.requests, "it never came")
             followers = [asyncio.create_task(one.ask(temperature=0)) for _ in range(3)]
-            await until(lambda: one.door.server.num_active == 4, "not all came")
+            await until(lambda: one.gateway.server.num_active == 4, "not all came")
             leader.cancel()
             await until(lambda: len(upstream.requests) == 2, "no follower took over")
             upstream.hang.set()
@@ -102,7 +104,7 @@ def test_size_and_time_are_bounded(tmp_path: Path, redis: Store) -> None:
         settings = {"cache_max_size": 2, "cache_ttl_s": 900.0}
         async with two(tmp_path, redis, Upstream("m"), **settings) as (one, other), Redis.from_url(redis.url) as client:
 
-            async def ask(place: Town, text: str) -> str:
+            async def ask(place: RunningGateway, text: str) -> str:
                 state: str = (await place.ask(text, temperature=0)).headers["x-cache"]
                 await kept(place)
                 return state
@@ -149,7 +151,7 @@ def test_an_answer_that_redis_dropped_is_computed_again(tmp_path: Path, redis: S
                 assert (await one.ask(temperature=0)).headers["x-cache"] == "miss"
                 await kept(one)
                 await asyncio.sleep(0.1)
-            assert one.door._cache.num_entries == 1  # type: ignore[union-attr]  # the books are swept
+            assert one.gateway._cache.num_entries == 1  # type: ignore[union-attr]  # the books are swept
 
     run(main())
 

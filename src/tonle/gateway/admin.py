@@ -11,37 +11,37 @@ import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
+from tonle.gateway.api_keys.key import Key, KeyLimits, Scope, draw
+from tonle.gateway.api_keys.ring import KeyRing
+from tonle.gateway.api_keys.store import KeyStore
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.pool import Pool
-from tonle.gateway.keys.key import Key, Limits, Scope, draw
-from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.keys.store import KeyStore
-from tonle.gateway.limits.charging import Charging
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.limits.limiter import Limiter
 from tonle.protocol.parse import parse
 
 
-class KeyWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class KeyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     scopes: tuple[Scope, ...] = ("models",)
     models: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     tenant: str = ""
 
 
 class Admin:
-    def __init__(self, ring: KeyRing, ledger: Charging, pool: Pool) -> None:
+    def __init__(self, ring: KeyRing, limiter: Limiter, pool: BackendPool) -> None:
         self._ring = ring
-        self._ledger = ledger
+        self._limiter = limiter
         self._pool = pool
 
     async def list_keys(self, exchange: Exchange) -> None:
         keys = await self._need_store().all()
-        used = await self._ledger.used_today([key.id for key in keys])
+        used = await self._limiter.used_today([key.id for key in keys])
         _send(exchange, {"keys": [_shown(key, used) for key in keys]})
 
     async def create_key(self, exchange: Exchange) -> None:
         self._need_store()
-        wish, _ = parse(exchange.body, KeyWish)
+        wish, _ = parse(exchange.body, KeyRequest)
         key, secret = draw(wish.name, scopes=wish.scopes, models=wish.models, limits=wish.limits, tenant=wish.tenant)
         await self._ring.add(key)
         _send(exchange, {"key": secret, **_shown(key, {})}, status=201)
@@ -49,7 +49,7 @@ class Admin:
     async def revoke_key(self, exchange: Exchange) -> None:
         self._need_store()
         key = await self._ring.revoke(exchange.path.rpartition("/")[2])
-        _send(exchange, _shown(key, await self._ledger.used_today([key.id])))
+        _send(exchange, _shown(key, await self._limiter.used_today([key.id])))
 
     async def list_backends(self, exchange: Exchange) -> None:
         _send(exchange, {"backends": [shown_backend(backend) for backend in self._pool.backends]})
@@ -88,7 +88,7 @@ def shown_backend(backend: Backend) -> dict[str, Any]:
         "length": backend.row.length,
         "models": list(backend.models),
         "available": backend.available,
-        "unwell": backend.unwell,
+        "unhealthy_reason": backend.unhealthy_reason,
         "warning": backend.warning,
         "draining": backend.draining,
         "breaker": backend.breaker.state,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import UnknownModel
-from tonle.gateway.keys.key import ANYBODY, Key, Scope
-from tonle.gateway.keys.ring import KeyRing
+from tonle.gateway.api_keys.key import LOCAL_CALLER, Key, Scope
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.refusals import Forbidden, Unauthorized
 
 _BEARER = "bearer "
@@ -16,10 +16,10 @@ _WORDS: dict[Scope, str] = {"models": "use models", "metrics": "read metrics", "
 
 
 class Auth:
-    def __init__(self, ring: KeyRing, *, anybody: Key = ANYBODY, anywhere: bool = False) -> None:
-        """`anybody` is who calls while there are no keys; `anywhere`: even from other machines."""
+    def __init__(self, ring: KeyRing, *, anonymous: Key = LOCAL_CALLER, anywhere: bool = False) -> None:
+        """`anonymous` is the key of callers while there are no keys; `anywhere`: even from other machines."""
         self._ring = ring
-        self._anybody = anybody
+        self._anonymous = anonymous
         self._anywhere = anywhere
 
     def admit(self, exchange: Exchange, scope: Scope = "models") -> Key:
@@ -27,7 +27,7 @@ class Auth:
         if self._ring.empty:
             if not exchange.loopback and not self._anywhere:  # the settings forbid it; this is the second lock
                 raise Unauthorized("this gateway has no keys yet and answers its own machine only")
-            return _checked(self._anybody, scope)
+            return _checked(self._anonymous, scope)
         secret = _secret(exchange)
         if not secret:
             raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`")

@@ -13,14 +13,14 @@ import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, TooLarge
-from tonle.gateway.keys.key import ANYBODY, Key
+from tonle.gateway.api_keys.key import LOCAL_CALLER, Key
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
 
 if TYPE_CHECKING:
-    from tonle.gateway.limits.charging import Lease
+    from tonle.gateway.limits.limiter import Lease
 
 OWN_FIELDS = ("use_cache",)  # of the gateway: no backend must see them
 EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped is stripped here too
@@ -50,7 +50,7 @@ class Call:
         self.warnings: list[FieldWarning] = []  # fields that were removed, changed, or that nobody knows
         self.rewritten = False  # `body` is no longer what `raw` says
         # admit
-        self.key: Key = ANYBODY
+        self.key: Key = LOCAL_CALLER
         # read
         self.asked_model: str | None = None  # where the body names none, `resolve` sets the only one there is
         self.strict = False  # rather refuse than warn

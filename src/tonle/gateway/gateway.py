@@ -26,27 +26,26 @@ from tonle.config.stores import MEMORY
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import InlineTransport
+from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.gateway_metrics import GatewayMetrics, Sla
 from tonle.gateway.interpreter import rest_collector
-from tonle.gateway.keys.key import EVERYBODY, Limits, given
-from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.limits.ledger import Ledger
-from tonle.gateway.limits.metrics import SharedMetrics
-from tonle.gateway.limits.saver import UsageSaver
-from tonle.gateway.limits.shared import SharedLedger
+from tonle.gateway.limits.memory_limiter import MemoryLimiter
+from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
+from tonle.gateway.limits.usage_saver import UsageSaver
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
-from tonle.gateway.replay import Replay
 from tonle.gateway.routes import Rooms, Routes
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
-from tonle.gateway.state import State, state_of
-from tonle.gateway.watchers import Sla, Watchers
+from tonle.gateway.state_store import StateStore, state_of
 from tonle.telemetry import goodbye
 
 log = logging.getLogger("tonle.gateway")
@@ -64,22 +63,22 @@ class Gateway:
         self._state = None if self._inline else _state(config)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
         self.trail = _trail(config)
-        self.ledger, self._counter = _counting(config, self._state)
-        shared = self.ledger if isinstance(self.ledger, SharedLedger) else None
+        self.limiter, self._counter = _counting(config, self._state)
+        shared = self.limiter if isinstance(self.limiter, SharedLimiter) else None
         self.pool = _pool(config, inline, inline_models)
         router = Router(self.pool, config)
         self._cache = _cache(config)
-        replay = Replay(self._cache)
-        auth = Auth(self.ring) if inline is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
+        replay = CachedReplies(self._cache)
+        auth = Auth(self.ring) if inline is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
-        watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
+        watchers = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
         if self.trail is not None:
             watchers.registry.register(AuditMetrics(self.trail))
         if shared is not None:
             watchers.registry.register(SharedMetrics(shared))
         stages = Stages(
-            auth=auth, ledger=self.ledger, recorder=recorder, replay=replay, router=router,
+            auth=auth, limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, watchers=watchers,
         )  # fmt: skip
@@ -87,7 +86,7 @@ class Gateway:
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
         routes = Routes(Rooms(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
-            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), inline=self._inline, shared=shared,
+            watchers=watchers, admin=Admin(self.ring, self.limiter, self.pool), inline=self._inline, shared=shared,
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
         ))  # fmt: skip
         limits = ServerLimits(max_body_bytes=config.max_body_bytes, write_timeout_s=config.write_timeout_s)
@@ -138,7 +137,7 @@ class Gateway:
         if self._state is not None:
             await self._state.close()
 
-    async def _open(self, state: State) -> None:
+    async def _open(self, state: StateStore) -> None:
         await state.open()
         try:
             await self.ring.reload()
@@ -201,8 +200,8 @@ def _fixed_keys(config: GatewayConfig) -> list[Any]:
             *(given(secret, admin=True) for secret in config.admin_key)]  # fmt: skip
 
 
-def _default_limits(config: GatewayConfig) -> Limits:
-    return Limits(
+def _default_limits(config: GatewayConfig) -> KeyLimits:
+    return KeyLimits(
         requests_per_minute=config.requests_per_minute,
         tokens_per_minute=config.tokens_per_minute,
         max_concurrent=config.max_concurrent_per_key,
@@ -210,21 +209,21 @@ def _default_limits(config: GatewayConfig) -> Limits:
     )
 
 
-def _state(config: GatewayConfig) -> State:
+def _state(config: GatewayConfig) -> StateStore:
     return state_of(config.state_db or str(default_state_db()), timeout_s=config.store_timeout_s)
 
 
 def _counting(
-    config: GatewayConfig, state: State | None
-) -> tuple[Ledger | SharedLedger, UsageSaver | SharedLedger | None]:
+    config: GatewayConfig, state: StateStore | None
+) -> tuple[MemoryLimiter | SharedLimiter, UsageSaver | SharedLimiter | None]:
     """Who counts, and what must be started and stopped for that."""
     default = _default_limits(config)
-    if state is not None and state.book is not None:
+    if state is not None and state.counts is not None:
         serve = config.state_on_loss == "serve"
-        shared = SharedLedger(state.book, default, lease_s=config.state_lease_s, serve_when_lost=serve)
+        shared = SharedLimiter(state.counts, default, lease_s=config.state_lease_s, serve_when_lost=serve)
         return shared, shared
-    ledger = Ledger(default)
-    return ledger, None if state is None or state.usage is None else UsageSaver(ledger, state.usage)
+    limiter = MemoryLimiter(default)
+    return limiter, None if state is None or state.usage is None else UsageSaver(limiter, state.usage)
 
 
 def _cache(config: GatewayConfig) -> Answers | None:
@@ -244,12 +243,12 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
     return None if options is None else AuditTrail(options, own_process=True)
 
 
-def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> Pool:
+def _pool(config: GatewayConfig, inline: Any, inline_models: tuple[str, ...]) -> BackendPool:
     if inline is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
         row = BackendRow(url="inline:", name="inline", models=inline_models, kind="tonle", max_concurrent=NO_LIMIT)
-        return Pool([Backend(row, config, InlineTransport(inline))], probe_interval_s=0)
+        return BackendPool([Backend(row, config, InlineTransport(inline))], probe_interval_s=0)
     if not config.backends:
         raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
                           param="backends")  # fmt: skip
-    return Pool([Backend(row, config) for row in config.backends], probe_interval_s=config.probe_interval_s)
+    return BackendPool([Backend(row, config) for row in config.backends], probe_interval_s=config.probe_interval_s)

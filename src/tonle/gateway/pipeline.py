@@ -19,17 +19,17 @@ from tonle.edge.client import UpstreamError
 from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
 from tonle.gateway.auth import Auth, check_model
+from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
-from tonle.gateway.limits.charging import Charging
+from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.outlet import Outlet
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed
 from tonle.gateway.relay import Relay
-from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router, salt_of
 from tonle.gateway.sending import Sender, used_tokens
 from tonle.gateway.shadow import Shadows
-from tonle.gateway.watchers import Watchers
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 
@@ -39,13 +39,13 @@ log = logging.getLogger("tonle.gateway")
 @dataclass(slots=True, kw_only=True)
 class Stages:
     auth: Auth
-    ledger: Charging
+    limiter: Limiter
     recorder: Recorder
-    replay: Replay
+    replay: CachedReplies
     router: Router
     sender: Sender
     shadows: Shadows
-    watchers: Watchers
+    watchers: GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Pipeline:
             call.key = self._stages.auth.admit(call.exchange)
             call.read()
             call.check_strict(strict=self._options.strict)
-            call.lease = await self._stages.ledger.charge(call.key, call.total_tokens)
+            call.lease = await self._stages.limiter.charge(call.key, call.total_tokens)
             self._stages.router.resolve(call)
             check_model(call.key, call.asked_model or call.model)
         except (Exception, asyncio.CancelledError) as refusal:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
-from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.call import Call
 from tonle.protocol.answers import Answer, Collector
 
@@ -66,13 +66,13 @@ class Recorder:
         record.timings_ms.update(_timings(call, answer))
         record.close(status, http_status=call.exchange.status or None, answer=answer, error=error)
 
-    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
+    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[BufferedReply, Exception | None], None]:
         """A record of its own for a copy that nobody waits for. Returns what closes it, once."""
         record = self._open(call.path, request_id, call.exchange.client or None, body)
         began_s = time.monotonic()
         record.note(key_id=call.key.id, route={**(call.shadow or {}), "why": "shadow", "shadow_of": call.request_id})
 
-        def close(answer: Gather, failure: Exception | None) -> None:
+        def close(answer: BufferedReply, failure: Exception | None) -> None:
             collector = Collector(answer.headers.get("content-type"))
             collector.feed(answer.body)
             status: Status = "interrupted"  # the gateway was stopped meanwhile

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from tonle.gateway import remarks
+from tonle.gateway import field_warnings
+from tonle.gateway.answer_reader import AnswerReader
 from tonle.gateway.call import Call
 from tonle.gateway.outlet import Outlet
-from tonle.gateway.tap import Tap
 from tonle.protocol import sse
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
@@ -36,7 +36,7 @@ class Relay:
         self.keep_copy = False
         self._call = call
         self._outlet = outlet
-        self._tap = Tap(None)
+        self._tap = AnswerReader(None)
         self._pieces: list[bytes] = []  # a whole answer, an error, or the copy of a stream
         self._size = 0
         self._read_whole = False
@@ -59,7 +59,7 @@ class Relay:
         self.status = status
         self.headers = headers
         self._pieces, self._size, self._read_whole = [], 0, False
-        self._tap = Tap(headers.get("content-type"), swallow_usage=self._call.asks_usage)
+        self._tap = AnswerReader(headers.get("content-type"), swallow_usage=self._call.asks_usage)
 
     def data(self, piece: bytes) -> None:
         call = self._call
@@ -79,7 +79,7 @@ class Relay:
         if not self.began:
             self._begin()
             if call.warnings:
-                piece = remarks.in_stream(piece, call.warnings)
+                piece = field_warnings.in_stream(piece, call.warnings)
         self._outlet.write(piece)
 
     def _begin(self) -> None:
@@ -122,7 +122,7 @@ class Relay:
 
     def _reply_whole(self, body: bytes, content_type: str) -> None:
         if self._call.warnings:
-            body = remarks.in_whole(body, self._call.warnings)
+            body = field_warnings.in_whole(body, self._call.warnings)
         self._outlet.reply(body, content_type=content_type, headers=self._reply_headers())
 
     def _finish_error(self) -> None:
@@ -139,14 +139,14 @@ class Relay:
         self._stop_timer()
         self.status = 200
         self.began = True
-        self._tap = Tap(content_type)
+        self._tap = AnswerReader(content_type)
         self._tap.feed(body)
         if not self._call.stream:
             self._reply_whole(body, content_type)
             return
         self.headers = {"content-type": content_type}
         self.start_stream()
-        self._outlet.write(remarks.in_stream(body, self._call.warnings) if self._call.warnings else body)
+        self._outlet.write(field_warnings.in_stream(body, self._call.warnings) if self._call.warnings else body)
         self._outlet.end()
 
     def fail(self, error: ErrorReply) -> None:
@@ -179,11 +179,11 @@ class Relay:
         headers = [("x-process-time", f"{call.exchange.elapsed_s:.6f}"), ("x-cache", call.cache_state)]
         if call.backend:
             headers += [("x-tonle-backend", call.backend), ("x-tonle-queue-time", f"{call.queued_s:.6f}")]
-        theirs = self.headers.get(remarks.HEADER, "")
+        theirs = self.headers.get(field_warnings.HEADER, "")
         if call.warnings or theirs:
-            headers.append((remarks.HEADER, remarks.header(call.warnings, theirs)))
+            headers.append((field_warnings.HEADER, field_warnings.header(call.warnings, theirs)))
         for name, value in self.headers.items():
-            if name != remarks.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
+            if name != field_warnings.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
                 headers.append((name, value))
         return headers
 

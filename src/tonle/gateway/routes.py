@@ -18,18 +18,18 @@ from tonle.config.gateway import GatewayConfig
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
-from tonle.gateway.backends.gather import Gather
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
-from tonle.gateway.keys.key import Key, Scope
-from tonle.gateway.limits.shared import SharedLedger
+from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.inference_service import InferenceCall, WrappedReply
+from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
-from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router
-from tonle.gateway.service import InferenceCall, WrappedReply
-from tonle.gateway.watchers import Watchers
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, wrong_method
 from tonle.telemetry.logs import one_line
 
@@ -57,13 +57,13 @@ class Rooms:
     auth: Auth
     pipeline: Pipeline
     router: Router
-    pool: Pool
-    replay: Replay
-    watchers: Watchers
+    pool: BackendPool
+    replay: CachedReplies
+    watchers: GatewayMetrics
     admin: Admin
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
-    shared: SharedLedger | None = None  # where limits are shared with other gateways
+    shared: SharedLimiter | None = None  # where limits are shared with other gateways
     inline: bool = False  # the only backend is an application in this process, with pages of its own
 
 
@@ -248,9 +248,9 @@ class Routes:
 
     # -- the application in this process
 
-    async def _ask_inline(self, exchange: Exchange) -> Gather:
+    async def _ask_inline(self, exchange: Exchange) -> BufferedReply:
         (backend,) = self._rooms.pool.backends
-        answer = Gather()
+        answer = BufferedReply()
         headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
         headers["x-request-id"] = exchange.request_id
         await backend.send("GET", exchange.path, b"", headers, answer, first_s=backend.timeout_s)

@@ -18,8 +18,8 @@ from tonle.edge.client import Sink, UpstreamError
 from tonle.errors import CapacityError
 from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.gather import Gather
-from tonle.gateway.backends.prefill import LEFT_OUT, PrefillError, prefill_changes, transfer_params
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.call import MAX_TOKENS, Call, estimate_tokens
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
 from tonle.gateway.race import Lane, Race
@@ -138,7 +138,7 @@ class Sender:
         body = copy_for(call, backend, salt, prefill_changes(call.body, call.model), LEFT_OUT)
         headers = headers_for(call, backend, salt)
         first_s = _first_s(backend, call)
-        answer, params = Gather(), None
+        answer, params = BufferedReply(), None
         try:
             with _judged(backend, call, answer):
                 await backend.send("POST", call.path, body, headers, answer, first_s=first_s)

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from tonle.config.rows import ShadowRow
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.gather import Gather
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.call import Call
 from tonle.gateway.outgoing import copy_for, headers_for
 
@@ -32,7 +32,7 @@ _LEFT_OUT = ("stream_options",)
 class CopyRecorder(Protocol):
     """Where records of copies go."""
 
-    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
+    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[BufferedReply, Exception | None], None]:
         """Returns what closes the record."""
         ...
 
@@ -41,7 +41,7 @@ class Shadows:
     def __init__(
         self,
         rows: Iterable[ShadowRow],
-        pool: Pool,
+        pool: BackendPool,
         recorder: CopyRecorder,
         *,
         draw: Callable[[], float] = random.random,
@@ -77,7 +77,7 @@ class Shadows:
         headers = headers_for(call, backend, salt) | {"X-Request-Id": request_id}
         close = self._recorder.open_copy(call, request_id, body) if row.record else None
         self.num_sent += 1
-        answer, failure = Gather(), None
+        answer, failure = BufferedReply(), None
         try:
             await backend.send("POST", call.path, body, headers, answer, first_s=backend.timeout_s)
             took_ms = (time.monotonic() - began_s) * 1000

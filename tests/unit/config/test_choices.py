@@ -6,7 +6,7 @@ import pytest
 
 from tonle.config.choices import choices
 from tonle.config.rows import BackendRow, ExperimentRow
-from tonle.gateway.admin import KeyWish
+from tonle.gateway.admin import KeyRequest
 from tonle.protocol.openai import ChatRequest
 
 
@@ -18,8 +18,8 @@ from tonle.protocol.openai import ChatRequest
         (BackendRow, "nothing", []),
         (BackendRow, "role[0].deep", []),
         (ExperimentRow, "arms[0].name", []),
-        (KeyWish, "scopes[3]", ["admin", "metrics", "models"]),
-        (KeyWish, "limits.tokens_per_day", []),
+        (KeyRequest, "scopes[3]", ["admin", "metrics", "models"]),
+        (KeyRequest, "limits.tokens_per_day", []),
     ],
 )
 def test_words(kind: type, path: str, words: list[str]) -> None:

@@ -43,7 +43,7 @@ class Backend:
         self.timeout_s = row.timeout_s or config.backend_timeout_s
         self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
         self.kind = row.kind  # auto until the first probe has told
-        self.unwell: str | None = None if row.models else "not asked yet"  # why it gets no requests
+        self.unhealthy_reason: str | None = None if row.models else "not asked yet"  # why it gets no requests
         self.warning: str | None = None  # what its operator should know though it is well
         self.draining = False  # an admin's wish: finish what runs, take nothing new
         self.gate = Gate(
@@ -57,7 +57,7 @@ class Backend:
 
     @property
     def available(self) -> bool:
-        return self.unwell is None and not self.draining and self.breaker.allows
+        return self.unhealthy_reason is None and not self.draining and self.breaker.allows
 
     @property
     def load(self) -> float:

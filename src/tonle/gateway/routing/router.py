@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from tonle.config.gateway import GatewayConfig
 from tonle.config.rows import ArmRow, ExperimentRow
 from tonle.errors import InvalidRequest, UnknownModel
+from tonle.gateway.api_keys.key import Key
 from tonle.gateway.backends.backend import Backend, ModelEntry
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.call import Call
-from tonle.gateway.keys.key import Key
 from tonle.gateway.refusals import NoBackend
 from tonle.gateway.routing.experiments import assign
-from tonle.gateway.routing.prefix import MAX_PIECES, PIECE_CHARS, PrefixMemory, first_home, piece_names
+from tonle.gateway.routing.prefix_affinity import MAX_PIECES, PIECE_CHARS, PrefixMemory, first_home, piece_names
 
 # Affinity gives way when its backend has this much more than the average.
 LOAD_FACTOR = 1.25
@@ -34,7 +34,7 @@ class Route:
 
 
 class Router:
-    def __init__(self, pool: Pool, config: GatewayConfig) -> None:
+    def __init__(self, pool: BackendPool, config: GatewayConfig) -> None:
         self._pool = pool
         self._config = config
         self._aliases = dict(config.aliases)
@@ -157,8 +157,8 @@ class Router:
                 reasons.append(f"{backend.name} failed")
             elif backend.draining:
                 reasons.append(f"{backend.name} is being drained")
-            elif backend.unwell is not None:
-                reasons.append(f"{backend.name} is unwell ({backend.unwell})")
+            elif backend.unhealthy_reason is not None:
+                reasons.append(f"{backend.name} is unhealthy_reason ({backend.unhealthy_reason})")
             elif not backend.breaker.allows:
                 reasons.append(f"{backend.name} failed several times and is left alone for a while")
         waits = [backend.breaker.retry_after_s for backend in having if backend.breaker.retry_after_s]

@@ -6,8 +6,8 @@ import secrets
 
 import msgspec
 
-from tonle.gateway.keys.key import Key
-from tonle.gateway.keys.store import in_order, revoked
+from tonle.gateway.api_keys.key import Key
+from tonle.gateway.api_keys.store import in_order, revoked
 from tonle.gateway.postgres import Postgres
 
 

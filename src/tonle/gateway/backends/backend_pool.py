@@ -1,4 +1,4 @@
-"""`Pool`: all backends, asked every few seconds whether they are well and which models they have.
+"""`BackendPool`: all backends, asked every few seconds whether they are well and which models they have.
 
 Does: probe, find by name and model. Does not: choose.
 """
@@ -14,18 +14,18 @@ import msgspec
 from tonle.edge.client import UpstreamError
 from tonle.errors import NotFound
 from tonle.gateway.backends.backend import Backend, ModelEntry
-from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.buffered_reply import BufferedReply
 
 log = logging.getLogger("tonle.gateway")
 
 PROBE_TIMEOUT_S = 5.0
 
 
-class _ModelList(msgspec.Struct):
+class _BackendModels(msgspec.Struct):
     data: list[ModelEntry]
 
 
-class Pool:
+class BackendPool:
     def __init__(self, backends: Iterable[Backend], *, probe_interval_s: float) -> None:
         self.backends = list(backends)
         self._interval_s = probe_interval_s
@@ -69,31 +69,31 @@ class Pool:
 
     async def _ask(self, backend: Backend) -> None:
         """/v1/models is the question every such server answers, and those that load or drain answer it with 503."""
-        before = backend.unwell
+        before = backend.unhealthy_reason
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                answer = Gather()
+                answer = BufferedReply()
                 await backend.send("GET", "/v1/models", b"", {}, answer, first_s=PROBE_TIMEOUT_S)
-            backend.unwell = self._read(backend, answer)
+            backend.unhealthy_reason = self._read(backend, answer)
         except (UpstreamError, TimeoutError) as error:
-            backend.unwell = str(error) or "no answer in time"
+            backend.unhealthy_reason = str(error) or "no answer in time"
         except Exception as error:
             log.exception("probing %s failed", backend.name)
-            backend.unwell = str(error)
-        if backend.unwell != before:
-            if backend.unwell is None:
+            backend.unhealthy_reason = str(error)
+        if backend.unhealthy_reason != before:
+            if backend.unhealthy_reason is None:
                 log.info("backend %s is well; it has %s", backend.name, ", ".join(backend.models) or "no models")
             else:
-                log.warning("backend %s is unwell: %s", backend.name, backend.unwell)
+                log.warning("backend %s is unhealthy_reason: %s", backend.name, backend.unhealthy_reason)
 
-    def _read(self, backend: Backend, answer: Gather) -> str | None:
+    def _read(self, backend: Backend, answer: BufferedReply) -> str | None:
         if answer.status != 200:
             wants_key = (
                 "; it wants a key: give the backend's api_key or api_key_env" if answer.status in (401, 403) else ""
             )
             return f"/v1/models answers {answer.status}{wants_key}"
         try:
-            entries = msgspec.json.decode(answer.body, type=_ModelList).data
+            entries = msgspec.json.decode(answer.body, type=_BackendModels).data
         except msgspec.MsgspecError as error:
             return f"/v1/models cannot be read: {error}"
         wanted = backend.row.models

@@ -1,4 +1,4 @@
-"""`Ledger`: limits counted in memory, for one gateway.
+"""`MemoryLimiter`: limits counted in memory, for one gateway.
 
 A minute is a bucket that holds a minute's worth and refills steadily: a burst may take all of it, and then the rate
 holds. Tokens are charged by estimate when a request comes and corrected when its answer has ended; a bucket that an
@@ -12,8 +12,8 @@ import functools
 import time
 from collections.abc import Callable, Iterable
 
-from tonle.gateway.keys.key import Key, Limits
-from tonle.gateway.limits.charging import refusal
+from tonle.gateway.api_keys.key import Key, KeyLimits
+from tonle.gateway.limits.limiter import refusal
 
 MINUTE_S = 60.0
 DAY_S = 86400
@@ -60,22 +60,22 @@ class Account:
 class MemoryLease:
     """One request's charge."""
 
-    __slots__ = ("_account", "_charged", "_ledger", "key")
+    __slots__ = ("_account", "_charged", "_limiter", "key")
 
-    def __init__(self, ledger: Ledger, key: Key, account: Account, charged: int) -> None:
+    def __init__(self, limiter: MemoryLimiter, key: Key, account: Account, charged: int) -> None:
         self.key = key
-        self._ledger = ledger
+        self._limiter = limiter
         self._account = account
         self._charged = charged
 
     def settle(self, used_tokens: int) -> None:
-        self._ledger.settle(self.key, self._account, self._charged, used_tokens)
+        self._limiter.settle(self.key, self._account, self._charged, used_tokens)
 
 
-class Ledger:
+class MemoryLimiter:
     """Owns every account. `unsaved` is what the store has not heard of yet."""
 
-    def __init__(self, default: Limits, *, clock: Callable[[], float] = time.monotonic,
+    def __init__(self, default: KeyLimits, *, clock: Callable[[], float] = time.monotonic,
                  today: Callable[[], str] | None = None) -> None:  # fmt: skip
         self._default = default
         self._clock = clock
@@ -126,17 +126,17 @@ class Ledger:
         accounts = {key_id: account for key_id in key_ids if (account := self._accounts.get(key_id)) is not None}
         return {key_id: account.tokens_today for key_id, account in accounts.items() if account.day == day}
 
-    def _check_concurrent(self, account: Account, limits: Limits) -> None:
+    def _check_concurrent(self, account: Account, limits: KeyLimits) -> None:
         if limits.max_concurrent is not None and account.num_running >= limits.max_concurrent:
             raise refusal("max_concurrent", limits, SLOT_WAIT_S)
 
-    def _check_day(self, account: Account, limits: Limits) -> None:
+    def _check_day(self, account: Account, limits: KeyLimits) -> None:
         if limits.tokens_per_day is None or account.day != self.today():
             return
         if account.tokens_today >= limits.tokens_per_day:
             raise refusal("tokens_per_day", limits, DAY_S - time.time() % DAY_S)
 
-    def _buckets(self, account: Account, limits: Limits, now_s: float) -> tuple[Bucket | None, Bucket | None]:
+    def _buckets(self, account: Account, limits: KeyLimits, now_s: float) -> tuple[Bucket | None, Bucket | None]:
         """Refilled; None where there is no limit."""
         if limits.requests_per_minute is None:
             account.requests = None

@@ -20,7 +20,7 @@ Scope = Literal["models", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = ("models", "metrics", "admin")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None = the gateway's default for that limit."""
 
     requests_per_minute: int | None = None
@@ -29,11 +29,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_day: int | None = None
 
     @functools.lru_cache(maxsize=1024)  # asked for every request; there are few different ones  # noqa: B019
-    def over(self, default: Limits) -> Limits:
+    def over(self, default: KeyLimits) -> KeyLimits:
         """These, and `default` where these say nothing."""
         names = self.__struct_fields__
         own = {name: getattr(self, name) for name in names}
-        return Limits(**{name: getattr(default, name) if own[name] is None else own[name] for name in names})
+        return KeyLimits(**{name: getattr(default, name) if own[name] is None else own[name] for name in names})
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     created: int  # unix seconds
     scopes: tuple[Scope, ...] = ("models",)
     models: tuple[str, ...] = ()  # empty = all
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     tenant: str = ""
     revoked: int | None = None  # unix seconds
 
@@ -70,7 +70,7 @@ def draw(
     *,
     scopes: tuple[Scope, ...] = ("models",),
     models: tuple[str, ...] = (),
-    limits: Limits | None = None,
+    limits: KeyLimits | None = None,
     tenant: str = "",
 ) -> tuple[Key, str]:
     """A new key and its secret, which is shown once and never kept."""
@@ -82,7 +82,7 @@ def draw(
         created=int(time.time()),
         scopes=scopes,
         models=models,
-        limits=limits or Limits(),
+        limits=limits or KeyLimits(),
         tenant=tenant,
     )
     return key, secret
@@ -95,6 +95,6 @@ def given(secret: str, *, admin: bool) -> Key:
     return Key(id=f"key-{digest[:10]}", name="from the settings", digest=digest, created=0, scopes=scopes)
 
 
-# Who calls where no key is configured: programs of this machine; or, where a server is open to all, everybody.
-ANYBODY = Key(id="anybody", name="no key", digest="", created=0, scopes=SCOPES)
-EVERYBODY = Key(id="anybody", name="no key", digest="", created=0, scopes=("models", "metrics"))
+# The caller's key where none is configured: programs on this machine; or, where a server is open to all, any caller.
+LOCAL_CALLER = Key(id="anonymous", name="no key", digest="", created=0, scopes=SCOPES)
+ANONYMOUS_CALLER = Key(id="anonymous", name="no key", digest="", created=0, scopes=("models", "metrics"))

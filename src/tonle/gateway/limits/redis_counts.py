@@ -1,9 +1,9 @@
-"""Limits in Redis: Lua scripts, each of which Redis runs whole before anything else.
+"""KeyLimits in Redis: Lua scripts, each of which Redis runs whole before anything else.
 
     tonle:account:KEY   hash: requests, tokens (levels of the two buckets), requests_at, tokens_at, day, used
     tonle:leases:KEY    sorted set: `LEASE:TOKENS` by the time it runs out
 
-The arithmetic is that of `ledger.py`; that file explains it.
+The arithmetic is that of `memory_limiter.py`; that file explains it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from tonle.cache.redis_client import RedisClient
-from tonle.gateway.keys.key import Limits
-from tonle.gateway.limits.book import Held, OverLimit, Settlement
-from tonle.gateway.limits.charging import LimitName
+from tonle.gateway.api_keys.key import KeyLimits
+from tonle.gateway.limits.limiter import LimitName
+from tonle.gateway.limits.shared_counts import Held, OverLimit, Settlement
 
 ACCOUNT, LEASES = "tonle:account:", "tonle:leases:"
 
@@ -126,7 +126,7 @@ return used
 )
 
 
-class RedisBook:
+class RedisCounts:
     """Owns those names; the client is shared with the keys."""
 
     def __init__(self, client: RedisClient) -> None:
@@ -137,7 +137,7 @@ class RedisBook:
             register(script) for script in (_CHARGE, _SETTLE, _RENEW, _USED)
         )
 
-    async def charge(self, held: Held, limits: Limits, *, lease_s: float) -> OverLimit | None:
+    async def charge(self, held: Held, limits: KeyLimits, *, lease_s: float) -> OverLimit | None:
         bounds = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent, limits.tokens_per_day)
         args = [_member(held), held.tokens, lease_s, *("" if bound is None else bound for bound in bounds)]
         async with self._client.trip():

@@ -19,7 +19,7 @@ from tonle.audit.record import STATUSES
 from tonle.cache import Answers
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
-from tonle.gateway.tally import Spread, Tally
+from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.protocol.answers import Answer
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -75,7 +75,7 @@ def _percentile(ordered: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 6) if ordered else 0.0
 
 
-class Watchers:
+class GatewayMetrics:
     """Owns the registry: nothing global."""
 
     def __init__(self, sla: Sla, backends: list[Backend], cache: Answers | None, *, process: bool = True) -> None:
@@ -85,18 +85,18 @@ class Watchers:
         self.registry.register(_State(backends, cache, sla))
         if process:
             ProcessCollector(registry=self.registry)
-        self._calls = Tally("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
+        self._calls = FastCounter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
         for status in STATUSES:
             self._calls.add(status, "200", count=0)  # a rate needs the zero before the first event
-        self._tokens = Tally("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",))
+        self._tokens = FastCounter("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",))
         for kind in ("prompt", "completion"):
             self._tokens.add(kind, count=0)
-        self._hedged = Tally(
+        self._hedged = FastCounter(
             "tonle:gateway_hedged_requests", "Streams a second backend was asked for too.", ("won_by",)
         )
-        self._latency = Spread("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
-        self._queue = Spread("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
-        self._first = Spread("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
+        self._latency = FastHistogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
+        self._queue = FastHistogram("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
+        self._first = FastHistogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
         for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
             self.registry.register(collector)
 

@@ -1,4 +1,4 @@
-"""Replay from cache: may this request be answered by an answer given before, and is there one?
+"""CachedReplies from cache: may this request be answered by an answer given before, and is there one?
 
 Does: decide, look up, wait for an identical request that is under way, remember. Does not: compute or send.
 """
@@ -11,7 +11,7 @@ from tonle.gateway.call import Call
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
 
-class Replay:
+class CachedReplies:
     """With no cache, every request passes by."""
 
     def __init__(self, cache: Answers | None) -> None:

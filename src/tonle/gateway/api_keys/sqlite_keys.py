@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from tonle.errors import ConfigError
-from tonle.gateway.keys.key import Key
-from tonle.gateway.keys.store import in_order, revoked
+from tonle.gateway.api_keys.key import Key
+from tonle.gateway.api_keys.store import in_order, revoked
 
 ResultT = TypeVar("ResultT")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
-from tonle.gateway.keys.key import Key, Limits
+from tonle.gateway.api_keys.key import Key, KeyLimits
 from tonle.gateway.refusals import RateLimited
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "max_concurrent", "tokens_per_day"]
@@ -25,8 +25,8 @@ class Lease(Protocol):
         """Exactly once, however the request ends. Never waits."""
 
 
-class Charging(Protocol):
-    """Limits of all keys."""
+class Limiter(Protocol):
+    """KeyLimits of all keys."""
 
     async def charge(self, key: Key, tokens: int) -> Lease:
         """`tokens` is an estimate. Raises `RateLimited`, then nothing was charged; or `StoreLost`."""
@@ -35,5 +35,5 @@ class Charging(Protocol):
         """Tokens. Raises `StoreLost`."""
 
 
-def refusal(name: LimitName, limits: Limits, wait_s: float) -> RateLimited:
+def refusal(name: LimitName, limits: KeyLimits, wait_s: float) -> RateLimited:
     return RateLimited(f"this key may {_WORDS[name].format(getattr(limits, name))}", retry_after_s=wait_s)

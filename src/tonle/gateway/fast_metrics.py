@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 
-class Tally(Collector):
+class FastCounter(Collector):
     """How often each combination of labels came."""
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ class Tally(Collector):
         yield family
 
 
-class Spread(Collector):
+class FastHistogram(Collector):
     """How many values fell below each bound."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:

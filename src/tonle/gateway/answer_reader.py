@@ -1,4 +1,4 @@
-"""`Tap`: learn what a stream says without slowing it.
+"""`AnswerReader`: learn what a stream says without slowing it.
 
 Does: hand pieces on at once and read them in batches, later; moments are noted as pieces pass. Does not: parse
 (`Collector` does). Reading 64 chunks together costs a fraction of reading them one by one between network events.
@@ -13,7 +13,7 @@ from tonle.protocol.answers import Answer, Collector
 BATCH_BYTES = 64 * 1024  # unread pieces that are kept
 
 
-class Tap:
+class AnswerReader:
     """Takes the place of a `Collector` in front of a stream or a whole answer."""
 
     __slots__ = ("_collector", "_last_s", "_passing", "_size", "_swallow", "_unread")

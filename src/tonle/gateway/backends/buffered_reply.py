@@ -1,4 +1,4 @@
-"""`Gather`: a sink that keeps a whole answer, for the gateway's own questions to backends."""
+"""`BufferedReply`: a sink that keeps a whole answer, for the gateway's own questions to backends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tonle.edge.client import UpstreamError
 MAX_BYTES = 16 * 1024**2
 
 
-class Gather:
+class BufferedReply:
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}

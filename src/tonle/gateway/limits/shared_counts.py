@@ -1,4 +1,4 @@
-"""`Book`: limits counted on a server, for all gateways that use it. Every call is one trip, and atomic on the server.
+"""`SharedCounts`: limits counted on a server, for all gateways that use it. Every call is one trip, and atomic on the server.
 
 Time and day are the server's: clocks of gateways may differ. A request that holds a lease counts as running until it is
 settled, or until the lease has run out because nobody renewed it: its gateway died. Then what was estimated for it
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tonle.gateway.keys.key import Limits
-from tonle.gateway.limits.charging import LimitName
+from tonle.gateway.api_keys.key import KeyLimits
+from tonle.gateway.limits.limiter import LimitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class OverLimit:
     wait_s: float
 
 
-class Book(Protocol):
+class SharedCounts(Protocol):
     """All of these raise `StoreLost`."""
 
     place: str  # for messages: without passwords
 
-    async def charge(self, held: Held, limits: Limits, *, lease_s: float) -> OverLimit | None:
+    async def charge(self, held: Held, limits: KeyLimits, *, lease_s: float) -> OverLimit | None:
         """None: it may run. Sent again for the same lease, it is charged once."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from tonle.gateway.tap import Tap
+from tonle.gateway.answer_reader import AnswerReader
 from tonle.protocol.answers import Collector
 
 
@@ -28,7 +28,7 @@ def test_however_it_is_cut(seed: int, *, swallow: bool) -> None:
         cuts = [whole.index(b"\n\n", cut) + 2 for cut in cuts if b"\n\n" in whole[cut:]]
     pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     tap, collector = (
-        Tap("text/event-stream", swallow_usage=swallow),
+        AnswerReader("text/event-stream", swallow_usage=swallow),
         Collector("text/event-stream", swallow_usage=swallow),
     )
     passed = b"".join(tap.feed(piece) for piece in pieces if piece) + tap.rest()
@@ -40,7 +40,7 @@ def test_however_it_is_cut(seed: int, *, swallow: bool) -> None:
 
 
 def test_a_long_stream_is_not_kept_unread() -> None:
-    tap = Tap("text/event-stream")
+    tap = AnswerReader("text/event-stream")
     for _ in range(100):
         tap.feed(stream(40))
         assert tap._size <= 64 * 1024 + len(stream(40))

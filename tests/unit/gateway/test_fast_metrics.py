@@ -6,7 +6,7 @@ import random
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from tonle.gateway.tally import Spread, Tally
+from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 
 BOUNDS = (0.005, 0.1, 1.0, 60.0)
 
@@ -18,7 +18,7 @@ def text(registry: CollectorRegistry) -> list[str]:
 
 def test_they_read_as_the_librarys_do() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally, spread = Tally("calls", "How many.", ("status",)), Spread("wait", "How long.", BOUNDS)
+    tally, spread = FastCounter("calls", "How many.", ("status",)), FastHistogram("wait", "How long.", BOUNDS)
     ours.register(tally)
     ours.register(spread)
     counter = Counter("calls", "How many.", ("status",), registry=theirs)

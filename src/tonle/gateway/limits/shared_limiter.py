@@ -1,4 +1,4 @@
-"""`SharedLedger`: limits that hold across gateways, counted in a `Book` on a server.
+"""`SharedLimiter`: limits that hold across gateways, counted in a `SharedCounts` on a server.
 
 Does: one trip to charge a request of a key that has limits, none for others; settle behind the caller's back; renew
 leases of running requests; notice that the server is gone, and do then what was asked for: refuse, or count in memory.
@@ -11,18 +11,22 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from tonle.errors import StoreLost
-from tonle.gateway.keys.key import Key, Limits
-from tonle.gateway.limits.book import Book, Held, OverLimit
-from tonle.gateway.limits.charging import Lease, refusal
-from tonle.gateway.limits.ledger import Ledger
-from tonle.gateway.limits.outbox import Outbox
+from tonle.gateway.api_keys.key import Key, KeyLimits
+from tonle.gateway.limits.limiter import Lease, refusal
+from tonle.gateway.limits.memory_limiter import MemoryLimiter
+from tonle.gateway.limits.settlement_queue import SettlementQueue
+from tonle.gateway.limits.shared_counts import Held, OverLimit, SharedCounts
 
 log = logging.getLogger("tonle.gateway")
 
-UNLIMITED = Limits()
+UNLIMITED = KeyLimits()
 USAGE_S = 2.0  # how often the server hears of requests that hold no lease
 RETRY_S = 1.0  # how often a server that is gone is tried again
 GRACE_S = 0.1  # who had an answer from another gateway may be here before word that its slot is free
@@ -32,43 +36,43 @@ RENEWALS = 3  # of a lease, before it would run out
 class SharedLease:
     """Held on the server."""
 
-    __slots__ = ("_held", "_ledger")
+    __slots__ = ("_held", "_limiter")
 
-    def __init__(self, ledger: SharedLedger, held: Held) -> None:
-        self._ledger = ledger
+    def __init__(self, limiter: SharedLimiter, held: Held) -> None:
+        self._limiter = limiter
         self._held = held
 
     def settle(self, used_tokens: int) -> None:
-        self._ledger.settle(self._held, used_tokens)
+        self._limiter.settle(self._held, used_tokens)
 
 
 class UnheldLease:
     """Not held on the server, which only hears what was used. `local`: charged in memory, the server being gone."""
 
-    __slots__ = ("_key_id", "_ledger", "_local")
+    __slots__ = ("_key_id", "_limiter", "_local")
 
-    def __init__(self, ledger: SharedLedger, key_id: str, local: Lease | None = None) -> None:
-        self._ledger = ledger
+    def __init__(self, limiter: SharedLimiter, key_id: str, local: Lease | None = None) -> None:
+        self._limiter = limiter
         self._key_id = key_id
         self._local = local
 
     def settle(self, used_tokens: int) -> None:
         if self._local is not None:
             self._local.settle(used_tokens)
-        self._ledger.outbox.add_usage(self._key_id, used_tokens)
+        self._limiter.settlements.add_usage(self._key_id, used_tokens)
 
 
-class SharedLedger:
+class SharedLimiter:
     """Owns the leases of this gateway's running requests. Build it on the event loop it is used on."""
 
-    def __init__(self, book: Book, default: Limits, *, lease_s: float, serve_when_lost: bool) -> None:
-        self.outbox = Outbox()
+    def __init__(self, counts: SharedCounts, default: KeyLimits, *, lease_s: float, serve_when_lost: bool) -> None:
+        self.settlements = SettlementQueue()
         self.lost: str | None = None  # why the server cannot be used; None: it can
         self.num_losses = 0
-        self._book = book
+        self._counts = counts
         self._default = default
         self._lease_s = lease_s
-        self._local = Ledger(default) if serve_when_lost else None
+        self._local = MemoryLimiter(default) if serve_when_lost else None
         self._running: dict[str, Held] = {}
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -86,7 +90,7 @@ class SharedLedger:
         if limits == UNLIMITED:
             return UnheldLease(self, key.id)
         if self.lost is None:
-            await self.outbox.ended(key.id)  # who asks again after an answer must find its slot free
+            await self.settlements.ended(key.id)  # who asks again after an answer must find its slot free
         if self.lost is None:
             try:
                 return await self._charge(Held(secrets.token_hex(12), key.id, tokens), limits)
@@ -97,7 +101,7 @@ class SharedLedger:
                             retry_after_s=RETRY_S)  # fmt: skip
         return UnheldLease(self, key.id, await self._local.charge(key, tokens))
 
-    async def _charge(self, held: Held, limits: Limits) -> SharedLease:
+    async def _charge(self, held: Held, limits: KeyLimits) -> SharedLease:
         """A caller who hangs up does not stop the trip, so that its end is known, and settled."""
         trip = asyncio.create_task(self._ask(held, limits))
         try:
@@ -106,19 +110,19 @@ class SharedLedger:
             trip.add_done_callback(lambda trip: self._void(trip, held))
             raise
         except StoreLost:
-            self.outbox.add(held, 0)  # it may have been charged
+            self.settlements.add(held, 0)  # it may have been charged
             raise
         if over is not None:
             raise refusal(over.name, limits, over.wait_s)
         self._running[held.lease_id] = held
         return SharedLease(self, held)
 
-    async def _ask(self, held: Held, limits: Limits) -> OverLimit | None:
-        over = await self._book.charge(held, limits, lease_s=self._lease_s)
+    async def _ask(self, held: Held, limits: KeyLimits) -> OverLimit | None:
+        over = await self._counts.charge(held, limits, lease_s=self._lease_s)
         if over is None or over.name != "max_concurrent":
             return over
         await asyncio.sleep(GRACE_S)
-        return await self._book.charge(held, limits, lease_s=self._lease_s)
+        return await self._counts.charge(held, limits, lease_s=self._lease_s)
 
     def _void(self, trip: asyncio.Task[OverLimit | None], held: Held) -> None:
         if trip.cancelled() or trip.exception() is not None or trip.result() is None:
@@ -126,11 +130,11 @@ class SharedLedger:
 
     def settle(self, held: Held, used: int) -> None:
         self._running.pop(held.lease_id, None)
-        self.outbox.add(held, used)
+        self.settlements.add(held, used)
         self._wake.set()
 
     async def used_today(self, key_ids: Iterable[str]) -> dict[str, int]:
-        return await self._book.used_today(key_ids)
+        return await self._counts.used_today(key_ids)
 
     # -- the conversation with the server, behind the requests
 
@@ -145,7 +149,7 @@ class SharedLedger:
         self._wake.set()
         await self._worker  # never in the middle of a trip: nobody would know whether it counted
         try:
-            await self.outbox.send(self._book)
+            await self.settlements.send(self._counts)
         except StoreLost as error:
             log.error("what keys used at the end could not be counted: %s", error)
 
@@ -154,14 +158,14 @@ class SharedLedger:
         while not self._stopping:
             await self._rest(RETRY_S if self.lost is not None else min(USAGE_S, max(0.0, self._renew_at_s - clock())))
             try:
-                heard = await self.outbox.send(self._book)
+                heard = await self.settlements.send(self._counts)
                 if self._running and (self.lost is not None or clock() >= self._renew_at_s):
-                    await self._book.renew(list(self._running.values()), lease_s=self._lease_s)
+                    await self._counts.renew(list(self._running.values()), lease_s=self._lease_s)
                     heard = True
                 if clock() >= self._renew_at_s:
                     self._renew_at_s = clock() + self._lease_s / RENEWALS
                 if self.lost is not None and not heard:
-                    await self._book.ping()
+                    await self._counts.ping()
                 self._find()
             except StoreLost as error:
                 self._lose(error)
@@ -186,4 +190,17 @@ class SharedLedger:
     def _find(self) -> None:
         if self.lost is not None:
             self.lost = None
-            log.warning("shared limits are back: %s answers again", self._book.place)
+            log.warning("shared limits are back: %s answers again", self._counts.place)
+
+
+class SharedMetrics(Collector):
+    """Whether shared limits are within reach, for Prometheus."""
+
+    def __init__(self, limiter: SharedLimiter) -> None:
+        self._limiter = limiter
+
+    def collect(self) -> Iterator[Metric]:
+        limiter = self._limiter
+        yield GaugeMetricFamily("tonle:state_up", "1 = the shared state answers.", value=float(limiter.lost is None))
+        yield CounterMetricFamily("tonle:state_losses", "Times the shared state was lost.", value=limiter.num_losses)
+        yield GaugeMetricFamily("tonle:state_leases", "Running requests it knows of.", value=limiter.num_running)

@@ -1,4 +1,4 @@
-"""`State`: where a gateway keeps keys and counts limits. A SQLite file for one gateway, a server for several.
+"""`StateStore`: where a gateway keeps keys and counts limits. A SQLite file for one gateway, a server for several.
 
 Does: choose by the setting `state_db`, connect, close. Does not: import a server's library unless it is chosen.
 """
@@ -12,18 +12,18 @@ from typing import Protocol
 from tonle.cache.redis_client import RedisClient
 from tonle.config.stores import POSTGRES, REDIS, scheme_of
 from tonle.errors import ConfigError, StoreLost
-from tonle.gateway.keys.store import KeyStore
-from tonle.gateway.limits.book import Book
-from tonle.gateway.limits.saver import UsageStore
+from tonle.gateway.api_keys.store import KeyStore
+from tonle.gateway.limits.shared_counts import SharedCounts
+from tonle.gateway.limits.usage_saver import UsageStore
 
 log = logging.getLogger("tonle.gateway")
 
 
-class State(Protocol):
-    """Limits are counted by the `book`, or else in memory; then `usage` remembers them."""
+class StateStore(Protocol):
+    """Limits are counted in `counts`, or else in memory; then `usage` stores them."""
 
     keys: KeyStore
-    book: Book | None
+    counts: SharedCounts | None
     usage: UsageStore | None
 
     async def open(self) -> None:
@@ -32,7 +32,7 @@ class State(Protocol):
     async def close(self) -> None: ...
 
 
-def state_of(place: str, *, timeout_s: float) -> State:
+def state_of(place: str, *, timeout_s: float) -> StateStore:
     """Raises `ConfigError`."""
     scheme = scheme_of(place)
     if scheme in REDIS:
@@ -44,11 +44,11 @@ def state_of(place: str, *, timeout_s: float) -> State:
 
 class FileState:
     def __init__(self, path: Path) -> None:
-        from tonle.gateway.keys.sqlite_keys import SqliteKeys
+        from tonle.gateway.api_keys.sqlite_keys import SqliteKeys
 
         self._file = SqliteKeys(path)
         self.keys: KeyStore = self._file
-        self.book: Book | None = None
+        self.counts: SharedCounts | None = None
         self.usage: UsageStore | None = self._file
 
     async def open(self) -> None:
@@ -60,12 +60,12 @@ class FileState:
 
 class RedisState:
     def __init__(self, url: str, timeout_s: float) -> None:
-        from tonle.gateway.keys.redis_keys import RedisKeys
-        from tonle.gateway.limits.redis_book import RedisBook
+        from tonle.gateway.api_keys.redis_keys import RedisKeys
+        from tonle.gateway.limits.redis_counts import RedisCounts
 
         self._client = RedisClient(url, timeout_s=timeout_s, param="state_db")
         self.keys: KeyStore = RedisKeys(self._client)
-        self.book: Book | None = RedisBook(self._client)
+        self.counts: SharedCounts | None = RedisCounts(self._client)
         self.usage: UsageStore | None = None
 
     async def open(self) -> None:
@@ -87,13 +87,13 @@ class RedisState:
 
 class PostgresState:
     def __init__(self, url: str, timeout_s: float) -> None:
-        from tonle.gateway.keys.postgres_keys import PostgresKeys
-        from tonle.gateway.limits.postgres_book import PostgresBook
+        from tonle.gateway.api_keys.postgres_keys import PostgresKeys
+        from tonle.gateway.limits.postgres_counts import PostgresCounts
         from tonle.gateway.postgres import Postgres
 
         self._server = Postgres(url, timeout_s=timeout_s)
         self.keys: KeyStore = PostgresKeys(self._server)
-        self.book: Book | None = PostgresBook(self._server)
+        self.counts: SharedCounts | None = PostgresCounts(self._server)
         self.usage: UsageStore | None = None
 
     async def open(self) -> None:

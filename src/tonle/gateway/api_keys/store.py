@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from tonle.errors import NotFound
-from tonle.gateway.keys.key import Key
+from tonle.gateway.api_keys.key import Key
 
 
 class KeyStore(Protocol):

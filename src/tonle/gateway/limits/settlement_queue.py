@@ -1,4 +1,4 @@
-"""`Outbox`: how requests ended, as far as the server has not heard of it yet.
+"""`SettlementQueue`: how requests ended, as far as the server has not heard of it yet.
 
 Does: collect, send in batches in order, keep what could not be sent. Does not: decide when (`shared.py`).
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from tonle.gateway.limits.book import Book, Held, Settlement
+from tonle.gateway.limits.shared_counts import Held, Settlement, SharedCounts
 
 
-class Batch:
+class UsageBatch:
     """Settlements that travel together."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Batch:
     def __bool__(self) -> bool:
         return bool(self.leases or self.usage)
 
-    def take_back(self, earlier: Batch) -> None:
+    def take_back(self, earlier: UsageBatch) -> None:
         """`earlier` could not be sent: it goes with this one, and first."""
         self.leases[:0] = earlier.leases
         self.key_ids |= earlier.key_ids
@@ -33,12 +33,12 @@ class Batch:
         return [*self.leases, *(Settlement(key_id, used) for key_id, used in self.usage.items())]
 
 
-class Outbox:
+class SettlementQueue:
     """Built on the event loop it is used on."""
 
     def __init__(self) -> None:
-        self._collecting = Batch()
-        self._sending: Batch | None = None
+        self._collecting = UsageBatch()
+        self._sending: UsageBatch | None = None
 
     @property
     def has_leases(self) -> bool:
@@ -60,14 +60,14 @@ class Outbox:
                 await asyncio.shield(batch.ended)
                 return
 
-    async def send(self, book: Book) -> bool:
+    async def send(self, counts: SharedCounts) -> bool:
         """False if there was nothing to send. Raises `StoreLost`, and keeps all. Only one call at a time."""
         if not self._collecting:
             return False
         batch = self._sending = self._collecting
-        self._collecting = Batch()
+        self._collecting = UsageBatch()
         try:
-            await book.settle(batch.settlements())
+            await counts.settle(batch.settlements())
         except BaseException:
             self._collecting.take_back(batch)
             raise

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from tonle.gateway.limits.ledger import Ledger
+from tonle.gateway.limits.memory_limiter import MemoryLimiter
 
 log = logging.getLogger("tonle.gateway")
 
@@ -26,14 +26,14 @@ class UsageStore(Protocol):
 
 
 class UsageSaver:
-    def __init__(self, ledger: Ledger, store: UsageStore) -> None:
-        self._ledger = ledger
+    def __init__(self, limiter: MemoryLimiter, store: UsageStore) -> None:
+        self._limiter = limiter
         self._store = store
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        day = self._ledger.today()
-        self._ledger.load(day, await self._store.usage(day))
+        day = self._limiter.today()
+        self._limiter.load(day, await self._store.usage(day))
         self._task = asyncio.create_task(self._save_often())
 
     async def stop(self) -> None:
@@ -50,13 +50,13 @@ class UsageSaver:
                 log.exception("what keys used could not be saved; trying again")
 
     async def _save(self) -> None:
-        ledger = self._ledger
-        unsaved, ledger.unsaved = ledger.unsaved, {}
+        limiter = self._limiter
+        unsaved, limiter.unsaved = limiter.unsaved, {}
         try:
             for day in {day for day, _ in unsaved}:
                 tokens = {key_id: used for (its_day, key_id), used in unsaved.items() if its_day == day}
                 await self._store.add_usage(day, tokens)
         except Exception:
             for place, used in unsaved.items():
-                ledger.unsaved[place] = ledger.unsaved.get(place, 0) + used
+                limiter.unsaved[place] = limiter.unsaved.get(place, 0) + used
             raise

@@ -13,7 +13,7 @@ from tonle.config.load import load_gateway
 from tonle.config.stores import place_of
 from tonle.errors import ConfigError
 from tonle.gateway.gateway import Gateway
-from tonle.gateway.state import state_of
+from tonle.gateway.state_store import state_of
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Limits in PostgreSQL: functions of `postgres.sql`, each one statement and so one transaction.
+"""KeyLimits in PostgreSQL: functions of `postgres.sql`, each one statement and so one transaction.
 
-The arithmetic is that of `ledger.py`; that file explains it.
+The arithmetic is that of `memory_limiter.py`; that file explains it.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from tonle.gateway.keys.key import Limits
-from tonle.gateway.limits.book import Held, OverLimit, Settlement
-from tonle.gateway.limits.charging import LimitName
+from tonle.gateway.api_keys.key import KeyLimits
+from tonle.gateway.limits.limiter import LimitName
+from tonle.gateway.limits.shared_counts import Held, OverLimit, Settlement
 from tonle.gateway.postgres import Postgres
 
 
-class PostgresBook:
+class PostgresCounts:
     """Owns `tonle_accounts` and `tonle_leases`; the connections are shared with the keys."""
 
     def __init__(self, server: Postgres) -> None:
         self.place = server.place
         self._server = server
 
-    async def charge(self, held: Held, limits: Limits, *, lease_s: float) -> OverLimit | None:
+    async def charge(self, held: Held, limits: KeyLimits, *, lease_s: float) -> OverLimit | None:
         ((name, wait_s),) = await self._server.fetch(
             "SELECT * FROM tonle_charge($1, $2, $3, $4, $5, $6, $7, $8)",
             held.lease_id, held.key_id, held.tokens, lease_s, limits.requests_per_minute, limits.tokens_per_minute,

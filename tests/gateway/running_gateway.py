@@ -1,7 +1,7 @@
 """A gateway with servers behind it, all on one event loop and real loopback sockets.
 
 `Upstream` is a scripted OpenAI-compatible server: tests turn its screws (`status`, `hang`, `break_after`, …) and read
-what it was sent. `town` runs one gateway in front of several of them.
+what it was sent. `running_gateway` runs one gateway in front of several of them.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class Upstream:
         exchange.end()
 
 
-class Town:
-    def __init__(self, door: Gateway, client: httpx.AsyncClient, audit_dir: Path, listener_url: str) -> None:
-        self.door = door
+class RunningGateway:
+    def __init__(self, gateway: Gateway, client: httpx.AsyncClient, audit_dir: Path, listener_url: str) -> None:
+        self.gateway = gateway
         self.client = client
         self.audit_dir = audit_dir
         self.url = listener_url
@@ -161,8 +161,8 @@ def rows(*upstreams: Upstream, **fields: Any) -> tuple[BackendRow, ...]:
 
 
 @contextlib.asynccontextmanager
-async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[BackendRow, ...]] | None = None,
-               **settings: Any) -> AsyncIterator[Town]:  # fmt: skip
+async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[BackendRow, ...]] | None = None,
+               **settings: Any) -> AsyncIterator[RunningGateway]:  # fmt: skip
     """Started upstreams and a gateway. Leaving stops all; then the records are complete."""
     for upstream in upstreams:
         await upstream.start()
@@ -172,15 +172,15 @@ async def town(folder: Path, *upstreams: Upstream, backends: Callable[[], tuple[
         "state_db": str(folder / "state.db"), "drain_s": 5.0, "probe_interval_s": 30.0, **settings,
     })  # fmt: skip
     config.validate()
-    door = Gateway(config)
+    gateway = Gateway(config)
     listener = bind("127.0.0.1", 0)
-    await door.start(listener)
+    await gateway.start(listener)
     url = local_url(*listener.getsockname()[:2])
     try:
         async with httpx.AsyncClient(base_url=url, timeout=240) as client:
-            yield Town(door, client, folder / "audit", url)
+            yield RunningGateway(gateway, client, folder / "audit", url)
     finally:
-        await door.stop()
+        await gateway.stop()
         for upstream in upstreams:
             await upstream.stop()
 

@@ -10,8 +10,8 @@ import hmac
 import logging
 from collections.abc import Iterable
 
-from tonle.gateway.keys.key import Key, digest_of
-from tonle.gateway.keys.store import KeyStore
+from tonle.gateway.api_keys.key import Key, digest_of
+from tonle.gateway.api_keys.store import KeyStore
 
 log = logging.getLogger("tonle.gateway")
 
