@@ -69,6 +69,46 @@ def test_one_model_under_several_names_need_not_be_named(tmp_path: Path) -> None
     run(main())
 
 
+LIMITS = {"requests_per_minute": None, "tokens_per_minute": None, "max_concurrent": None, "tokens_per_day": None}
+
+
+@pytest.mark.parametrize(
+    "body", [{"requests_per_minute": 60, "limits": {"tokens_per_day": 9}}, {"requests_per_minute": 60, "tokens_per_day": 9},
+             {"limits": {"requests_per_minute": 60, "tokens_per_day": 9}}],
+)  # fmt: skip
+def test_limits_stand_beside_the_name_or_inside_limits(tmp_path: Path, body: dict[str, object]) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            made = await place.post("/admin/keys", {"name": "a", **body})
+            assert (made.status_code, made.json()["limits"]) == (
+                201, LIMITS | {"requests_per_minute": 60, "tokens_per_day": 9})  # fmt: skip
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"requests_per_minute": 60, "limits": {"requests_per_minute": 50}}, "requests_per_minute", "given twice"),
+        ({"requests_per_minute": 0}, "requests_per_minute", "at least 1"),
+        ({"limits": {"max_concurrent": -1}}, "max_concurrent", "at least 1"),
+        ({"name": ""}, "name", "name"),
+        ({"request_per_minute": 60}, "request_per_minute", "request_per_minute"),
+    ],
+)
+def test_a_key_request_that_cannot_be_meant_is_refused(
+    tmp_path: Path, body: dict[str, object], param: str, words: str
+) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            refused = await place.post("/admin/keys", {"name": "a", **body})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, param) and words in error["message"], error
+            assert (await place.get("/admin/keys")).json()["keys"] == []
+
+    run(main())
+
+
 def test_limits_of_a_key_hold(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:

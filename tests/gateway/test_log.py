@@ -108,7 +108,7 @@ def test_nobody_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         await place.ask(headers={"x-request-id": "id-1"})
 
     level, line = the_line(tmp_path, caplog, Upstream("m"), ask)
-    assert level == "WARNING" and line.endswith("id id-1: nobody can answer for m now: b0 is being drained")
+    assert level == "WARNING" and line.endswith("id id-1: no healthy backend for m: b0 is being drained")
 
 
 @pytest.mark.parametrize("name", ["x\nWARNING forged", "x\r\u2028y\x1b[2J", "\u202eabc", "y" * 5000])

@@ -190,7 +190,14 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
         async with running_gateway(tmp_path, upstream, dark, shadows=(ShadowRow(model="m", to_model="dark"),)) as place:
             reply = await place.ask(stream=True, use_cache=False, cache_salt="theirs")
             assert reply.status_code == 200
-            await until(lambda: place.gateway.shadows.num_failed == 1, "no shadow was sent")
+            metrics = (await place.get("/metrics")).text
+            assert shadow_count(metrics, "left_out") == 0 and shadow_count(metrics, "answered") == 0
+            for _ in range(600):
+                if shadow_count((await place.get("/metrics")).text, "failed") == 1:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                raise AssertionError("no shadow was sent")
         (copy,) = dark.requests
         assert copy["model"] == "dark" and copy["stream"] is False and "use_cache" not in copy
         assert len(copy["cache_salt"]) == 32  # the tenant's: copies share no prefixes either
@@ -199,6 +206,26 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
         name = f"shadow-{reply.headers['x-request-id']}"
         assert record["route"]["shadow"] == {"backend": "b1", "model": "dark", "request_id": name}
         assert dark.headers[0]["x-request-id"] == name
+
+    run(main())
+
+
+def shadow_count(metrics: str, outcome: str) -> float:
+    (line,) = [line for line in metrics.splitlines() if f'shadow_requests_total{{outcome="{outcome}"}}' in line]
+    return float(line.rpartition(" ")[2])
+
+
+def test_shadows_are_counted_by_outcome(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream, dark = Upstream("m"), Upstream("dark")
+        async with running_gateway(tmp_path, upstream, dark, shadows=(ShadowRow(model="m", to_model="dark"),)) as place:
+            assert (await place.ask()).status_code == 200
+            await until(lambda: dark.requests and not place.gateway.shadows._tasks, "the copy never ended")
+            await place.post("/admin/backends/b1/drain")
+            assert (await place.ask("again")).status_code == 200
+            metrics = (await place.get("/metrics")).text
+            counts = {outcome: shadow_count(metrics, outcome) for outcome in ("answered", "failed", "left_out")}
+            assert counts == {"answered": 1, "failed": 0, "left_out": 1}
 
     run(main())
 

@@ -13,17 +13,19 @@ from tests.gateway.running_gateway import Upstream, run, running_gateway
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.call import Call
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.recording import Recorder
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
 
 STAGES: list[tuple[type[Any], str, str]] = [
-    (Auth, "admit", "admit"), (MemoryLimiter, "charge", "charge"), (Recorder, "open", "open audit"),
-    (CachedReplies, "find", "replay"), (Router, "choose", "choose"), (Backend, "send", "send"),
+    (Auth, "admit", "admit"), (Call, "read", "read"), (MemoryLimiter, "charge", "charge"),
+    (Router, "resolve", "resolve"), (Recorder, "open", "open audit"),
+    (CachedReplies, "applies_to", "replay"), (Router, "choose", "choose"), (Backend, "send", "send"),
     (Relay, "data", "watch"), (Recorder, "close", "close audit"),
 ]  # fmt: skip
-WHOLE_WAY = ["admit", "charge", "open audit", "replay", "choose", "send", "watch", "close audit"]
+WHOLE_WAY = ["admit", "read", "charge", "resolve", "open audit", "replay", "choose", "send", "watch", "close audit"]
 
 
 @pytest.fixture
@@ -50,8 +52,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({}, {}, WHOLE_WAY),
         ({}, {"stream": True}, WHOLE_WAY),
         ({}, {"key": "wrong"}, ["admit", "open audit", "close audit"]),
-        ({"tokens_per_day": 1}, {}, ["admit", "charge", "open audit", "close audit"]),
-        ({}, {"temperature": 0}, ["admit", "charge", "open audit", "replay", "close audit"]),
+        ({"tokens_per_day": 1}, {}, ["admit", "read", "charge", "open audit", "close audit"]),
+        ({}, {"temperature": 0}, ["admit", "read", "charge", "resolve", "open audit", "replay", "close audit"]),
     ],
     ids=["whole", "streamed", "refused key", "over limit", "cached"],
 )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from tonle.errors import ConfigError
+from tonle.protocol.answers import Answer
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -30,6 +31,14 @@ class Sink(Protocol):
 
     def attach(self, press: Callable[[bool], None]) -> None:
         """Before all: `press(True)` asks the sender to wait, `press(False)` to go on."""
+        ...
+
+    def know(self, answer: Answer) -> None:
+        """Optional, between `attach` and the first `data`, by a sender in this process: what the bytes say.
+
+        The sender keeps filling `answer` (text, usage, finish reasons, `first_s`, `complete`, an error) until `send`
+        returns or raises, and sends the bytes as usual. The sink then need not parse them.
+        """
         ...
 
     def head(self, status: int, headers: dict[str, str]) -> None: ...

@@ -1,42 +1,48 @@
-"""CachedReplies from cache: may this request be answered by an answer given before, and is there one?
+"""Replay from cache: may this request be answered by an answer given before, and is there one?
 
-Does: decide, look up, wait for an identical request that is under way, remember. Does not: compute or send.
+Does: decide, look up, wait for an identical request that is under way. Does not: compute or send.
 """
 
 from __future__ import annotations
 
-from tonle.cache import Answers, CachedResponse, Flight, may_reuse, response_name
-from tonle.gateway.call import Call
+from tonle.cache import Answers, CachedResponse, may_reuse, response_name
+from tonle.gateway.stage_results import AcceptedRequest, CacheLookup
 
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
 
 class CachedReplies:
-    """With no cache, every request passes by."""
+    """Without a cache, no request is looked up."""
 
     def __init__(self, cache: Answers | None) -> None:
         self.cache = cache
 
-    async def find(self, call: Call, identity: tuple[object, ...]) -> CachedResponse | Flight | None:
-        """An answer; or a flight to land, if this is the request whose answer will be kept; or None: pass by."""
-        if self.cache is None or not wanted(call):
-            return None
-        name = response_name(tenant=call.key.owner, path=call.path, model=identity, body=call.body)
-        call.cache_state = "miss"
+    def applies_to(self, accepted: AcceptedRequest) -> bool:
+        return self.cache is not None and _wanted(accepted)
+
+    async def find(self, accepted: AcceptedRequest) -> CacheLookup:
+        """Only for requests that `applies_to` accepts. May wait for an identical request to end."""
+        assert self.cache is not None, "there is no cache to look into"
+        name = response_name(
+            tenant=accepted.key.owner,
+            path=accepted.call.path,
+            model=accepted.model.entry.identity,
+            body=accepted.request.body,
+        )
         found = await self.cache.find(name)
         if isinstance(found, CachedResponse):
-            call.cache_state = "hit"
-            call.cached_from = found.request_id
-        return found
+            return CacheLookup("hit", response=found)
+        return CacheLookup("miss", flight=found)
 
 
-def wanted(call: Call) -> bool:
-    """What the caller says, else only what would come out the same again."""
-    asked = call.body.get("use_cache")
+def _wanted(accepted: AcceptedRequest) -> bool:
+    """What the caller says; else only requests that would get the same answer again."""
+    body, exchange = accepted.request.body, accepted.call.exchange
+    asked = body.get("use_cache")
     if asked is None:
-        header = call.exchange.header("x-use-cache").lower()
+        header = exchange.header("x-use-cache").lower()
         asked = True if header in _YES else False if header in _NO else None
     if isinstance(asked, bool):
         return asked
-    control = call.exchange.header("cache-control").lower()
-    return "no-cache" not in control and "no-store" not in control and may_reuse(call.body)
+    control = exchange.header("cache-control").lower()
+    return "no-cache" not in control and "no-store" not in control and may_reuse(body)

@@ -1,11 +1,12 @@
 """What a caller is told about the fields of a request: a header, and `warnings` in the answer, beside a backend's own.
 
-Does: write our remarks into answers that backends made, whole or streamed. Does not: find them (`call.py`), or change
-an answer of a request that gave no reason for any.
+Does: write the gateway's warnings into answers that backends made, whole or streamed. Does not: find them
+(`parsed_request.py`), or change an answer where there are none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ MAX_CHARS = 256  # of the header
 _EVENT = b"data: {"
 
 
-def header(ours: list[FieldWarning], theirs: str) -> str:
+def header(ours: Sequence[FieldWarning], theirs: str) -> str:
     """`2; user, top_a`: how many, and which. `theirs` is a backend's header of this kind, or empty."""
     _, _, listed = theirs.partition("; ")
     names = [warning.param.encode("unicode_escape").decode() for warning in ours]
@@ -25,8 +26,8 @@ def header(ours: list[FieldWarning], theirs: str) -> str:
     return f"{len(names)}; {', '.join(names)}"[:MAX_CHARS].rstrip()
 
 
-def in_whole(body: bytes, ours: list[FieldWarning]) -> bytes:
-    """A whole answer with our remarks; one that is no JSON object stays as it is."""
+def in_whole(body: bytes, ours: Sequence[FieldWarning]) -> bytes:
+    """A whole answer with our warnings; one that is not a JSON object stays as it is."""
     try:
         reply = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -34,8 +35,8 @@ def in_whole(body: bytes, ours: list[FieldWarning]) -> bytes:
     return msgspec.json.encode(_joined(reply, ours)) if isinstance(reply, dict) else body
 
 
-def in_stream(piece: bytes, ours: list[FieldWarning]) -> bytes:
-    """The first piece of a stream with our remarks in its first event."""
+def in_stream(piece: bytes, ours: Sequence[FieldWarning]) -> bytes:
+    """The first piece of a stream with our warnings in its first event."""
     start = piece.find(_EVENT)
     end = piece.find(b"\n", start)
     if start < 0 or end < 0:
@@ -44,8 +45,8 @@ def in_stream(piece: bytes, ours: list[FieldWarning]) -> bytes:
     return piece[:begin] + in_whole(piece[begin:end], ours) + piece[end:]
 
 
-def _joined(reply: dict[str, Any], ours: list[FieldWarning]) -> dict[str, Any]:
-    """What a backend says of a field is nearer to the truth than what we do."""
+def _joined(reply: dict[str, Any], ours: Sequence[FieldWarning]) -> dict[str, Any]:
+    """Where both warn about a field, the backend's warning is kept: it knows what it did."""
     theirs = reply.get("warnings")
     theirs = theirs if isinstance(theirs, list) else []
     told = {entry.get("param") for entry in theirs if isinstance(entry, dict)}

@@ -73,6 +73,7 @@ class Gateway:
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         watchers = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=inline is None)
+        watchers.registry.register(self.shadows.requests)
         if self.trail is not None:
             watchers.registry.register(AuditMetrics(self.trail))
         if shared is not None:
@@ -80,7 +81,7 @@ class Gateway:
         stages = Stages(
             auth=auth, limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
-            shadows=self.shadows, watchers=watchers,
+            shadows=self.shadows, metrics=watchers,
         )  # fmt: skip
         options = PipelineOptions(keep_alive_s=config.keep_alive_s, strict=config.strict)
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))

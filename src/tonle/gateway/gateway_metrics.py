@@ -1,6 +1,6 @@
-"""What operators watch: counters and histograms of the gateway, and whether the promise of speed is kept.
+"""What operators watch: counters and histograms of the gateway, and whether its latency target is met.
 
-Does: observe calls as they end, read backends and cache when scraped. Does not: keep more than a window of latencies.
+Does: observe requests as they end, read backends and cache when scraped. Does not: keep more than a window of latencies.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from prometheus_client.registry import Collector
 
 from tonle.audit.record import STATUSES
 from tonle.cache import Answers
+from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.call import Call
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
+from tonle.gateway.stage_results import StageResults
 from tonle.protocol.answers import Answer
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-WINDOW = 1000  # calls
+WINDOW = 1000  # requests
 WINDOW_S = 300.0
 
 
 class Sla:
-    """The latest calls, and the share of time they spent waiting, beginning and writing."""
+    """The latest requests, and how long each waited, began and was written. `target_p95_s` is the latency target."""
 
     def __init__(self, target_p95_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.target_p95_s = target_p95_s
@@ -40,7 +41,7 @@ class Sla:
         self._calls.append((self._clock(), total_s, queue_s, first_s, failed))
 
     def report(self) -> dict[str, object]:
-        """`meets_sla`, percentiles in seconds, and, if the promise is broken, by what."""
+        """`meets_sla`, percentiles in seconds, and, if the target is missed, where the time went."""
         since_s = self._clock() - WINDOW_S
         calls = [call for call in self._calls if call[0] >= since_s]
         totals = sorted(call[1] for call in calls)
@@ -53,7 +54,7 @@ class Sla:
             "requests": len(calls),
             "failed": sum(call[4] for call in calls),
             "latency_s": {"p50": p50, "p95": p95, "p99": p99},
-            # 1 = the slow twentieth is used up exactly
+            # 1 = exactly 5 % of the requests are slower than the target
             "burn_rate": round(len(slow) / len(calls) / 0.05, 3) if calls else 0.0,
         }
         if not meets:
@@ -62,7 +63,7 @@ class Sla:
 
 
 def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, object]:
-    """Where the slow calls spent their time, on average."""
+    """Where the slow requests spent their time, on average."""
     count = len(slow)
     queue_s = sum(call[2] for call in slow) / count
     first_s = sum(max(0.0, call[3] - call[2]) for call in slow) / count
@@ -79,10 +80,10 @@ class GatewayMetrics:
     """Owns the registry: nothing global."""
 
     def __init__(self, sla: Sla, backends: list[Backend], cache: Answers | None, *, process: bool = True) -> None:
-        """`process`: also tell of this process, unless somebody else does."""
+        """`process`: also export the metrics of this process, unless another registry does."""
         self.sla = sla
         self.registry = CollectorRegistry()
-        self.registry.register(_State(backends, cache, sla))
+        self.registry.register(_CurrentState(backends, cache, sla))
         if process:
             ProcessCollector(registry=self.registry)
         self._calls = FastCounter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
@@ -92,7 +93,7 @@ class GatewayMetrics:
         for kind in ("prompt", "completion"):
             self._tokens.add(kind, count=0)
         self._hedged = FastCounter(
-            "tonle:gateway_hedged_requests", "Streams a second backend was asked for too.", ("won_by",)
+            "tonle:gateway_hedged_requests", "Streams that were asked of a second backend too.", ("won_by",)
         )
         self._latency = FastHistogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
         self._queue = FastHistogram("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
@@ -100,23 +101,24 @@ class GatewayMetrics:
         for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
             self.registry.register(collector)
 
-    def observe(self, call: Call, status: str, answer: Answer) -> None:
-        exchange = call.exchange
-        total_s = exchange.elapsed_s
+    def observe(self, exchange: Exchange, results: StageResults, status: str, answer: Answer) -> None:
+        """A request has ended."""
+        total_s, sent = exchange.elapsed_s, results.sent
         self._calls.add(status, str(exchange.status))
-        if call.hedge is not None:
-            self._hedged.add("second" if call.backend == call.hedge["second"] else "first")
+        if sent is not None and sent.hedge is not None:
+            self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
         if answer.usage is not None and status != "cached":
             self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
             self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
         if status not in ("ok", "cached", "failed"):
             return  # a refusal is quick and a hang-up is the caller's; neither says how fast we are
         self._latency.observe(total_s)
-        if call.first_byte_s is not None:
-            self._queue.observe(call.queued_s)
-            self._first.observe(call.first_byte_s - exchange.arrived_s)
-        first_s = (call.first_byte_s or exchange.arrived_s) - exchange.arrived_s
-        self.sla.add(total_s, call.queued_s, first_s, failed=status == "failed")
+        queued_s, first_s = 0.0 if sent is None else sent.queued_s, 0.0
+        if sent is not None and sent.first_byte_s is not None:
+            first_s = sent.first_byte_s - exchange.arrived_s
+            self._queue.observe(queued_s)
+            self._first.observe(first_s)
+        self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
 
     def render(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
@@ -127,7 +129,7 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-class _State(Collector):
+class _CurrentState(Collector):
     """Read at the moment of a scrape."""
 
     def __init__(self, backends: list[Backend], cache: Answers | None, sla: Sla) -> None:
@@ -149,7 +151,9 @@ class _State(Collector):
             failed.add_metric([backend.name], backend.num_failed)
         yield from (up, running, waiting, sent, failed)
         report = self._sla.report()
-        yield GaugeMetricFamily("tonle:meets_sla", "1 = the promise is kept.", value=float(bool(report["meets_sla"])))
+        yield GaugeMetricFamily(
+            "tonle:meets_sla", "1 = the latency target is met.", value=float(bool(report["meets_sla"]))
+        )
         if self._cache is not None:
             stats = self._cache.stats
             yield CounterMetricFamily("tonle:cache_hits", "Answers from the cache.", value=stats.hits)

@@ -25,7 +25,7 @@ from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
 from tonle.gateway.gateway_metrics import GatewayMetrics
-from tonle.gateway.inference_service import InferenceCall, WrappedReply
+from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
@@ -148,13 +148,13 @@ class Routes:
 
     async def _generate(self, exchange: Exchange) -> None:
         if exchange.path != INFERENCE:
-            await self._rooms.pipeline.run(Call(exchange, exchange.path), exchange)
+            await self._rooms.pipeline.run(Call(exchange, exchange.path))
             return
         config = self._rooms.config
         call = InferenceCall(
             exchange, context_window=config.context_window, max_context_length=config.max_context_length
         )
-        await self._rooms.pipeline.run(call, WrappedReply(call))
+        await self._rooms.pipeline.run(call)
 
     # -- models
 
@@ -198,7 +198,7 @@ class Routes:
         if not self._rooms.is_open():
             return "the gateway is shutting down"
         if not any(backend.available for backend in self._rooms.pool.backends):
-            return "no backend is well"
+            return "no healthy backend"
         return None
 
     async def live(self, exchange: Exchange) -> None:

@@ -45,7 +45,8 @@ class Backend:
         self.kind = row.kind  # auto until the first probe has told
         self.unhealthy_reason: str | None = None if row.models else "not asked yet"  # why it gets no requests
         self.warning: str | None = None  # what its operator should know though it is well
-        self.draining = False  # an admin's wish: finish what runs, take nothing new
+        self.local = False  # in this process: it hands answers over as objects too (`Sink.know`)
+        self.draining = False  # set by an admin: finish what runs, take nothing new
         self.gate = Gate(
             max_concurrent=row.max_concurrent or config.max_concurrent,
             max_queued=config.max_queued if row.max_queued is None else row.max_queued,

@@ -1,10 +1,11 @@
-"""`BufferedReply`: a sink that keeps a whole answer, for the gateway's own questions to backends."""
+"""`BufferedReply`: a sink that keeps a whole answer, for requests the gateway itself makes to backends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tonle.edge.client import UpstreamError
+from tonle.protocol.answers import Answer
 
 MAX_BYTES = 16 * 1024**2
 
@@ -22,6 +23,9 @@ class BufferedReply:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         """It is never full."""
+
+    def know(self, answer: Answer) -> None:
+        """The body is what is wanted."""
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
