@@ -28,12 +28,12 @@ CHAT = "/v1/chat/completions"
 
 
 class Upstream:
-    def __init__(self, *models: str, owned_by: str = "somebody") -> None:
+    def __init__(self, *models: str, owned_by: str = "unknown") -> None:
         self.models = list(models)
         self.owned_by = owned_by
         self.words = ["Phnom", " Penh", "."]
         self.status = 200
-        self.locked = False  # wants a key that nobody has
+        self.locked = False  # needs a key that no caller has
         self.hang = asyncio.Event()  # while not set, nothing is answered
         self.hang.set()
         self.pause_after: int | None = None  # words of a stream, then `resume` is awaited

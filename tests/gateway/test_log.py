@@ -160,7 +160,4 @@ def test_a_backend_that_wants_a_key(tmp_path: Path, caplog: pytest.LogCaptureFix
             pass
 
     run(main())
-    assert (
-        "backend b0 is unhealthy_reason: /v1/models answers 401; it wants a key: give the backend's api_key"
-        in caplog.text
-    )
+    assert "backend b0 is unhealthy: /v1/models answers 401; it needs a key: set the backend's api_key" in caplog.text

@@ -1,6 +1,6 @@
-"""`AnswerReader`: learn what a stream says without slowing it.
+"""`AnswerReader`: read what a stream says without slowing it.
 
-Does: hand pieces on at once and read them in batches, later; moments are noted as pieces pass. Does not: parse
+Does: hand pieces on at once and read them in batches, later; times are noted as pieces pass. Does not: parse
 (`Collector` does). Reading 64 chunks together costs a fraction of reading them one by one between network events.
 """
 

@@ -68,7 +68,6 @@ class Attempt:
         ticket, used = _ticket(accepted), None
         try:
             await self._wait_turn(backend, ticket)
-            self._relay.expect(self.backend, self.queued_s)
             if hedge_after_s is not None and accepted.request.stream and self._route.prefill is None:
                 self.status = await self._race(hedge_after_s, choose_second)
             else:
@@ -96,6 +95,7 @@ class Attempt:
                                  retry_after_s=queue.wait_estimate_s()) from None  # fmt: skip
         finally:
             self.queued_s += time.monotonic() - began_s
+            self._relay.expect(self.backend, self.queued_s)
 
     async def _exchange(self, route: Route, sink: StatusSink) -> int:
         """The status of the reply that `sink` was handed."""

@@ -1,7 +1,7 @@
 """Counters and histograms for one thread: an addition each, and nothing locked.
 
-Does: count, and say it in Prometheus' words when scraped. Does not: name metrics. The client library's own are safe for
-any thread and cost ten times as much; a gateway counts every request several times over.
+Does: count, and export in Prometheus' format when scraped. Does not: name metrics. The client library's own are
+thread-safe and cost ten times as much; a gateway counts every request several times.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -37,8 +36,7 @@ _PRIORITIES = {"critical": 0, "high": HIGH, "normal": NORMAL, "low": LOW}
 _TRUE = ("1", "true")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedRequest:
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `read`."""
 
     body: dict[str, Any]  # without the fields that were stripped
@@ -85,13 +83,12 @@ class ParsedRequest:
         return "\x00".join(pieces)
 
 
-@dataclass(slots=True)
-class DecodedBody:
+class DecodedBody(msgspec.Struct):
     """A JSON object on its way to a `ParsedRequest`."""
 
     body: dict[str, Any]
     raw: bytes
-    warnings: list[FieldWarning] = field(default_factory=list)
+    warnings: list[FieldWarning] = []
     rewritten: bool = False
     history_dropped: int = 0
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tonle.audit.record import Record, Status, status_for
 from tonle.cache import CachedResponse
@@ -55,8 +57,7 @@ class PipelineOptions:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """How a request ended: its status on record, what went wrong, and the reason for the log."""
 
     status: Status
@@ -153,7 +154,7 @@ class Pipeline:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
             log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
             answer, used = Answer(), 0 if results.request is None else results.request.prompt_tokens
-            ending = replace(ending, failure=ending.failure or error)
+            ending = Ending(ending.status, ending.failure or error, ending.problem)
         if ending.failure is None and (answer.error is not None or relay.status >= 400):
             # A stream that its server ended with an error has status 200, and failed.
             ending = Ending(ending.status if relay.status >= 400 else "failed", problem=_reason_given(answer))

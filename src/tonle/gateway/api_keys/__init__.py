@@ -1,4 +1,4 @@
-"""API keys: what they are, where they are kept, who holds which.
+"""API keys: what they are and where they are kept.
 
-Does: make, hash, store, find, revoke. Does not: decide what a request may do with one (`auth.py`, `limits.py`).
+Does: make, hash, store, find, revoke. Does not: decide what a request may do with one (`auth.py`, `limits/`).
 """

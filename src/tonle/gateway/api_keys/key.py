@@ -1,6 +1,6 @@
-"""`Key`: who calls, what they may do and how much. The secret itself is never kept, only its SHA-256.
+"""`Key`: identifies a caller, with what it may do and how much. The secret itself is never kept, only its SHA-256.
 
-A plain hash is enough because secrets are drawn by us with 256 bits of chance; there is nothing to guess.
+A plain hash is enough because secrets are drawn with 256 random bits: they cannot be guessed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def draw(
 
 
 def given(secret: str, *, admin: bool) -> Key:
-    """A key whose secret stands in the settings. Its id follows from the secret: the same after a restart."""
+    """A key whose secret is in the settings. Its id follows from the secret: the same after a restart."""
     digest = digest_of(secret)
     scopes: tuple[Scope, ...] = ("models", "metrics", "admin") if admin else ("models", "metrics")
     return Key(id=f"key-{digest[:10]}", name="from the settings", digest=digest, created=0, scopes=scopes)

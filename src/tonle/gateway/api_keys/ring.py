@@ -1,6 +1,6 @@
 """`KeyRing`: the keys that are valid now, in memory; follows the store as other processes change it.
 
-Does: find a key by its secret in constant time, add, revoke, tell what was used. Does not: block the event loop.
+Does: find a key by its secret in constant time, add, revoke. Does not: block the event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KeyRing:
 
     @property
     def empty(self) -> bool:
-        """There never was a key. Where the last one was revoked, or a store lost them, nobody is let in for that."""
+        """There never was a key. Once there was one, callers need a key, even if the last one was revoked or lost."""
         return not self._had_keys
 
     def find(self, secret: str) -> Key | None:

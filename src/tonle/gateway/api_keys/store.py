@@ -28,10 +28,10 @@ class KeyStore(Protocol):
         """Raises `NotFound`. A key that is revoked already stays as it is."""
 
     async def version(self) -> int:
-        """Changes when somebody else has added or revoked a key."""
+        """Changes when another process has added or revoked a key."""
 
     async def secret(self, name: str) -> str:
-        """Drawn when it is first asked for, the same ever after, for every process."""
+        """Drawn when it is first asked for; then always the same, for every process."""
 
 
 def in_order(documents: list[bytes]) -> list[Key]:
@@ -43,6 +43,6 @@ def in_order(documents: list[bytes]) -> list[Key]:
 def revoked(document: bytes | None, key_id: str) -> Key:
     """The key as it is when revoked now. Raises `NotFound`."""
     if document is None:
-        raise NotFound(f"there is no key {key_id!r}; `tonle keys list` shows those there are")
+        raise NotFound(f"there is no key {key_id!r}; `tonle keys list` shows all keys")
     key = msgspec.json.decode(document, type=Key)
     return key if key.revoked is not None else msgspec.structs.replace(key, revoked=int(time.time()))

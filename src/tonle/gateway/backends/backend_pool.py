@@ -1,4 +1,4 @@
-"""`BackendPool`: all backends, asked every few seconds whether they are well and which models they have.
+"""`BackendPool`: all backends, asked every few seconds for their health and their models.
 
 Does: probe, find by name and model. Does not: choose.
 """
@@ -40,15 +40,22 @@ class BackendPool:
         raise NotFound(f"there is no backend {name!r}; there are: {names}")
 
     def models(self) -> dict[str, ModelEntry]:
-        """Every model that some backend has, well or not."""
+        """Every model that some backend has, healthy or not."""
         found: dict[str, ModelEntry] = {}
         for backend in self.backends:
             for name, entry in backend.models.items():
                 found.setdefault(name, entry)
         return found
 
+    def entry(self, model: str) -> ModelEntry | None:
+        """Of the first backend that has it, healthy or not."""
+        for backend in self.backends:
+            if (entry := backend.models.get(model)) is not None:
+                return entry
+        return None
+
     async def start(self) -> None:
-        """Asks everybody once before it returns. With an interval of 0 nobody is ever asked."""
+        """Probes every backend once before it returns. With an interval of 0 none is ever probed."""
         if self._interval_s:
             await self.probe()
             self._prober = asyncio.create_task(self._probe_often())
@@ -68,7 +75,7 @@ class BackendPool:
             await self.probe()
 
     async def _ask(self, backend: Backend) -> None:
-        """/v1/models is the question every such server answers, and those that load or drain answer it with 503."""
+        """Every such server answers /v1/models, and one that loads or drains answers it with 503."""
         before = backend.unhealthy_reason
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -82,14 +89,14 @@ class BackendPool:
             backend.unhealthy_reason = str(error)
         if backend.unhealthy_reason != before:
             if backend.unhealthy_reason is None:
-                log.info("backend %s is well; it has %s", backend.name, ", ".join(backend.models) or "no models")
+                log.info("backend %s is healthy; it has %s", backend.name, ", ".join(backend.models) or "no models")
             else:
-                log.warning("backend %s is unhealthy_reason: %s", backend.name, backend.unhealthy_reason)
+                log.warning("backend %s is unhealthy: %s", backend.name, backend.unhealthy_reason)
 
     def _read(self, backend: Backend, answer: BufferedReply) -> str | None:
         if answer.status != 200:
             wants_key = (
-                "; it wants a key: give the backend's api_key or api_key_env" if answer.status in (401, 403) else ""
+                "; it needs a key: set the backend's api_key or api_key_env" if answer.status in (401, 403) else ""
             )
             return f"/v1/models answers {answer.status}{wants_key}"
         try:
@@ -101,18 +108,18 @@ class BackendPool:
         for name in wanted:
             backend.models.setdefault(name, ModelEntry(id=name))
         if backend.row.kind == "auto":
-            _tell_kind(backend, entries)
+            _set_kind(backend, entries)
         return None
 
 
-def _tell_kind(backend: Backend, entries: list[ModelEntry]) -> None:
-    """Once told, it stays: an odd answer must not take the salts away."""
+def _set_kind(backend: Backend, entries: list[ModelEntry]) -> None:
+    """Once known, it stays: an odd answer must not take the salts away."""
     if entries and entries[0].owned_by in ("tonle", "vllm"):
         backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
         backend.warning = None
     elif backend.kind == "auto" and backend.warning is None:
         backend.warning = (
-            "its kind cannot be told, so it is treated as a plain OpenAI server and gets no salts: tenants share its "
-            "prefix cache; set its kind to tonle or vllm if it is one, to openai if that is meant"
+            "its kind is unknown, so it is treated as a plain OpenAI server and gets no salts: tenants share its "
+            "prefix cache; set its kind to tonle or vllm if it is one of these, or to openai to confirm"
         )
         log.warning("backend %s: %s", backend.name, backend.warning)

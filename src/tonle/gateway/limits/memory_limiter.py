@@ -17,7 +17,7 @@ from tonle.gateway.limits.limiter import refusal
 
 MINUTE_S = 60.0
 DAY_S = 86400
-SLOT_WAIT_S = 1.0  # nobody knows when one of the key's running requests will end
+SLOT_WAIT_S = 1.0  # it is not known when one of the key's running requests will end
 
 
 @functools.lru_cache(maxsize=2)
@@ -73,7 +73,7 @@ class MemoryLease:
 
 
 class MemoryLimiter:
-    """Owns every account. `unsaved` is what the store has not heard of yet."""
+    """Owns every account. `unsaved` is what has not been written to the store yet."""
 
     def __init__(self, default: KeyLimits, *, clock: Callable[[], float] = time.monotonic,
                  today: Callable[[], str] | None = None) -> None:  # fmt: skip

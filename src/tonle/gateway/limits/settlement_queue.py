@@ -1,4 +1,4 @@
-"""`SettlementQueue`: how requests ended, as far as the server has not heard of it yet.
+"""`SettlementQueue`: settled requests that have not been sent to the server yet.
 
 Does: collect, send in batches in order, keep what could not be sent. Does not: decide when (`shared.py`).
 """
@@ -40,21 +40,17 @@ class SettlementQueue:
         self._collecting = UsageBatch()
         self._sending: UsageBatch | None = None
 
-    @property
-    def has_leases(self) -> bool:
-        return bool(self._collecting.leases)
-
     def add(self, held: Held, used: int) -> None:
         self._collecting.leases.append(Settlement(held.key_id, used, held))
         self._collecting.key_ids.add(held.key_id)
 
     def add_usage(self, key_id: str, used: int) -> None:
-        """Of a request that holds no lease: no hurry, and sums do."""
+        """Of a request that holds no lease: only the sum per key is sent, and later."""
         if used:
             self._collecting.usage[key_id] = self._collecting.usage.get(key_id, 0) + used
 
     async def ended(self, key_id: str) -> None:
-        """Until the server has heard of every lease of this key that was settled before now, or could not be reached."""
+        """Until every lease of this key that was settled before now was sent to the server, or it could not be reached."""
         for batch in (self._collecting, self._sending):
             if batch is not None and key_id in batch.key_ids:
                 await asyncio.shield(batch.ended)

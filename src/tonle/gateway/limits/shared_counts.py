@@ -1,7 +1,7 @@
 """`SharedCounts`: limits counted on a server, for all gateways that use it. Every call is one trip, and atomic on the server.
 
 Time and day are the server's: clocks of gateways may differ. A request that holds a lease counts as running until it is
-settled, or until the lease has run out because nobody renewed it: its gateway died. Then what was estimated for it
+settled, or until the lease has run out because it was not renewed: its gateway died. Then what was estimated for it
 counts as used.
 """
 
@@ -48,7 +48,7 @@ class SharedCounts(Protocol):
         """None: it may run. Sent again for the same lease, it is charged once."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Corrects what was charged. A lease that is gone is charged in full, never refunded: rather too much."""
+        """Corrects what was charged. A lease that is gone is charged in full, never refunded: too much rather than too little."""
 
     async def renew(self, held: Sequence[Held], *, lease_s: float) -> None:
         """These still run. A lease that the server has lost is there again."""

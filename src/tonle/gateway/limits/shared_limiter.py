@@ -1,8 +1,8 @@
 """`SharedLimiter`: limits that hold across gateways, counted in a `SharedCounts` on a server.
 
-Does: one trip to charge a request of a key that has limits, none for others; settle behind the caller's back; renew
-leases of running requests; notice that the server is gone, and do then what was asked for: refuse, or count in memory.
-Does not: block the event loop, or ask a server that is known to be gone once per request.
+Does: one trip to charge a request of a key that has limits, none for others; settle in the background; renew leases of
+running requests; notice that the server cannot be reached, and then refuse or count in memory, as configured.
+Does not: block the event loop, or try a server that is known to be lost once per request.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tonle.gateway.limits.shared_counts import Held, OverLimit, SharedCounts
 log = logging.getLogger("tonle.gateway")
 
 UNLIMITED = KeyLimits()
-USAGE_S = 2.0  # how often the server hears of requests that hold no lease
-RETRY_S = 1.0  # how often a server that is gone is tried again
-GRACE_S = 0.1  # who had an answer from another gateway may be here before word that its slot is free
+USAGE_S = 2.0  # how often usage of requests that hold no lease is sent to the server
+RETRY_S = 1.0  # how often a server that was lost is tried again
+GRACE_S = 0.1  # a caller just answered by another gateway may arrive before that gateway has freed the slot
 RENEWALS = 3  # of a lease, before it would run out
 
 
@@ -47,7 +47,7 @@ class SharedLease:
 
 
 class UnheldLease:
-    """Not held on the server, which only hears what was used. `local`: charged in memory, the server being gone."""
+    """Not held on the server, which is only sent what was used. `local`: charged in memory while the server is lost."""
 
     __slots__ = ("_key_id", "_limiter", "_local")
 
@@ -90,7 +90,7 @@ class SharedLimiter:
         if limits == UNLIMITED:
             return UnheldLease(self, key.id)
         if self.lost is None:
-            await self.settlements.ended(key.id)  # who asks again after an answer must find its slot free
+            await self.settlements.ended(key.id)  # a caller that asks again after an answer must find its slot free
         if self.lost is None:
             try:
                 return await self._charge(Held(secrets.token_hex(12), key.id, tokens), limits)
@@ -102,7 +102,7 @@ class SharedLimiter:
         return UnheldLease(self, key.id, await self._local.charge(key, tokens))
 
     async def _charge(self, held: Held, limits: KeyLimits) -> SharedLease:
-        """A caller who hangs up does not stop the trip, so that its end is known, and settled."""
+        """A caller who hangs up does not stop the trip, so that its result is known, and settled."""
         trip = asyncio.create_task(self._ask(held, limits))
         try:
             over = await asyncio.shield(trip)
@@ -136,7 +136,7 @@ class SharedLimiter:
     async def used_today(self, key_ids: Iterable[str]) -> dict[str, int]:
         return await self._counts.used_today(key_ids)
 
-    # -- the conversation with the server, behind the requests
+    # -- the background task that settles and renews
 
     async def start(self) -> None:
         self._worker = asyncio.create_task(self._work())
@@ -147,7 +147,7 @@ class SharedLimiter:
             return
         self._stopping = True
         self._wake.set()
-        await self._worker  # never in the middle of a trip: nobody would know whether it counted
+        await self._worker  # never in the middle of a trip: it would be unknown whether it counted
         try:
             await self.settlements.send(self._counts)
         except StoreLost as error:
@@ -158,13 +158,13 @@ class SharedLimiter:
         while not self._stopping:
             await self._rest(RETRY_S if self.lost is not None else min(USAGE_S, max(0.0, self._renew_at_s - clock())))
             try:
-                heard = await self.settlements.send(self._counts)
+                sent = await self.settlements.send(self._counts)
                 if self._running and (self.lost is not None or clock() >= self._renew_at_s):
                     await self._counts.renew(list(self._running.values()), lease_s=self._lease_s)
-                    heard = True
+                    sent = True
                 if clock() >= self._renew_at_s:
                     self._renew_at_s = clock() + self._lease_s / RENEWALS
-                if self.lost is not None and not heard:
+                if self.lost is not None and not sent:
                     await self._counts.ping()
                 self._find()
             except StoreLost as error:

@@ -7,7 +7,8 @@ beginning, which is least busy. Does not: know the order of the rules (`router.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.routing.prefix_affinity import MAX_PIECES, PIECE_CHARS, PrefixMemory, first_home, piece_names
@@ -18,14 +19,14 @@ LOAD_FACTOR = 1.25
 LOAD_SLACK = 4.0  # requests
 
 
-class RouteRequest(NamedTuple):
+class RouteRequest(msgspec.Struct, frozen=True):
     """A request, and the backends that failed on it before."""
 
     accepted: AcceptedRequest
     failed: Sequence[Backend]
 
 
-class Candidates(NamedTuple):
+class Candidates(msgspec.Struct, frozen=True):
     """The backends that are left, and the reason that will be given for the one that is chosen."""
 
     backends: list[Backend]
@@ -46,7 +47,7 @@ def is_available(candidates: Candidates, request: RouteRequest) -> Candidates:
     """Healthy, not being drained, not paused after failures, and not one that failed on this request."""
     failed = request.failed
     found = [backend for backend in candidates.backends if backend.available and backend not in failed]
-    return candidates._replace(backends=found)
+    return Candidates(found, candidates.why)
 
 
 def of_arm(candidates: Candidates, request: RouteRequest) -> Candidates:
@@ -85,7 +86,7 @@ class ByLength:
         fitting = [backend for backend in candidates.backends if backend.row.length in ("any", wanted)]
         if not fitting or len(fitting) == len(candidates.backends):
             return candidates
-        return candidates._replace(backends=fitting, why="length")
+        return Candidates(fitting, "length", candidates.prefill)
 
 
 class ByPrefix:
@@ -107,13 +108,13 @@ class ByPrefix:
             self._memory.remember(names, least_busy(backends).name)  # where `by_load` will send it
             return candidates
         self._memory.remember(names, backend.name)
-        return candidates._replace(backends=[backend], why="prefix")
+        return Candidates([backend], "prefix", candidates.prefill)
 
 
 def by_load(candidates: Candidates, request: RouteRequest) -> Candidates:
     if len(candidates.backends) == 1:
         return candidates
-    return candidates._replace(backends=[least_busy(candidates.backends)])
+    return Candidates([least_busy(candidates.backends)], candidates.why, candidates.prefill)
 
 
 def least_busy(backends: list[Backend]) -> Backend:

@@ -74,7 +74,7 @@ class Router:
         if experiment is not None:
             arm = assign(experiment, subject_of(key, request))
             model = (arm or experiment.arms[0]).model or model
-        entry = self._pool.models().get(model)
+        entry = self._pool.entry(model)
         if entry is None:
             raise UnknownModel(f"there is no model {asked!r} here; GET /v1/models lists the models", param="model")
         # However many tokens are asked for, the model writes no more: one absurd number must not fill the queue.
