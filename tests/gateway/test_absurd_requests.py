@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.gateway.town import Upstream, run, town
+from tests.gateway.running_gateway import Upstream, run, running_gateway
 from tonle.edge.client import Address, HttpClient
 from tonle.edge.exchange import Exchange
 from tonle.edge.server import MAX_HEAD_BYTES, HttpServer, ServerConnection, ServerLimits
 from tonle.gateway.admission import Gate, Ticket
-from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
 from tonle.protocol.answers import Collector
 
 
-class Pressed(Gather):
+class Pressed(BufferedReply):
     """Keeps what it was given to press."""
 
     def attach(self, press: Callable[[bool], None]) -> None:
@@ -47,7 +47,7 @@ class Wire(asyncio.Transport):
 
 def test_pressure_after_the_end_does_not_stop_the_next_answer(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             client = HttpClient(Address.parse(place.url))
             request, first = client.request("GET", "/health", b"", {}), Pressed()
             connection = await client.take()
@@ -55,7 +55,7 @@ def test_pressure_after_the_end_does_not_stop_the_next_answer(tmp_path: Path) ->
             client.put(connection)
             first.press(True)  # the caller of the first answer became full after its end
             assert await client.take() is connection
-            second = Gather()
+            second = BufferedReply()
             await connection.exchange(request, second, first_s=60, silence_s=60)
             assert second.status == 200
             client.close()
@@ -80,7 +80,7 @@ def test_a_connection_goes_back_unpaused() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         client = HttpClient(Address.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         connection = await client.take()
-        for answer in (Full(), Gather()):
+        for answer in (Full(), BufferedReply()):
             await connection.exchange(client.request("GET", "/", b"", {}), answer, first_s=60, silence_s=60)
             assert answer.body == b"ok"
         connection.close()
@@ -93,12 +93,12 @@ def test_a_connection_goes_back_unpaused() -> None:
 def test_absurd_lengths_are_refused_and_hold_no_place(tmp_path: Path, name: str) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, max_concurrent=1) as place:
+        async with running_gateway(tmp_path, upstream, max_concurrent=1) as place:
             for asked in (2**31, 2**63, 10**400):
                 reply = await place.ask(**{name: asked})
                 assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
             assert (await place.ask(**{name: 2**31 - 1})).status_code == 200
-            assert place.door.pool.backends[0].gate.num_inside == 0
+            assert place.gateway.pool.backends[0].gate.num_inside == 0
         assert len(upstream.requests) == 1 and len(place.records()) == 4
 
     run(main())
@@ -198,7 +198,7 @@ def test_only_whole_streams_are_kept(
     monkeypatch.setattr(Upstream, "_stream", answer)
 
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             replies = [await place.ask(temperature=0, stream=True) for _ in range(2)]
             assert [reply.headers["x-cache"] for reply in replies] == ["miss", "hit" if kept else "miss"]
             assert [reply.content for reply in replies] == [stream] * 2
@@ -208,7 +208,7 @@ def test_only_whole_streams_are_kept(
 
 def test_a_deadline_of_thousands_of_digits_is_a_refusal_with_a_record(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             for text in ("9" * 5000, "0", "1" * 10):
                 assert (await place.ask(headers={"x-request-deadline-ms": text})).status_code == 400
             assert (await place.ask(headers={"x-request-deadline-ms": "0060000"})).status_code == 200
@@ -218,11 +218,11 @@ def test_a_deadline_of_thousands_of_digits_is_a_refusal_with_a_record(tmp_path: 
 
 
 def test_a_bug_on_the_way_in_leaves_one_record_and_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(router: Router, call: object) -> None:
+    def broken(router: Router, *args: object) -> None:
         raise ZeroDivisionError("a bug")
 
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
+        async with running_gateway(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
             with monkeypatch.context() as patch:
                 patch.setattr(Router, "resolve", broken)
                 assert (await place.ask()).status_code == 500
@@ -240,7 +240,7 @@ def test_an_answer_that_cannot_be_read_leaves_one_record_and_no_lease(
         raise ZeroDivisionError("a bug")
 
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
+        async with running_gateway(tmp_path, Upstream("m"), max_concurrent_per_key=1) as place:
             with monkeypatch.context() as patch:
                 patch.setattr(Relay, "answer", broken)
                 assert (await place.ask()).status_code == 200

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import ADMIN, KEY, Upstream, run, town, until
+from tests.gateway.running_gateway import ADMIN, KEY, Upstream, run, running_gateway, until
 
 
 def test_two_tenants_never_share_an_answer_or_a_salt(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="vllm")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             mine = await place.ask(temperature=0, key=KEY)
             theirs = await place.ask(temperature=0, key=ADMIN)
             assert (mine.headers["x-cache"], theirs.headers["x-cache"]) == ("miss", "miss")
@@ -26,7 +26,7 @@ def test_two_tenants_never_share_an_answer_or_a_salt(tmp_path: Path) -> None:
 
 def test_keys_of_one_tenant_share(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             wish = {"name": "x", "tenant": "team"}
             one, two = [(await place.post("/admin/keys", wish)).json()["key"] for _ in range(2)]
             assert (await place.ask(temperature=0, key=one)).headers["x-cache"] == "miss"
@@ -50,7 +50,7 @@ def test_keys_of_one_tenant_share(tmp_path: Path) -> None:
 def test_what_is_cached(tmp_path: Path, fields: dict[str, object], headers: dict[str, str], states: list[str]) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             replies = [await place.ask(headers=headers, **fields) for _ in range(2)]
             assert [reply.headers["x-cache"] for reply in replies] == states
             assert replies[0].json()["choices"] == replies[1].json()["choices"]
@@ -64,9 +64,9 @@ def test_identical_requests_at_once_are_computed_once(tmp_path: Path, *, stream:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             asking = [asyncio.create_task(place.ask(temperature=0, stream=stream)) for _ in range(8)]
-            await until(lambda: place.door.server.num_active == 8, "not all came")
+            await until(lambda: place.gateway.server.num_active == 8, "not all came")
             await asyncio.sleep(0.05)
             upstream.hang.set()
             replies = await asyncio.gather(*asking)
@@ -82,11 +82,11 @@ def test_a_leader_who_hangs_up_takes_nobody_along(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             leader = asyncio.create_task(place.ask(temperature=0))
             await until(lambda: upstream.requests, "it never came")
             followers = [asyncio.create_task(place.ask(temperature=0)) for _ in range(3)]
-            await until(lambda: place.door.server.num_active == 4, "not all came")
+            await until(lambda: place.gateway.server.num_active == 4, "not all came")
             await asyncio.sleep(0.05)
             leader.cancel()
             await until(lambda: len(upstream.requests) == 2, "no follower took over")
@@ -102,7 +102,7 @@ def test_errors_and_broken_streams_are_not_kept(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.status = 400
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             assert (await place.ask(temperature=0)).status_code == 400
             upstream.status = 200
             upstream.break_after = 1
@@ -116,7 +116,7 @@ def test_errors_and_broken_streams_are_not_kept(tmp_path: Path) -> None:
 
 def test_clearing_needs_an_admin(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             await place.ask(temperature=0)
             assert (await place.post("/cache/clear", key=KEY)).status_code == 403
             assert (await place.post("/cache/clear")).json() == {"status": "cleared", "entries": 1}

@@ -12,26 +12,28 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.fakes.stores import Store
-from tests.gateway.town import ADMIN, KEY, Town, Upstream, rows, run, town, until
+from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import BackendConfig
 from tonle.errors import ConfigError
 
 
 @contextlib.asynccontextmanager
-async def two(folder: Path, redis: Store, upstream: Upstream, **settings: Any) -> AsyncIterator[tuple[Town, Town]]:
+async def two(
+    folder: Path, redis: Store, upstream: Upstream, **settings: Any
+) -> AsyncIterator[tuple[RunningGateway, RunningGateway]]:
     """Each with keys of its own in a file: only the cache is shared."""
     settings = {"cache": redis.url, "store_timeout_s": 120.0, **settings}
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)
-    async with town(folder / "one", upstream, **settings) as one, \
-            town(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
+    async with running_gateway(folder / "one", upstream, **settings) as one, \
+            running_gateway(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
         yield one, other
 
 
-async def stored(place: Town) -> None:
+async def stored(place: RunningGateway) -> None:
     """Answers are written after the reply; wait for that."""
-    await asyncio.gather(*place.door._cache._writes)  # type: ignore[union-attr]
+    await asyncio.gather(*place.gateway._cache._writes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -58,7 +60,7 @@ def test_identical_requests_at_once_are_computed_once(tmp_path: Path, redis: Sto
         upstream.hang.clear()
         async with two(tmp_path, redis, upstream) as (one, _):
             asking = [asyncio.create_task(one.ask(temperature=0)) for _ in range(8)]
-            await until(lambda: one.door.server.num_active == 8 and upstream.requests, "not all came")
+            await until(lambda: one.gateway.server.num_active == 8 and upstream.requests, "not all came")
             upstream.hang.set()
             replies = await asyncio.gather(*asking)
             assert sorted(reply.headers["x-cache"] for reply in replies) == ["hit"] * 7 + ["miss"]
@@ -75,7 +77,7 @@ def test_a_leader_who_fails_takes_no_follower_along(tmp_path: Path, redis: Store
             leader = asyncio.create_task(one.ask(temperature=0))
             await until(lambda: upstream.requests, "it never came")
             followers = [asyncio.create_task(one.ask(temperature=0)) for _ in range(3)]
-            await until(lambda: one.door.server.num_active == 4, "not all came")
+            await until(lambda: one.gateway.server.num_active == 4, "not all came")
             leader.cancel()
             await until(lambda: len(upstream.requests) == 2, "no follower took over")
             upstream.hang.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.town import Town, Upstream, run, town, until
+from tests.gateway.running_gateway import RunningGateway, Upstream, run, running_gateway, until
 
 AFTER_S = 0.05
 
@@ -22,7 +22,9 @@ def hedging(**settings: Any) -> dict[str, Any]:
     return {"prefix_affinity": False, "cache": None, "hedge_after_s": AFTER_S, **settings}
 
 
-async def first_asked(place: Town, one: Upstream, two: Upstream) -> tuple[asyncio.Task[Any], Upstream, Upstream]:
+async def first_asked(
+    place: RunningGateway, one: Upstream, two: Upstream
+) -> tuple[asyncio.Task[Any], Upstream, Upstream]:
     """A stream under way: its task, who was asked, and who was not."""
     task = asyncio.create_task(place.ask(stream=True))
     await until(lambda: one.requests or two.requests, "nobody was asked")
@@ -34,7 +36,7 @@ def test_it_is_off_by_default(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, cache=None) as place:
+        async with running_gateway(tmp_path, one, two, cache=None) as place:
             task, asked, other = await first_asked(place, one, two)
             await asyncio.sleep(AFTER_S * 4)
             assert not other.requests
@@ -50,7 +52,7 @@ def test_the_second_answers_and_the_first_is_sent_away(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging()) as place:
+        async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task, slow, quick = await first_asked(place, one, two)
             await until(lambda: quick.requests, "no second was asked")
             assert slow.num_hangups == 0
@@ -60,8 +62,8 @@ def test_the_second_answers_and_the_first_is_sent_away(tmp_path: Path) -> None:
             names = {one.url: "b0", two.url: "b1"}
             assert reply.headers["x-tonle-backend"] == names[quick.url]
             await until(lambda: slow.num_hangups == 1, "the loser still works on it")
-            assert all(not backend.gate.num_inside for backend in place.door.pool.backends)
-            assert all(backend.breaker.state == "closed" for backend in place.door.pool.backends)
+            assert all(not backend.gate.num_inside for backend in place.gateway.pool.backends)
+            assert all(backend.breaker.state == "closed" for backend in place.gateway.pool.backends)
             assert 'tonle:gateway_hedged_requests_total{won_by="second"} 1.0' in (await place.get("/metrics")).text
         (record,) = place.records()
         assert (record["status"], record["route"]["why"]) == ("ok", "hedge")
@@ -76,7 +78,7 @@ def test_the_first_may_still_win(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging()) as place:
+        async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task, slow, second = await first_asked(place, one, two)
             await until(lambda: second.requests, "no second was asked")
             slow.hang.set()
@@ -93,7 +95,7 @@ def test_whole_answers_are_not_hedged(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging()) as place:
+        async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task = asyncio.create_task(place.ask())
             await until(lambda: one.requests or two.requests, "nobody was asked")
             await asyncio.sleep(AFTER_S * 4)
@@ -111,13 +113,13 @@ def test_if_the_first_breaks_the_second_has_it(tmp_path: Path, status: int) -> N
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging()) as place:
+        async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task, broken, second = await first_asked(place, one, two)
             await until(lambda: second.requests, "no second was asked")
             if status == 500:
                 broken.status = 500
                 broken.hang.set()
-                backends = place.door.pool.backends
+                backends = place.gateway.pool.backends
                 await until(lambda: sum(backend.num_failed for backend in backends) == 1, "the first did not break")
             else:
                 await broken.kill()
@@ -133,7 +135,7 @@ def test_if_both_fail_there_is_still_one_reply_and_one_record(tmp_path: Path) ->
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging(retries=5)) as place:
+        async with running_gateway(tmp_path, one, two, **hedging(retries=5)) as place:
             task, _, second = await first_asked(place, one, two)
             await until(lambda: second.requests, "no second was asked")
             await one.kill()
@@ -151,7 +153,7 @@ def test_a_caller_who_hangs_up_ends_both(tmp_path: Path) -> None:
         one, two = pair()
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, **hedging()) as place:
+        async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task, _, second = await first_asked(place, one, two)
             await until(lambda: second.requests, "no second was asked")
             task.cancel()

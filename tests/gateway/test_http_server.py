@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import KEY, Town, Upstream, run, town, until
+from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.edge.client import Address, HttpClient, UpstreamError
-from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.buffered_reply import BufferedReply
 
 
-async def raw(place: Town, data: bytes, *, until: bytes = b"") -> bytes:
+async def raw(place: RunningGateway, data: bytes, *, until: bytes = b"") -> bytes:
     """Send bytes, read until `until` or the end."""
     host, port = place.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -46,7 +46,7 @@ def request(body: bytes = b'{"model":"m"}', *headers: str, version: str = "1.1")
 )
 def test_what_is_not_http_is_refused_and_closed(tmp_path: Path, data: bytes, status: bytes) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             assert (await raw(place, data)).startswith(b"HTTP/1.1 " + status)
             assert (await place.ask()).status_code == 200
 
@@ -56,7 +56,7 @@ def test_what_is_not_http_is_refused_and_closed(tmp_path: Path, data: bytes, sta
 def test_requests_sent_ahead_are_answered_in_order(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             burst = b"".join(
                 request(b'{"model":"m","n":%d}' % index, f"X-Request-Id: id-{index}") for index in range(12)
             )
@@ -71,7 +71,7 @@ def test_requests_sent_ahead_are_answered_in_order(tmp_path: Path) -> None:
 
 def test_http_1_0_ends_with_the_connection(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             reply = await raw(place, request(b'{"model":"m","stream":true}', version="1.0"))
             assert b"transfer-encoding" not in reply and reply.endswith(b"data: [DONE]\n\n")
 
@@ -80,7 +80,7 @@ def test_http_1_0_ends_with_the_connection(tmp_path: Path) -> None:
 
 def test_expect_continue(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             reply = await raw(place, request(b'{"model":"m"}', "Expect: 100-continue", "Connection: close"))
             assert reply.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
@@ -91,11 +91,11 @@ def test_a_slow_reader_slows_the_backend_and_loses_nothing(tmp_path: Path) -> No
     async def main() -> None:
         upstream = Upstream("m")
         upstream.words = [f"{index:06d}" + "x" * 4000 for index in range(1500)]  # 6 MB
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             body = {"model": "m", "stream": True, "messages": []}
             seen, headers = b"", {"authorization": f"Bearer {KEY}"}
             async with place.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
-                (connection,) = [each for each in place.door.server.connections if not each.idle]
+                (connection,) = [each for each in place.gateway.server.connections if not each.idle]
                 await until(lambda: connection.full, "nobody slowed the backend")
                 async for piece in reply.aiter_raw():
                     seen += piece
@@ -111,12 +111,12 @@ def test_a_caller_who_never_reads_is_given_up(tmp_path: Path, monkeypatch: pytes
     async def main() -> None:
         upstream = Upstream("m")
         upstream.words = ["x" * 4000] * 3000
-        async with town(tmp_path, upstream, write_timeout_s=0.2) as place:
+        async with running_gateway(tmp_path, upstream, write_timeout_s=0.2) as place:
             host, port = place.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
             writer.write(request(b'{"model":"m","stream":true}'))
             for _ in range(500):
-                if place.door.server.num_answered or not place.door.server.connections:
+                if place.gateway.server.num_answered or not place.gateway.server.connections:
                     break
                 await asyncio.sleep(0.02)
             writer.close()
@@ -148,7 +148,7 @@ def test_answers_that_are_none(answer: bytes, kind: str) -> None:
         client = HttpClient(Address.parse(f"http://127.0.0.1:{port}/v1"))
         connection = await client.take()
         with pytest.raises(UpstreamError) as failure:
-            await connection.exchange(client.request("GET", "/x", b"", {}), Gather(), first_s=5, silence_s=5)
+            await connection.exchange(client.request("GET", "/x", b"", {}), BufferedReply(), first_s=5, silence_s=5)
         assert failure.value.kind == kind
         server.close()
 
@@ -165,7 +165,7 @@ def test_an_answer_without_length_ends_with_the_connection() -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        client, answer = HttpClient(Address.parse(f"http://127.0.0.1:{port}")), Gather()
+        client, answer = HttpClient(Address.parse(f"http://127.0.0.1:{port}")), BufferedReply()
         connection = await client.take()
         await connection.exchange(client.request("GET", "/x", b"", {}), answer, first_s=5, silence_s=5)
         assert (answer.status, answer.body) == (200, b"all of it")
@@ -178,10 +178,10 @@ def test_an_answer_without_length_ends_with_the_connection() -> None:
 def test_connections_are_used_again(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, cache=None) as place:
+        async with running_gateway(tmp_path, upstream, cache=None) as place:
             for index in range(6):
                 assert (await place.ask(stream=bool(index % 2))).status_code == 200
             assert len(upstream.server.connections) == 1
-            assert len(place.door.server.connections) == 1
+            assert len(place.gateway.server.connections) == 1
 
     run(main())

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.town import KEY, Town, Upstream, run, town
-from tonle.gateway.service import Turn, recent
-from tonle.gateway.watchers import Sla
+from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway
+from tonle.gateway.gateway_metrics import Sla
+from tonle.gateway.inference_service import Turn, recent
 
 PATH = "/api/v1/inference"
 
 
-async def infer(place: Town, **fields: Any) -> dict[str, Any]:
+async def infer(place: RunningGateway, **fields: Any) -> dict[str, Any]:
     reply = await place.post(PATH, {"user_input": "I feel anxious.", **fields}, key=KEY)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
@@ -21,7 +21,7 @@ async def infer(place: Town, **fields: Any) -> dict[str, Any]:
 def test_a_question_gets_an_answer_and_its_facts(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             history = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
             first = await infer(place, conversation_history=history, max_tokens=20)
             assert first["response"] == "Phnom Penh."
@@ -43,7 +43,7 @@ def test_a_question_gets_an_answer_and_its_facts(tmp_path: Path) -> None:
 def test_old_history_is_left_out(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, context_window=3) as place:
+        async with running_gateway(tmp_path, upstream, context_window=3) as place:
             history = [{"role": "user", "content": f"message {index}"} for index in range(8)]
             answer = await infer(place, conversation_history=history, system_prompt="Be kind.")
             texts = [message["content"] for message in upstream.requests[0]["messages"]]
@@ -63,7 +63,7 @@ def test_history_fits_the_context() -> None:
 
 def test_health_says_whether_the_promise_is_kept_and_why_not(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), sla_p95_s=600.0) as place:
+        async with running_gateway(tmp_path, Upstream("m"), sla_p95_s=600.0) as place:
             await infer(place)
             health = (await place.client.get("/health")).json()
             assert (health["status"], health["meets_sla"], health["requests"]) == ("healthy", True, 1)
@@ -93,7 +93,7 @@ def test_a_broken_promise_names_its_cause() -> None:
 
 def test_web_pages_may_not_call_unless_they_are_named(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), cors_origins=("https://good.example",)) as place:
+        async with running_gateway(tmp_path, Upstream("m"), cors_origins=("https://good.example",)) as place:
             for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
                 reply = await place.client.options(PATH, headers={"origin": origin})
                 assert ("access-control-allow-origin" in reply.headers) is allowed

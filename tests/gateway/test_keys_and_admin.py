@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import ADMIN, KEY, Upstream, run, town
+from tests.gateway.running_gateway import ADMIN, KEY, Upstream, run, running_gateway
 from tonle.config.routing import ArmConfig, ExperimentConfig
 from tonle.errors import ConfigError
 from tonle.gateway.routes import Routes
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_life_of_a_key(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m", "n")) as place:
+        async with running_gateway(tmp_path, Upstream("m", "n")) as place:
             made = (await place.post("/admin/keys", {"name": "alice", "models": ["m"]})).json()
             assert "digest" not in made
             assert (await place.ask(key=made["key"])).status_code == 200
@@ -39,7 +39,7 @@ def test_a_key_that_may_ask_for_one_name_need_not_say_it(tmp_path: Path) -> None
         upstream = Upstream("m", "n")
         arms = (ArmConfig(name="a", weight=1, model="m"), ArmConfig(name="b", weight=0, model="n"))
         experiment = ExperimentConfig(name="test", model="trial", arms=arms)
-        async with town(tmp_path, upstream, aliases=(("smol", "n"),), experiments=(experiment,)) as place:
+        async with running_gateway(tmp_path, upstream, aliases=(("smol", "n"),), experiments=(experiment,)) as place:
 
             async def key_for(*models: str) -> str:
                 made = await place.post("/admin/keys", {"name": "x", "models": models})
@@ -62,16 +62,56 @@ def test_a_key_that_may_ask_for_one_name_need_not_say_it(tmp_path: Path) -> None
 def test_one_model_under_several_names_need_not_be_named(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, aliases=(("smol", "m"),)) as place:
+        async with running_gateway(tmp_path, upstream, aliases=(("smol", "m"),)) as place:
             assert (await place.ask(model=None)).status_code == 200
         assert upstream.requests[0]["model"] == "m"
 
     run(main())
 
 
+LIMITS = {"requests_per_minute": None, "tokens_per_minute": None, "max_concurrent": None, "tokens_per_day": None}
+
+
+@pytest.mark.parametrize(
+    "body", [{"requests_per_minute": 60, "limits": {"tokens_per_day": 9}}, {"requests_per_minute": 60, "tokens_per_day": 9},
+             {"limits": {"requests_per_minute": 60, "tokens_per_day": 9}}],
+)  # fmt: skip
+def test_limits_stand_beside_the_name_or_inside_limits(tmp_path: Path, body: dict[str, object]) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            made = await place.post("/admin/keys", {"name": "a", **body})
+            assert (made.status_code, made.json()["limits"]) == (
+                201, LIMITS | {"requests_per_minute": 60, "tokens_per_day": 9})  # fmt: skip
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"requests_per_minute": 60, "limits": {"requests_per_minute": 50}}, "requests_per_minute", "given twice"),
+        ({"requests_per_minute": 0}, "requests_per_minute", "at least 1"),
+        ({"limits": {"max_concurrent": -1}}, "max_concurrent", "at least 1"),
+        ({"name": ""}, "name", "name"),
+        ({"request_per_minute": 60}, "request_per_minute", "request_per_minute"),
+    ],
+)
+def test_a_key_request_that_cannot_be_meant_is_refused(
+    tmp_path: Path, body: dict[str, object], param: str, words: str
+) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            refused = await place.post("/admin/keys", {"name": "a", **body})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, param) and words in error["message"], error
+            assert (await place.get("/admin/keys")).json()["keys"] == []
+
+    run(main())
+
+
 def test_limits_of_a_key_hold(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             wish = {"name": "bob", "limits": {"tokens_per_day": 10}}
             key = (await place.post("/admin/keys", wish)).json()["key"]
             assert (await place.ask(key=key)).status_code == 200
@@ -90,7 +130,7 @@ def test_limits_of_a_key_hold(tmp_path: Path) -> None:
 )
 def test_endpoints_are_guarded(tmp_path: Path, path: str, scope: str) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             assert (await place.client.get(path)).status_code == 401
             assert (await place.get(path, key="wrong")).status_code == 401
             for name in ("models", "metrics", "admin"):
@@ -103,14 +143,14 @@ def test_endpoints_are_guarded(tmp_path: Path, path: str, scope: str) -> None:
 
 def test_a_path_that_is_not_there_comes_with_a_hint_that_is(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             refused = await place.get("/docs")
             message = refused.json()["error"]["message"]
             assert refused.status_code == 404 and "GET /v1/models" in message and "GET /docs" not in message
             assert (await place.get("/v1/models")).status_code == 200
             assert "docs/gateway.md" in message
             page = (ROOT / "docs" / "gateway.md").read_text()
-            routes = place.door.server.handle
+            routes = place.gateway.server.handle
             assert isinstance(routes, Routes)
             for path in routes.paths:
                 assert f"`{path}`" in page, f"docs/gateway.md does not tell of {path}"
@@ -120,7 +160,7 @@ def test_a_path_that_is_not_there_comes_with_a_hint_that_is(tmp_path: Path) -> N
 
 def test_bad_wishes_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             for wish in ({}, {"name": "x", "scopes": ["everything"]}, {"name": "x", "limit": 3}):
                 assert (await place.post("/admin/keys", wish)).status_code == 400
             assert (await place.post("/admin/keys", {"name": "x"}, key=KEY)).status_code == 403
@@ -136,9 +176,9 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
 
 def test_what_a_key_used_survives_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), tokens_per_day=10) as place:
+        async with running_gateway(tmp_path, Upstream("m"), tokens_per_day=10) as place:
             assert (await place.ask()).status_code == 200
-        async with town(tmp_path, Upstream("m"), tokens_per_day=10) as place:
+        async with running_gateway(tmp_path, Upstream("m"), tokens_per_day=10) as place:
             assert (await place.ask()).status_code == 429
 
     run(main())
@@ -147,10 +187,10 @@ def test_what_a_key_used_survives_a_restart(tmp_path: Path) -> None:
 def test_without_keys_only_this_machine_may_call(tmp_path: Path) -> None:
     async def main() -> None:
         open_door = {"api_key": (), "admin_key": ()}
-        async with town(tmp_path, Upstream("m"), **open_door) as place:
+        async with running_gateway(tmp_path, Upstream("m"), **open_door) as place:
             assert (await place.client.post("/v1/chat/completions", json={"model": "m"})).status_code == 200
         with pytest.raises(ConfigError, match="open to everybody"):
-            async with town(tmp_path, Upstream("m"), host="0.0.0.0", **open_door):
+            async with running_gateway(tmp_path, Upstream("m"), host="0.0.0.0", **open_door):
                 pass
 
     run(main())

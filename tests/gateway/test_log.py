@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.town import CHAT, KEY, Town, Upstream, read_records, run, town, until
+from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, read_records, run, running_gateway, until
 
-Ask = Callable[[Town, Upstream], Awaitable[object]]
+Ask = Callable[[RunningGateway, Upstream], Awaitable[object]]
 
 
 def lines(caplog: pytest.LogCaptureFixture, request_id: str) -> list[tuple[str, str]]:
@@ -26,7 +26,7 @@ def the_line(
     caplog.set_level(logging.INFO, logger="tonle")
 
     async def main() -> None:
-        async with town(tmp_path, upstream, **settings) as place:
+        async with running_gateway(tmp_path, upstream, **settings) as place:
             await ask(place, upstream)
 
     run(main())
@@ -40,7 +40,7 @@ def asking(**fields: Any) -> Ask:
     return lambda place, _: place.ask(headers=headers, **fields)
 
 
-async def ask_the_dead(place: Town, upstream: Upstream) -> None:
+async def ask_the_dead(place: RunningGateway, upstream: Upstream) -> None:
     await upstream.kill()
     await place.ask(headers={"x-request-id": "id-1"})
 
@@ -65,14 +65,14 @@ def test_a_stream_that_ends_with_the_backends_own_error_is_one_too(
 
 
 def test_a_stream_that_we_cut_off_is_one_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def stop_in_the_middle(place: Town, upstream: Upstream) -> None:
+    async def stop_in_the_middle(place: RunningGateway, upstream: Upstream) -> None:
         running = asyncio.create_task(place.ask(stream=True, headers={"x-request-id": "id-1"}))
         await until(lambda: upstream.requests, "it never came")
         await asyncio.sleep(0.1)
-        place.door.server.end_requests()
-        await place.door.stop()
+        place.gateway.server.end_requests()
+        await place.gateway.stop()
         await running
-        assert place.door.server.num_cut == 1, "each is counted once"
+        assert place.gateway.server.num_cut == 1, "each is counted once"
 
     upstream = Upstream("m")
     upstream.pause_after = 2
@@ -103,12 +103,12 @@ def test_a_deadline_that_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_nobody_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def ask(place: Town, _: Upstream) -> None:
+    async def ask(place: RunningGateway, _: Upstream) -> None:
         await place.post("/admin/backends/b0/drain")
         await place.ask(headers={"x-request-id": "id-1"})
 
     level, line = the_line(tmp_path, caplog, Upstream("m"), ask)
-    assert level == "WARNING" and line.endswith("id id-1: nobody can answer for m now: b0 is being drained")
+    assert level == "WARNING" and line.endswith("id id-1: no healthy backend for m: b0 is being drained")
 
 
 @pytest.mark.parametrize("name", ["x\nWARNING forged", "x\r\u2028y\x1b[2J", "\u202eabc", "y" * 5000])
@@ -119,7 +119,7 @@ def test_a_callers_words_stay_on_their_line(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_a_path_cannot_forge_lines_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def ask(place: Town, _: Upstream) -> None:
+    async def ask(place: RunningGateway, _: Upstream) -> None:
         await place.client.get("/a%0AINFO%20forged", headers={"x-request-id": "id-1"})
 
     level, line = the_line(tmp_path, caplog, Upstream("m"), ask)
@@ -127,7 +127,7 @@ def test_a_path_cannot_forge_lines_either(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_refused_at_the_door(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def ask(place: Town, _: Upstream) -> None:
+    async def ask(place: RunningGateway, _: Upstream) -> None:
         headers = {"x-request-id": "id-1", "authorization": f"Bearer {KEY}"}
         await place.client.get("/admin/keys", headers=headers)
 
@@ -139,7 +139,7 @@ def test_what_goes_well_and_health_checks_stay_quiet(tmp_path: Path, caplog: pyt
     caplog.set_level(logging.INFO, logger="tonle")
 
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             for stream in (False, True):
                 await place.ask(stream=stream, headers={"x-request-id": "id-1"})
             await place.post("/admin/backends/b0/drain")
@@ -156,8 +156,8 @@ def test_a_backend_that_wants_a_key(tmp_path: Path, caplog: pytest.LogCaptureFix
     upstream.locked = True
 
     async def main() -> None:
-        async with town(tmp_path, upstream):
+        async with running_gateway(tmp_path, upstream):
             pass
 
     run(main())
-    assert "backend b0 is unwell: /v1/models answers 401; it wants a key: give the backend's api_key" in caplog.text
+    assert "backend b0 is unhealthy: /v1/models answers 401; it needs a key: set the backend's api_key" in caplog.text

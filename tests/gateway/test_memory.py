@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import CHAT, KEY, Town, Upstream, run, town, until
+from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.audit.disk import locked
-from tonle.gateway import watchers
+from tonle.gateway import gateway_metrics
 
 # asyncio keeps up to a hundred cancelled timers, with what hangs on them.
 TIMERS = ("TimerHandle", "Context", "ReferenceType", "builtin_function_or_method")
@@ -24,9 +24,9 @@ def objects() -> Counter[str]:
     return Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__name__ not in TIMERS)
 
 
-async def many(place: Town, upstream: Upstream, count: int) -> None:
+async def many(place: RunningGateway, upstream: Upstream, count: int) -> None:
     """Answered whole and streamed, refused by key, by body and by model."""
-    trail = place.door.trail
+    trail = place.gateway.trail
     assert trail is not None
     for number in range(count // 5):
         wrong = place.client.post(CHAT, content=b"{", headers={"authorization": f"Bearer {KEY}"})
@@ -39,20 +39,20 @@ async def many(place: Town, upstream: Upstream, count: int) -> None:
 
 
 def test_objects_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "WINDOW", 50)  # the latest calls, which are kept on purpose
+    monkeypatch.setattr(gateway_metrics, "WINDOW", 50)  # the latest calls, which are kept on purpose
 
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             await many(place, upstream, 150)
             before = objects()
             await many(place, upstream, 400)
             grown = objects() - before
             # One object left behind by each request of one sort would be 80.
             assert not {kind: count for kind, count in grown.items() if count > 60}, grown.most_common(5)
-            trail = place.door.trail
+            trail = place.gateway.trail
             assert trail is not None and not trail._open and not trail.num_queued
-            assert all(not backend.gate._inside and not backend.gate._lines for backend in place.door.pool.backends)
+            assert all(not backend.gate._inside and not backend.gate._lines for backend in place.gateway.pool.backends)
 
     run(main())
 
@@ -61,8 +61,8 @@ def test_callers_wait_for_a_slow_writer_and_all_are_served(tmp_path: Path, monke
     monkeypatch.setattr("tonle.gateway.recording.ROOM_S", 120.0)
 
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), audit_max_queue=8, audit_linger_s=0.0) as place:
-            trail = place.door.trail
+        async with running_gateway(tmp_path, Upstream("m"), audit_max_queue=8, audit_linger_s=0.0) as place:
+            trail = place.gateway.trail
             assert trail is not None
             with locked(tmp_path / "audit"):  # nobody can write
                 served = [await place.ask(temperature=0.5)]

@@ -21,7 +21,7 @@ import pytest
 
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import tonle_serve
-from tests.gateway.town import CHAT, read_records
+from tests.gateway.running_gateway import CHAT, read_records
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 AUTH = {"authorization": "Bearer secret"}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
-from tests.gateway.town import ADMIN, KEY, Town, run, town, until
+from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, run, running_gateway, until
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig
 
 COMPLETIONS = "/v1/completions"
@@ -34,7 +34,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]
 
 
 @contextlib.asynccontextmanager
-async def behind(folder: Path, *replicas: Server, **settings: Any) -> AsyncIterator[Town]:
+async def behind(folder: Path, *replicas: Server, **settings: Any) -> AsyncIterator[RunningGateway]:
     """A gateway in front of them; the first is meant for short prompts only."""
 
     def rows() -> tuple[BackendConfig, ...]:
@@ -44,11 +44,11 @@ async def behind(folder: Path, *replicas: Server, **settings: Any) -> AsyncItera
             for index, (each, length) in enumerate(zip(replicas, lengths, strict=True))
         )
 
-    async with town(folder, backends=rows, cache=None, **settings) as place:
+    async with running_gateway(folder, backends=rows, cache=None, **settings) as place:
         yield place
 
 
-async def complete(place: Town, prompt: str, **fields: Any) -> Any:
+async def complete(place: RunningGateway, prompt: str, **fields: Any) -> Any:
     return await place.ask(path=COMPLETIONS, prompt=prompt, messages=None, **fields)
 
 
@@ -102,7 +102,7 @@ def test_a_replica_that_is_killed_takes_nobody_along_who_had_not_begun(tmp_path:
             begun: set[int] = set()  # streams that have sent something
             streams = [asyncio.create_task(read(place, index, begun)) for index in range(6)]
             wholes = [asyncio.create_task(complete(place, f"whole {index}", **LONG)) for index in range(6)]
-            victim = place.door.pool.named("r0")
+            victim = place.gateway.pool.named("r0")
             await until(lambda: victim.gate.num_inside >= 4 and begun, "the victim has nothing to do")
             for pid in (replicas[0].engine_pid(), replicas[0].process.pid):
                 os.kill(pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_a_replica_that_is_killed_takes_nobody_along_who_had_not_begun(tmp_path:
     run(main())
 
 
-async def read(place: Town, index: int, begun: set[int]) -> str:
+async def read(place: RunningGateway, index: int, begun: set[int]) -> str:
     body = {"model": "m", "prompt": f"stream {index}", "stream": True, **LONG}
     text = ""
     async with place.client.stream("POST", COMPLETIONS, json=body, headers={"authorization": f"Bearer {KEY}"}) as reply:

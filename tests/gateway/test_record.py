@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.town import ADMIN, CHAT, KEY, Town, Upstream, run, town, until
+from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, run, running_gateway, until
 
 
-def the_record(place: Town) -> dict[str, Any]:
+def the_record(place: RunningGateway) -> dict[str, Any]:
     (record,) = place.records()
     return record
 
@@ -20,7 +20,7 @@ def the_record(place: Town) -> dict[str, Any]:
 @pytest.mark.parametrize(("trusted", "client"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.7")])
 def test_the_callers_address(tmp_path: Path, trusted: tuple[str, ...], client: str) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), trusted_proxies=trusted) as place:
+        async with running_gateway(tmp_path, Upstream("m"), trusted_proxies=trusted) as place:
             # two lines of one header, as a second proxy may send them
             headers = [("x-forwarded-for", "1.2.3.4, 203.0.113.7"), ("x-forwarded-for", "127.0.0.1"),
                        ("forwarded", "for=6.6.6.6"), ("authorization", f"Bearer {KEY}")]  # fmt: skip
@@ -33,7 +33,7 @@ def test_the_callers_address(tmp_path: Path, trusted: tuple[str, ...], client: s
 
 def test_an_answer(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             reply = await place.ask(system="x", temperature=0.5)
             assert reply.status_code == 200
             assert reply.json()["choices"][0]["message"]["content"] == "Phnom Penh."
@@ -55,7 +55,7 @@ def test_an_answer(tmp_path: Path) -> None:
 def test_a_stream_passes_untouched_and_usage_is_known_anyway(tmp_path: Path, *, include_usage: bool) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             options = {"include_usage": True} if include_usage else None
             reply = await place.ask(stream=True, stream_options=options)
             direct = await httpx.AsyncClient().post(upstream.url + CHAT, json=upstream.requests[0]) \
@@ -76,7 +76,7 @@ def test_a_stream_passes_untouched_and_usage_is_known_anyway(tmp_path: Path, *, 
 def test_a_cached_answer_names_the_one_it_repeats(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             first = await place.ask(temperature=0, stream=True)
             again = await place.ask(temperature=0, stream=True)
             assert (first.headers["x-cache"], again.headers["x-cache"]) == ("miss", "hit")
@@ -95,7 +95,7 @@ def test_a_cached_answer_names_the_one_it_repeats(tmp_path: Path) -> None:
 def test_a_refused_key(tmp_path: Path, key: str) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             reply = await place.ask(key=key)
             assert reply.status_code == 401
             assert reply.json()["error"]["code"] == "invalid_api_key"
@@ -109,7 +109,7 @@ def test_a_refused_key(tmp_path: Path, key: str) -> None:
 
 def test_over_a_limit(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), requests_per_minute=1) as place:
+        async with running_gateway(tmp_path, Upstream("m"), requests_per_minute=1) as place:
             assert (await place.ask()).status_code == 200
             reply = await place.ask()
             assert reply.status_code == 429
@@ -126,7 +126,7 @@ def test_over_a_limit(tmp_path: Path) -> None:
 )
 def test_a_bad_body(tmp_path: Path, content: bytes, status: int) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), max_body_bytes=1000) as place:
+        async with running_gateway(tmp_path, Upstream("m"), max_body_bytes=1000) as place:
             reply = await place.client.post(CHAT, content=content, headers={"authorization": f"Bearer {KEY}"})
             assert reply.status_code == status
         record = the_record(place)
@@ -137,7 +137,7 @@ def test_a_bad_body(tmp_path: Path, content: bytes, status: int) -> None:
 
 def test_an_unknown_model(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             assert (await place.ask(model="nobody")).status_code == 404
         assert the_record(place)["error"]["code"] == "model_not_found"
 
@@ -149,7 +149,7 @@ def test_a_backend_that_answers_with_an_error(tmp_path: Path, status: int) -> No
     async def main() -> None:
         upstream = Upstream("m")
         upstream.status = status
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             reply = await place.ask(stream=True)
             assert reply.status_code == status
             assert reply.json()["error"]["message"] == "broken on purpose"
@@ -163,7 +163,7 @@ def test_a_backend_that_hangs(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream, backend_timeout_s=0.2) as place:
+        async with running_gateway(tmp_path, upstream, backend_timeout_s=0.2) as place:
             reply = await place.ask()
             assert reply.status_code == 502
             assert "nothing came for 0.2 s" in reply.json()["error"]["message"]
@@ -177,7 +177,7 @@ def test_a_backend_that_breaks_off(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.break_after = 2
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             reply = await place.ask(stream=True)
             assert reply.status_code == 200
             assert "data: [DONE]" not in reply.text
@@ -196,7 +196,7 @@ def test_a_caller_who_hangs_up(tmp_path: Path, *, stream: bool) -> None:
             upstream.pause_after = 2
         else:
             upstream.hang.clear()
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             asking = asyncio.create_task(_read_some(place, stream=stream))
             await until(lambda: upstream.requests, "it never came")
             if stream:
@@ -213,7 +213,7 @@ def test_a_caller_who_hangs_up(tmp_path: Path, *, stream: bool) -> None:
     run(main())
 
 
-async def _read_some(place: Town, *, stream: bool) -> None:
+async def _read_some(place: RunningGateway, *, stream: bool) -> None:
     """The first words, then hang up."""
     body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
     headers = {"authorization": f"Bearer {KEY}"}
@@ -229,11 +229,11 @@ def test_a_gateway_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.pause_after = 2
-        async with town(tmp_path, upstream, drain_s=0.1) as place:
+        async with running_gateway(tmp_path, upstream, drain_s=0.1) as place:
             asking = asyncio.create_task(place.ask(stream=True))
-            await until(lambda: place.door.server.num_active and upstream.requests, "it never came")
+            await until(lambda: place.gateway.server.num_active and upstream.requests, "it never came")
             await asyncio.sleep(0.1)
-            await place.door.stop()
+            await place.gateway.stop()
             reply = await asking
             assert "the server is shutting down" in reply.text and "[DONE]" not in reply.text
             assert '"code":"shutting_down"' in reply.text
@@ -245,7 +245,7 @@ def test_a_gateway_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
 
 def test_requests_that_ask_no_model_are_not_on_record(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             for path in ("/v1/models", "/health", "/metrics", "/nothing"):
                 await place.get(path, key=ADMIN)
         assert place.records() == []

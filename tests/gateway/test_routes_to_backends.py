@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.town import KEY, Upstream, rows, run, town, until
+from tests.gateway.running_gateway import KEY, Upstream, rows, run, running_gateway, until
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
 from tonle.errors import ConfigError
@@ -16,7 +16,7 @@ from tonle.errors import ConfigError
 def test_a_request_goes_to_who_has_the_model_under_any_of_its_names(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Upstream("m"), Upstream("n")
-        async with town(tmp_path, one, two, aliases=(("nick", "n"),)) as place:
+        async with running_gateway(tmp_path, one, two, aliases=(("nick", "n"),)) as place:
             assert (await place.ask(model="m")).headers["x-tonle-backend"] == "b0"
             assert (await place.ask(model="nick")).headers["x-tonle-backend"] == "b1"
             assert two.requests[0]["model"] == "n"
@@ -30,7 +30,7 @@ def test_a_request_goes_to_who_has_the_model_under_any_of_its_names(tmp_path: Pa
 def test_the_callers_own_bytes_arrive_where_nothing_must_change(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             await place.ask(future_field={"a": [1, None]}, top_p=0.25)
             assert upstream.requests[0]["future_field"] == {"a": [1, None]}
             assert "authorization" not in upstream.headers[0]
@@ -42,7 +42,7 @@ def test_the_callers_own_bytes_arrive_where_nothing_must_change(tmp_path: Path) 
 def test_callers_may_not_set_salts_or_transfers(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="vllm")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             theirs = {"cache_salt": "theirs", "kv_transfer_params": {"do_remote_prefill": True}}
             mine = await place.ask(
                 **theirs, ec_transfer_params={"a": 1}, vllm_xargs={"kv_transfer_params": "x", "y": 1}
@@ -66,7 +66,7 @@ def test_a_failing_backend_is_replaced_before_the_first_byte(tmp_path: Path) -> 
     async def main() -> None:
         good, bad = Upstream("m"), Upstream("m")
         bad.status = 500
-        async with town(tmp_path, good, bad, prefix_affinity=False, breaker_failures=3, cache=None) as place:
+        async with running_gateway(tmp_path, good, bad, prefix_affinity=False, breaker_failures=3, cache=None) as place:
             replies = [await place.ask(f"question {index}") for index in range(10)]
             assert [reply.status_code for reply in replies] == [200] * 10
             assert len(bad.requests) == 3  # then the breaker left it alone
@@ -83,7 +83,7 @@ def test_killing_one_of_two_loses_nobody_who_had_not_begun(tmp_path: Path) -> No
         one, two = Upstream("m"), Upstream("m")
         one.hang.clear()
         two.hang.clear()
-        async with town(tmp_path, one, two, prefix_affinity=False) as place:
+        async with running_gateway(tmp_path, one, two, prefix_affinity=False) as place:
             asking = [
                 asyncio.create_task(place.ask(f"question {index}", stream=bool(index % 2))) for index in range(20)
             ]
@@ -103,11 +103,11 @@ def test_killing_one_of_two_loses_nobody_who_had_not_begun(tmp_path: Path) -> No
 def test_when_nobody_is_left_the_caller_is_told_who_and_when_to_come_back(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             await upstream.kill()
             reply = await place.ask()
             assert reply.status_code == 502 and "b0" in reply.json()["error"]["message"]
-            await place.door.pool.probe()
+            await place.gateway.pool.probe()
             reply = await place.ask()
             assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
             assert "connection refused" in reply.json()["error"]["message"]
@@ -124,7 +124,7 @@ def test_long_prompts_go_to_long_backends(tmp_path: Path) -> None:
             return (BackendConfig(url=short.url, name="short", length="short"),
                     BackendConfig(url=long.url, name="long", length="long"))  # fmt: skip
 
-        async with town(tmp_path, short, long, backends=backends, length_threshold=100) as place:
+        async with running_gateway(tmp_path, short, long, backends=backends, length_threshold=100) as place:
             assert (await place.ask("x" * 200)).headers["x-tonle-backend"] == "short"
             assert (await place.ask("x" * 800)).headers["x-tonle-backend"] == "long"
         assert [record["route"]["why"] for record in place.records()] == ["length", "length"]
@@ -135,7 +135,7 @@ def test_long_prompts_go_to_long_backends(tmp_path: Path) -> None:
 def test_prompts_that_begin_alike_stay_together(tmp_path: Path) -> None:
     async def main() -> None:
         ups = [Upstream("m") for _ in range(3)]
-        async with town(tmp_path, *ups, cache=None) as place:
+        async with running_gateway(tmp_path, *ups, cache=None) as place:
             homes = []
             for topic in range(6):
                 begin = f"topic {topic} " * 60
@@ -153,7 +153,7 @@ def test_load_wins_over_affinity(tmp_path: Path) -> None:
         ups = [Upstream("m") for _ in range(2)]
         for upstream in ups:
             upstream.hang.clear()
-        async with town(tmp_path, *ups, cache=None) as place:
+        async with running_gateway(tmp_path, *ups, cache=None) as place:
             asking = [asyncio.create_task(place.ask("the same beginning " * 30 + str(index))) for index in range(40)]
             await until(lambda: sum(len(upstream.requests) for upstream in ups) == 40, "not all were sent")
             assert min(len(upstream.requests) for upstream in ups) >= 10
@@ -169,7 +169,7 @@ def test_experiments_are_sticky_and_on_record(tmp_path: Path) -> None:
         upstream = Upstream("old", "new")
         arms = (ArmConfig(name="control", weight=1, model="old"), ArmConfig(name="canary", weight=1, model="new"))
         experiment = ExperimentConfig(name="e", model="public", arms=arms)
-        async with town(tmp_path, upstream, experiments=(experiment,), cache=None) as place:
+        async with running_gateway(tmp_path, upstream, experiments=(experiment,), cache=None) as place:
             for user in range(12):
                 for _ in range(2):
                     assert (await place.ask(model="public", user=f"user-{user}")).status_code == 200
@@ -187,10 +187,19 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
     async def main() -> None:
         upstream, dark = Upstream("m"), Upstream("dark", owned_by="vllm")
         dark.status = 500
-        async with town(tmp_path, upstream, dark, shadows=(ShadowConfig(model="m", to_model="dark"),)) as place:
+        async with running_gateway(
+            tmp_path, upstream, dark, shadows=(ShadowConfig(model="m", to_model="dark"),)
+        ) as place:
             reply = await place.ask(stream=True, use_cache=False, cache_salt="theirs")
             assert reply.status_code == 200
-            await until(lambda: place.door.shadows.num_failed == 1, "no shadow was sent")
+            metrics = (await place.get("/metrics")).text
+            assert shadow_count(metrics, "left_out") == 0 and shadow_count(metrics, "answered") == 0
+            for _ in range(600):
+                if shadow_count((await place.get("/metrics")).text, "failed") == 1:
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                raise AssertionError("no shadow was sent")
         (copy,) = dark.requests
         assert copy["model"] == "dark" and copy["stream"] is False and "use_cache" not in copy
         assert len(copy["cache_salt"]) == 32  # the tenant's: copies share no prefixes either
@@ -203,15 +212,39 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
     run(main())
 
 
+def shadow_count(metrics: str, outcome: str) -> float:
+    (line,) = [line for line in metrics.splitlines() if f'shadow_requests_total{{outcome="{outcome}"}}' in line]
+    return float(line.rpartition(" ")[2])
+
+
+def test_shadows_are_counted_by_outcome(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream, dark = Upstream("m"), Upstream("dark")
+        async with running_gateway(
+            tmp_path, upstream, dark, shadows=(ShadowConfig(model="m", to_model="dark"),)
+        ) as place:
+            assert (await place.ask()).status_code == 200
+            await until(lambda: dark.requests and not place.gateway.shadows._tasks, "the copy never ended")
+            await place.post("/admin/backends/b1/drain")
+            assert (await place.ask("again")).status_code == 200
+            metrics = (await place.get("/metrics")).text
+            counts = {outcome: shadow_count(metrics, outcome) for outcome in ("answered", "failed", "left_out")}
+            assert counts == {"answered": 1, "failed": 0, "left_out": 1}
+
+    run(main())
+
+
 @pytest.mark.parametrize("status", [200, 500])
 def test_a_shadow_may_have_a_record_of_its_own(tmp_path: Path, status: int) -> None:
     async def main() -> None:
         upstream, dark = Upstream("m"), Upstream("dark")
         dark.status, dark.words = status, ["Siem", " Reap"]
         rows = (ShadowConfig(model="m", to_model="dark", record=True),)
-        async with town(tmp_path, upstream, dark, shadows=rows) as place:
+        async with running_gateway(tmp_path, upstream, dark, shadows=rows) as place:
             assert (await place.ask(stream=True)).status_code == 200
-            await until(lambda: place.door.trail is not None and not place.door.trail.num_open, "the copy never ended")
+            await until(
+                lambda: place.gateway.trail is not None and not place.gateway.trail.num_open, "the copy never ended"
+            )
         mine, copy = place.records()
         assert mine["output"] == "Phnom Penh." and "shadow_of" not in mine["route"]
         assert copy["route"]["why"] == "shadow" and copy["route"]["shadow_of"] == mine["request_id"]
@@ -231,7 +264,7 @@ def test_prefill_and_decode_legs(tmp_path: Path) -> None:
             return (BackendConfig(url=first.url, name="p", role="prefill"),
                     BackendConfig(url=second.url, name="d", role="decode"))  # fmt: skip
 
-        async with town(tmp_path, first, second, backends=backends, prefill_threshold=50) as place:
+        async with running_gateway(tmp_path, first, second, backends=backends, prefill_threshold=50) as place:
             assert (await place.ask("short")).headers["x-tonle-backend"] == "d"
             assert not first.requests
             reply = await place.ask("long " * 100, stream=True, max_tokens=9)
@@ -261,9 +294,9 @@ def test_a_prefill_leg_that_fails_is_not_the_decoders_fault(tmp_path: Path, stat
                     BackendConfig(url=second.url, name="d", role="decode"))  # fmt: skip
 
         settings = {"prefill_threshold": 50, "breaker_failures": 2, "cache": None}
-        async with town(tmp_path, first, second, backends=backends, **settings) as place:
+        async with running_gateway(tmp_path, first, second, backends=backends, **settings) as place:
             replies = [await place.ask("long " * 100) for _ in range(3)]
-            prefiller, decoder = place.door.pool.backends
+            prefiller, decoder = place.gateway.pool.backends
             assert (decoder.breaker.state, decoder.num_failed) == ("closed", 0)
             if status == 400:
                 assert [reply.status_code for reply in replies] == [400] * 3
@@ -282,8 +315,8 @@ def test_a_prefill_leg_that_fails_is_not_the_decoders_fault(tmp_path: Path, stat
 def test_a_backend_of_unknown_kind_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         known, unknown = Upstream("m", owned_by="vllm"), Upstream("m")
-        async with town(tmp_path, known, unknown) as place:
-            await place.door.pool.probe()
+        async with running_gateway(tmp_path, known, unknown) as place:
+            await place.gateway.pool.probe()
             states = (await place.get("/admin/backends")).json()["backends"]
             assert states[0]["warning"] is None
             assert "tenants share its prefix cache" in states[1]["warning"]
@@ -302,7 +335,7 @@ def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None
     async def main() -> None:
         one, two = Upstream("m"), Upstream("m")
         one.pause_after = two.pause_after = 1
-        async with town(tmp_path, one, two, cache=None) as place:
+        async with running_gateway(tmp_path, one, two, cache=None) as place:
             asking = asyncio.create_task(place.ask("running", stream=True))
             await until(lambda: one.requests or two.requests, "it never came")
             busy = one if one.requests else two
@@ -324,7 +357,7 @@ def test_a_drained_backend_finishes_and_gets_nothing_new(tmp_path: Path) -> None
 def test_a_backends_own_key_is_sent_and_no_other(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream, backends=lambda: rows(upstream, api_key="theirs")) as place:
+        async with running_gateway(tmp_path, upstream, backends=lambda: rows(upstream, api_key="theirs")) as place:
             await place.ask()
         assert upstream.headers[0]["authorization"] == "Bearer theirs"
 

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.fakes.stores import Store
+from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tests.gateway.test_process import BODY, Slow, gateway, slow
-from tests.gateway.town import ADMIN, CHAT, KEY, Town, Upstream, rows, run, town, until
 from tonle.errors import ConfigError
 
 __all__ = ["slow"]  # a fixture
@@ -26,16 +26,18 @@ PATIENT: dict[str, Any] = {"store_timeout_s": 120.0, "state_lease_s": 3600.0}
 
 
 @contextlib.asynccontextmanager
-async def two(folder: Path, store: Store, upstream: Upstream, **settings: Any) -> AsyncIterator[tuple[Town, Town]]:
+async def two(
+    folder: Path, store: Store, upstream: Upstream, **settings: Any
+) -> AsyncIterator[tuple[RunningGateway, RunningGateway]]:
     settings = {"state_db": store.url, **PATIENT, **settings}
     for name in ("one", "two"):
         (folder / name).mkdir(exist_ok=True)
-    async with town(folder / "one", upstream, **settings) as one, \
-            town(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
+    async with running_gateway(folder / "one", upstream, **settings) as one, \
+            running_gateway(folder / "two", backends=lambda: rows(upstream), **settings) as other:  # fmt: skip
         yield one, other
 
 
-async def made(place: Town, **limits: int) -> dict[str, Any]:
+async def made(place: RunningGateway, **limits: int) -> dict[str, Any]:
     """A key with these limits, made through the admin API."""
     reply = await place.post("/admin/keys", {"name": "alice", "limits": limits})
     assert reply.status_code == 201, reply.text
@@ -43,7 +45,7 @@ async def made(place: Town, **limits: int) -> dict[str, Any]:
     return key
 
 
-async def until_status(place: Town, key: str, status: int) -> httpx.Response:
+async def until_status(place: RunningGateway, key: str, status: int) -> httpx.Response:
     for _ in range(900):
         reply = await place.ask(key=key)
         if reply.status_code == status:
@@ -100,7 +102,7 @@ def test_a_day_is_used_up_for_all(tmp_path: Path, store: Store) -> None:
             await until_status(other, key["key"], 200)  # uses 10
             refused = await until_status(one, key["key"], 429)
             assert "per day" in refused.json()["error"]["message"] and int(refused.headers["retry-after"]) >= 1
-            await other.door.ledger.outbox.ended(key["id"])  # type: ignore[union-attr]
+            await other.gateway.limiter.settlements.ended(key["id"])  # type: ignore[union-attr]
             listed = (await one.get("/admin/keys")).json()["keys"]
             assert [entry["tokens_today"] for entry in listed] == [10]
         async with two(tmp_path, store, Upstream("m")) as (one, _):  # and after a restart
@@ -117,7 +119,7 @@ def test_refuse_when_the_server_is_gone_and_go_on_when_it_is_back(tmp_path: Path
             assert (await one.ask(key=limited["key"])).status_code == 200
             await until_status(other, limited["key"], 200)
             upstream.hang.clear()
-            await other.door.ledger.outbox.ended(limited["id"])  # type: ignore[union-attr]
+            await other.gateway.limiter.settlements.ended(limited["id"])  # type: ignore[union-attr]
             running = asyncio.create_task(one.ask(key=limited["key"]))
             await until(lambda: len(upstream.requests) == 3, "it never came")
             store.kill()
@@ -138,7 +140,7 @@ def test_refuse_when_the_server_is_gone_and_go_on_when_it_is_back(tmp_path: Path
             assert "tonle:state_up 1.0" in (await one.get("/metrics")).text
             # Answers of 10 tokens: two before, which a crash may forget; one that ended meanwhile; two after.
             for place in (one, other):
-                await place.door.ledger.outbox.ended(limited["id"])  # type: ignore[union-attr]
+                await place.gateway.limiter.settlements.ended(limited["id"])  # type: ignore[union-attr]
             used = {entry["id"]: entry["tokens_today"] for entry in (await other.get("/admin/keys")).json()["keys"]}
             assert 30 <= used[limited["id"]] <= 50
         assert {record["status"] for record in one.records()} == {"ok", "refused"}
@@ -157,7 +159,7 @@ def test_serve_when_the_server_is_gone(tmp_path: Path, store: Store) -> None:
             assert statuses == [200, 200, 429]  # a minute of its own, and no more
             await store.start()
             for _ in range(900):
-                if other.door.ledger.lost is None and one.door.ledger.lost is None:  # type: ignore[union-attr]
+                if other.gateway.limiter.lost is None and one.gateway.limiter.lost is None:  # type: ignore[union-attr]
                     break
                 await asyncio.sleep(0.1)
             for _ in range(900):  # what the two answers used is told when somebody listens
@@ -239,12 +241,12 @@ def test_gateways_that_start_together_make_the_tables_once(tmp_path: Path, store
         async with contextlib.AsyncExitStack() as stack:
             towns = [
                 stack.enter_async_context(
-                    town(tmp_path / name, backends=lambda: rows(upstream), state_db=store.url, **PATIENT)
+                    running_gateway(tmp_path / name, backends=lambda: rows(upstream), state_db=store.url, **PATIENT)
                 )
                 for name in "abcdef"
             ]
             places = await asyncio.gather(*towns)
-            salts = {place.door._pipeline.salt_secret for place in places}
+            salts = {place.gateway._pipeline.salt_secret for place in places}
             assert len(salts) == 1  # prefixes cached by backends are found whichever gateway asks
             assert [(await place.ask(key=KEY)).status_code for place in places] == [200] * 6
         await upstream.stop()

@@ -1,4 +1,4 @@
-"""Limits that several gateways share, at the seam: two ledgers, each with connections of its own, on a real server."""
+"""KeyLimits that several gateways share, at the seam: two limiters, each with connections of its own, on a real server."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.stores import Store
-from tests.gateway.town import run
+from tests.gateway.running_gateway import run
 from tonle.errors import StoreLost
-from tonle.gateway.keys.key import Key, Limits
-from tonle.gateway.limits.book import Book, Held, Settlement
-from tonle.gateway.limits.charging import Lease
-from tonle.gateway.limits.ledger import Ledger
-from tonle.gateway.limits.shared import SharedLease, SharedLedger
+from tonle.gateway.api_keys.key import Key, KeyLimits
+from tonle.gateway.limits.limiter import Lease
+from tonle.gateway.limits.memory_limiter import MemoryLimiter
+from tonle.gateway.limits.shared_counts import Held, Settlement, SharedCounts
+from tonle.gateway.limits.shared_limiter import SharedLease, SharedLimiter
 from tonle.gateway.refusals import RateLimited
-from tonle.gateway.state import state_of
+from tonle.gateway.state_store import state_of
 
 PATIENT_S = 120.0
 NEVER_S = 3600.0  # a lease that does not run out while a test runs
 
 
 @contextlib.asynccontextmanager
-async def book(store: Store, *, timeout_s: float = PATIENT_S) -> AsyncIterator[Book]:
+async def counts(store: Store, *, timeout_s: float = PATIENT_S) -> AsyncIterator[SharedCounts]:
     state = state_of(store.url, timeout_s=timeout_s)
     await state.open()
-    assert state.book is not None
-    yield state.book
+    assert state.counts is not None
+    yield state.counts
     await state.close()
 
 
 @contextlib.asynccontextmanager
-async def ledger(store: Store, *, lease_s: float = NEVER_S) -> AsyncIterator[SharedLedger]:
-    async with book(store) as its_book:
-        shared = SharedLedger(its_book, Limits(), lease_s=lease_s, serve_when_lost=False)
+async def limiter(store: Store, *, lease_s: float = NEVER_S) -> AsyncIterator[SharedLimiter]:
+    async with counts(store) as on_server:
+        shared = SharedLimiter(on_server, KeyLimits(), lease_s=lease_s, serve_when_lost=False)
         await shared.start()
         yield shared
         await shared.stop()
 
 
 def key(name: str = "k", **limits: int) -> Key:
-    return Key(id=name, name="", digest="", created=0, limits=Limits(**limits))
+    return Key(id=name, name="", digest="", created=0, limits=KeyLimits(**limits))
 
 
-async def tried(ledgers: list[SharedLedger], limited: Key, times: int, tokens: int = 1) -> list[Lease]:
-    """At once, in turn through each of the ledgers: the leases that were granted."""
-    charges = [ledgers[index % len(ledgers)].charge(limited, tokens) for index in range(times)]
+async def tried(limiters: list[SharedLimiter], limited: Key, times: int, tokens: int = 1) -> list[Lease]:
+    """At once, in turn through each of the limiters: the leases that were granted."""
+    charges = [limiters[index % len(limiters)].charge(limited, tokens) for index in range(times)]
     results = await asyncio.gather(*charges, return_exceptions=True)
     assert all(isinstance(result, SharedLease | RateLimited) for result in results), results
     return [result for result in results if isinstance(result, SharedLease)]
@@ -58,14 +58,14 @@ async def tried(ledgers: list[SharedLedger], limited: Key, times: int, tokens: i
 
 def test_requests_at_once_are_counted_across_gateways(store: Store) -> None:
     async def main() -> None:
-        async with ledger(store) as one, ledger(store) as two:
+        async with limiter(store) as one, limiter(store) as two:
             limited = key(max_concurrent=5)
             granted = await tried([one, two], limited, 40)
             assert len(granted) == 5
             for lease in granted[:2]:
                 lease.settle(3)
             # Each gateway's own settlements are heard before it charges again; wait for those of the other.
-            await asyncio.gather(one.outbox.ended("k"), two.outbox.ended("k"))
+            await asyncio.gather(one.settlements.ended("k"), two.settlements.ended("k"))
             assert len(await tried([one, two], limited, 40)) == 2
 
     run(main())
@@ -74,7 +74,7 @@ def test_requests_at_once_are_counted_across_gateways(store: Store) -> None:
 @pytest.mark.parametrize(("limit", "tokens"), [({"requests_per_minute": 20}, 1), ({"tokens_per_minute": 200}, 10)])
 def test_rates_hold_across_gateways(store: Store, limit: dict[str, int], tokens: int) -> None:
     async def main() -> None:
-        async with ledger(store) as one, ledger(store) as two:
+        async with limiter(store) as one, limiter(store) as two:
             began_s = time.monotonic()
             granted = await tried([one, two], key(**limit), 60, tokens)
             refilled = (time.monotonic() - began_s) * 20 / 60
@@ -85,7 +85,7 @@ def test_rates_hold_across_gateways(store: Store, limit: dict[str, int], tokens:
 
 def test_tokens_of_a_day_are_counted_across_gateways_and_those_of_running_requests_too(store: Store) -> None:
     async def main() -> None:
-        async with ledger(store) as one, ledger(store) as two:
+        async with limiter(store) as one, limiter(store) as two:
             limited = key(tokens_per_day=100)
             running = await one.charge(limited, 60)
             other = await two.charge(limited, 60)  # 60 of 100 are spoken for
@@ -94,10 +94,10 @@ def test_tokens_of_a_day_are_counted_across_gateways_and_those_of_running_reques
             assert soon.value.retry_after_s == 1  # they may turn out to use less
             running.settle(10)
             other.settle(10)
-            await asyncio.gather(one.outbox.ended("k"), two.outbox.ended("k"))
+            await asyncio.gather(one.settlements.ended("k"), two.settlements.ended("k"))
             assert await one.used_today(["k", "other"]) in ({"k": 20}, {"k": 20, "other": 0})
             (await two.charge(limited, 1)).settle(90)
-            await two.outbox.ended("k")
+            await two.settlements.ended("k")
             with pytest.raises(RateLimited, match="per day"):
                 await one.charge(limited, 1)
             assert (await two.used_today(["k"]))["k"] == 110
@@ -107,8 +107,8 @@ def test_tokens_of_a_day_are_counted_across_gateways_and_those_of_running_reques
 
 def test_a_refused_request_costs_nothing_and_settling_corrects(store: Store) -> None:
     async def main() -> None:
-        async with book(store) as on_server:
-            limits = Limits(requests_per_minute=1000, tokens_per_minute=100)
+        async with counts(store) as on_server:
+            limits = KeyLimits(requests_per_minute=1000, tokens_per_minute=100)
 
             async def charge(name: str, tokens: int) -> str | None:
                 over = await on_server.charge(Held(name, "k", tokens), limits, lease_s=NEVER_S)
@@ -127,8 +127,8 @@ def test_a_refused_request_costs_nothing_and_settling_corrects(store: Store) -> 
 
 def test_what_is_sent_twice_counts_once(store: Store) -> None:
     async def main() -> None:
-        async with book(store) as on_server:
-            limits = Limits(requests_per_minute=2, max_concurrent=2)
+        async with counts(store) as on_server:
+            limits = KeyLimits(requests_per_minute=2, max_concurrent=2)
             held = Held("same", "k", 5)
             assert [await on_server.charge(held, limits, lease_s=NEVER_S) for _ in range(4)] == [None] * 4
             assert await on_server.charge(Held("other", "k", 5), limits, lease_s=NEVER_S) is None
@@ -142,8 +142,8 @@ def test_what_is_sent_twice_counts_once(store: Store) -> None:
 
 def test_a_lease_nobody_renews_runs_out_and_counts_as_used(store: Store) -> None:
     async def main() -> None:
-        async with book(store) as on_server:
-            limits = Limits(max_concurrent=1)
+        async with counts(store) as on_server:
+            limits = KeyLimits(max_concurrent=1)
             assert await on_server.charge(Held("dead", "k", 40), limits, lease_s=0.05) is None
             await asyncio.sleep(0.1)
             assert await on_server.charge(Held("next", "k", 1), limits, lease_s=NEVER_S) is None
@@ -161,23 +161,23 @@ def test_a_lease_nobody_renews_runs_out_and_counts_as_used(store: Store) -> None
 
 def test_a_gateway_renews_what_runs(store: Store) -> None:
     async def main() -> None:
-        async with ledger(store, lease_s=1.5) as one, ledger(store) as two:
+        async with limiter(store, lease_s=1.5) as one, limiter(store) as two:
             limited = key(max_concurrent=1)
             running = await one.charge(limited, 1)
             renewed = asyncio.Event()
-            renew = one._book.renew
+            renew = one._counts.renew
 
             async def seen(held: list[Held], *, lease_s: float) -> None:
                 await renew(held, lease_s=NEVER_S)  # once is enough: a slow machine may come late to the next
                 renewed.set()
 
-            one._book.renew = seen  # type: ignore[method-assign, assignment]
+            one._counts.renew = seen  # type: ignore[method-assign, assignment]
             await renewed.wait()
             await asyncio.sleep(1.6)  # the first lease has run out
             with pytest.raises(RateLimited):
                 await two.charge(limited, 1)
             running.settle(1)
-            await one.outbox.ended("k")
+            await one.settlements.ended("k")
             (await two.charge(limited, 1)).settle(1)
 
     run(main())
@@ -185,7 +185,7 @@ def test_a_gateway_renews_what_runs(store: Store) -> None:
 
 def test_a_caller_who_hangs_up_while_being_charged_holds_nothing(store: Store) -> None:
     async def main() -> None:
-        async with ledger(store) as one, ledger(store) as two:
+        async with limiter(store) as one, limiter(store) as two:
             limited = key(max_concurrent=1)
             await two.used_today(["k"])
             store.freeze()
@@ -208,30 +208,30 @@ def test_a_caller_who_hangs_up_while_being_charged_holds_nothing(store: Store) -
 
 def test_a_key_without_limits_needs_no_trip(store: Store) -> None:
     async def main() -> None:
-        async with ledger(store) as one:
+        async with limiter(store) as one:
             store.freeze()
             lease = await one.charge(key(), 10)
             store.thaw()
             lease.settle(7)
-        async with ledger(store) as two:
+        async with limiter(store) as two:
             assert await two.used_today(["k"]) == {"k": 7}
 
     run(main())
 
 
 def test_a_server_that_says_nothing_is_lost_and_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonle.gateway.limits.shared.RETRY_S", 0.05)
+    monkeypatch.setattr("tonle.gateway.limits.shared_limiter.RETRY_S", 0.05)
 
     async def main() -> None:
-        async with book(store) as patient, book(store, timeout_s=0.3) as hasty:
-            shared = SharedLedger(hasty, Limits(), lease_s=NEVER_S, serve_when_lost=False)
+        async with counts(store) as patient, counts(store, timeout_s=0.3) as hasty:
+            shared = SharedLimiter(hasty, KeyLimits(), lease_s=NEVER_S, serve_when_lost=False)
             store.freeze()
             for _ in range(2):
                 with pytest.raises(StoreLost, match="cannot be reached"):
                     await shared.charge(key(max_concurrent=1), 1)
             assert shared.lost is not None and "did not answer" in shared.lost and shared.num_losses == 1
             store.thaw()
-            shared._book = patient
+            shared._counts = patient
             await shared.start()
             for _ in range(600):
                 if shared.lost is None:
@@ -253,10 +253,10 @@ def test_a_server_counts_as_memory_does(store: Store, steps: list[tuple[int, int
     """Where time plays no part, what memory refuses a server refuses too; and more only for what still runs."""
 
     async def main() -> None:
-        limits = Limits(max_concurrent=at_once, tokens_per_day=per_day)
-        async with book(store) as on_server:
+        limits = KeyLimits(max_concurrent=at_once, tokens_per_day=per_day)
+        async with counts(store) as on_server:
             name = f"k{time.monotonic_ns()}"
-            memory, mine = Ledger(Limits()), key(name, max_concurrent=at_once, tokens_per_day=per_day)
+            memory, mine = MemoryLimiter(KeyLimits()), key(name, max_concurrent=at_once, tokens_per_day=per_day)
             running: dict[int, tuple[Held, Lease]] = {}
             for index, (request, tokens) in enumerate(steps):
                 if request in running:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.town import ADMIN, CHAT, KEY, Town, Upstream, run, town
+from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.gateway.routes import PIPED
 from tonle.protocol.known import KNOWN, unknown_fields
 
@@ -21,7 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-async def post(place: Town, path: str, strict: str = "", **fields: Any) -> Any:
+async def post(place: RunningGateway, path: str, strict: str = "", **fields: Any) -> Any:
     model = {} if path == "/api/v1/inference" else {"model": "m"}
     headers = {"authorization": f"Bearer {KEY}"} | ({"x-tonle-strict": strict} if strict else {})
     return await place.client.post(path, json={**BODIES[path], **model, **fields}, headers=headers)
@@ -31,7 +31,7 @@ async def post(place: Town, path: str, strict: str = "", **fields: Any) -> Any:
 def test_every_endpoint_tells_of_a_slip_and_refuses_it_if_asked(tmp_path: Path, path: str) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             plain = await post(place, path, strict="1")
             assert plain.status_code == 200 and "x-tonle-warnings" not in plain.headers
             told = await post(place, path, temprature=0.5)
@@ -58,7 +58,7 @@ def test_every_endpoint_of_the_gateway_has_its_list() -> None:
 def test_a_strict_gateway_is_strict_with_everybody(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="tonle")
-        async with town(tmp_path, upstream, strict=True) as place:
+        async with running_gateway(tmp_path, upstream, strict=True) as place:
             assert (await post(place, CHAT, temprature=0.5)).status_code == 400
             assert (await post(place, CHAT, user="me")).status_code == 200
         assert upstream.headers[0]["x-tonle-strict"] == "1"  # a replica knows more fields than we do
@@ -69,7 +69,7 @@ def test_a_strict_gateway_is_strict_with_everybody(tmp_path: Path) -> None:
 
 def test_a_stream_tells_in_its_first_chunk_and_the_cache_keeps_it_out(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m")) as place:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
             for state in ("miss", "hit"):
                 told = await place.ask(stream=True, temperature=0, cache_salt="x")
                 assert told.headers["x-cache"] == state
@@ -88,7 +88,7 @@ def test_a_backends_own_remarks_stand_beside_ours(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="tonle")
         upstream.warnings = [{"param": "store", "message": "accepted, has no effect"}]
-        async with town(tmp_path, upstream) as place:
+        async with running_gateway(tmp_path, upstream) as place:
             for stream in (False, True):
                 told = await place.ask(store=True, cache_salt="x", stream=stream)
                 assert told.headers["x-tonle-warnings"] == "2; cache_salt, store"
@@ -101,13 +101,13 @@ def test_a_backends_own_remarks_stand_beside_ours(tmp_path: Path) -> None:
 def test_nobody_but_an_admin_steps_forward(tmp_path: Path) -> None:
     async def main() -> None:
         ours, other = Upstream("m", owned_by="tonle"), Upstream("v", owned_by="vllm")
-        async with town(tmp_path, ours, other) as place:
+        async with running_gateway(tmp_path, ours, other) as place:
             told = await place.ask(priority="critical")
             assert told.headers["x-tonle-warnings"] == "1; priority"
             assert (await place.ask(priority="critical", headers={"x-tonle-strict": "1"})).status_code == 400
             for key, priority in ((KEY, "low"), (ADMIN, "critical")):
                 assert "x-tonle-warnings" not in (await place.ask(priority=priority, key=key)).headers
-            assert "taken as normal" in (await place.ask(model="v", priority="soon")).json()["warnings"][0]["message"]
+            assert "normal is used" in (await place.ask(model="v", priority="soon")).json()["warnings"][0]["message"]
         assert [body.get("priority") for body in ours.requests] == [2, "low", "critical"]
         assert "priority" not in other.requests[0]  # there it means something else
 
@@ -116,7 +116,7 @@ def test_nobody_but_an_admin_steps_forward(tmp_path: Path) -> None:
 
 def test_the_service_tells_what_it_changed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with town(tmp_path, Upstream("m"), context_window=3) as place:
+        async with running_gateway(tmp_path, Upstream("m"), context_window=3) as place:
             told = await post(place, "/api/v1/inference", context_window=50, max_context_length=100)
             assert [each["param"] for each in told.json()["metadata"]["warnings"]] == ["context_window"]
             assert (await post(place, "/api/v1/inference", strict="1", context_window=50)).status_code == 400

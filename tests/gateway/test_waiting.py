@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.town import Upstream, run, town, until
+from tests.gateway.running_gateway import Upstream, run, running_gateway, until
 from tonle.gateway.relay import Relay
 
 
 @asynccontextmanager
 async def one_inside(tmp_path: Path, *, stream: bool = False, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """A town whose backend takes one request, has it and hangs: the town, the backend, its gate, and who is inside."""
+    """A gateway whose only backend slot is taken by a request that hangs: the gateway, the backend, its gate, that request."""
     upstream = Upstream("m")
     upstream.hang.clear()
-    async with town(tmp_path, upstream, max_concurrent=1, **settings) as place:
-        gate = place.door.pool.backends[0].gate
+    async with running_gateway(tmp_path, upstream, max_concurrent=1, **settings) as place:
+        gate = place.gateway.pool.backends[0].gate
         running = asyncio.create_task(place.ask("running", stream=stream))
         await until(lambda: gate.num_inside == 1, "it never came")
         yield place, upstream, gate, running
@@ -30,9 +30,9 @@ def test_requests_wait_their_turn(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=2) as place:
+        async with running_gateway(tmp_path, upstream, max_concurrent=2) as place:
             asking = [asyncio.create_task(place.ask(f"{index}")) for index in range(5)]
-            gate = place.door.pool.backends[0].gate
+            gate = place.gateway.pool.backends[0].gate
             await until(lambda: gate.num_queued == 3 and upstream.requests, "they do not wait")
             await asyncio.sleep(0.05)
             assert len(upstream.requests) == 2
@@ -49,9 +49,9 @@ def test_a_full_line_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream, max_concurrent=1, max_queued=1) as place:
+        async with running_gateway(tmp_path, upstream, max_concurrent=1, max_queued=1) as place:
             asking = [asyncio.create_task(place.ask(f"{index}")) for index in range(2)]
-            await until(lambda: place.door.pool.backends[0].gate.num_queued == 1, "it does not wait")
+            await until(lambda: place.gateway.pool.backends[0].gate.num_queued == 1, "it does not wait")
             reply = await place.ask("one too many")
             assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
             assert reply.json()["error"]["type"] == "rate_limit_error"
@@ -136,7 +136,7 @@ def test_an_error_after_a_comment_is_an_event(tmp_path: Path, comments: set[Rela
         upstream = Upstream("m")
         upstream.hang.clear()
         upstream.status = 400
-        async with town(tmp_path, upstream, keep_alive_s=0.05) as place:
+        async with running_gateway(tmp_path, upstream, keep_alive_s=0.05) as place:
             asking = asyncio.create_task(place.ask(stream=True))
             await until(lambda: comments, "it was not kept alive")
             upstream.hang.set()
@@ -166,8 +166,8 @@ def test_a_callers_own_deadline_says_nothing_about_the_backend(tmp_path: Path) -
     async def main() -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
-        async with town(tmp_path, upstream, breaker_failures=2, cache=None) as place:
-            (backend,) = place.door.pool.backends
+        async with running_gateway(tmp_path, upstream, breaker_failures=2, cache=None) as place:
+            (backend,) = place.gateway.pool.backends
             for deadline_ms in ("1", "1", "100", "100", "100"):
                 reply = await place.ask(headers={"x-request-deadline-ms": deadline_ms})
                 assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")

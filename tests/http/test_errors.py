@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.front import FakeFront
 from tests.http.serving import events, serving
 from tonle.errors import CapacityError, ConfigError, ModelError
-from tonle.gateway.backends.gather import Gather
+from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.replica import Replica, ReplicaOptions
 
@@ -223,7 +223,7 @@ def test_options_are_checked() -> None:
 
 
 def test_draining_refuses_new_work() -> None:
-    replica, reply = Replica(FakeFront(), ReplicaOptions()), Gather()  # type: ignore[arg-type]
+    replica, reply = Replica(FakeFront(), ReplicaOptions()), BufferedReply()  # type: ignore[arg-type]
     replica.draining = True
     transport = ReplicaTransport(replica)
     asyncio.run(transport.send("POST", PATH, msgspec.json.encode(HELLO), {}, reply, first_s=9, silence_s=9))

@@ -53,7 +53,9 @@ def _announce(door: Gateway, url: str, *, as_log: bool) -> None:
         return
     from rich.markup import escape
 
-    backends = [f"{backend.name} ({backend.unwell or ', '.join(backend.models)})" for backend in door.pool.backends]
+    backends = [
+        f"{backend.name} ({backend.unhealthy_reason or ', '.join(backend.models)})" for backend in door.pool.backends
+    ]
     facts = {
         "API": f"{url}/v1",
         "Backends": "; ".join(backends),

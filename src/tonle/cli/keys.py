@@ -19,8 +19,8 @@ from tonle.errors import ConfigError
 
 if TYPE_CHECKING:
     from tonle.config.gateway import GatewayConfig
-    from tonle.gateway.keys.key import Key, Limits
-    from tonle.gateway.keys.store import KeyStore
+    from tonle.gateway.api_keys.key import Key, KeyLimits
+    from tonle.gateway.api_keys.store import KeyStore
 
 
 class Action(enum.StrEnum):
@@ -35,7 +35,7 @@ class ScopeName(enum.StrEnum):
     admin = "admin"
 
 
-_LIMIT = "Limits of the new key"
+_LIMIT = "KeyLimits of the new key"
 _TABLE_WIDTH = 200
 PATIENCE_S = 10.0  # a person can wait longer for a server than a request can
 
@@ -77,14 +77,14 @@ def keys(
 
     [dim]Example:[/dim]  tonle keys create --name alice --requests-per-minute 60
     """
-    from tonle.gateway.keys.key import Limits
+    from tonle.gateway.api_keys.key import KeyLimits
 
     if action is Action.create and not name:
         raise ConfigError("give the key a name: tonle keys create --name NAME", param="name")
     if action is Action.revoke and key_id is None:
         raise ConfigError("say which key: tonle keys revoke KEY_ID", param="key_id")
     settings = load_gateway({"state_db": state_db} if state_db else {}, file=config)
-    limits = Limits(
+    limits = KeyLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
@@ -113,12 +113,12 @@ class _Wish:
     scopes: list[ScopeName]
     models: list[str]
     tenant: str
-    limits: Limits
+    limits: KeyLimits
 
 
 async def _with_store(settings: GatewayConfig, act: Callable[[KeyStore], Awaitable[None]]) -> None:
     from tonle.config.gateway import default_state_db
-    from tonle.gateway.state import state_of
+    from tonle.gateway.state_store import state_of
 
     state = state_of(settings.state_db or str(default_state_db()), timeout_s=max(PATIENCE_S, settings.store_timeout_s))
     try:
@@ -129,7 +129,7 @@ async def _with_store(settings: GatewayConfig, act: Callable[[KeyStore], Awaitab
 
 
 async def _create(store: KeyStore, wish: _Wish) -> None:
-    from tonle.gateway.keys.key import SCOPES, draw
+    from tonle.gateway.api_keys.key import SCOPES, draw
 
     scopes = tuple(each for each in SCOPES if each in wish.scopes)
     key, secret = draw(wish.name, scopes=scopes, models=tuple(wish.models), limits=wish.limits, tenant=wish.tenant)

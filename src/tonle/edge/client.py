@@ -37,7 +37,11 @@ class Sink(Protocol):
         ...
 
     def know(self, answer: Answer) -> None:
-        """From a sender in this process, before the head: what it says, filled in as it says it. Bytes need no reading."""
+        """Optional, between `attach` and the first `data`, by a sender in this process: what the bytes say.
+
+        The sender keeps filling `answer` (text, usage, finish reasons, `first_s`, `complete`, an error) until `send`
+        returns or raises, and sends the bytes as usual. The sink then need not parse them.
+        """
         ...
 
     def head(self, status: int, headers: dict[str, str]) -> None: ...

@@ -1,55 +1,76 @@
-"""Managing a running gateway over HTTP: keys, backends, cache. Every endpoint here wants a key with scope admin.
+"""Managing a running gateway over HTTP: keys, backends, cache. Every endpoint here needs a key with scope admin.
 
 Does: list, create, revoke, drain, clear. Does not: check the key (`routes.py`) or change settings.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
+from tonle.gateway.api_keys.key import Key, KeyLimits, Scope, draw
+from tonle.gateway.api_keys.ring import KeyRing
+from tonle.gateway.api_keys.store import KeyStore
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.pool import Pool
-from tonle.gateway.keys.key import Key, Limits, Scope, draw
-from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.keys.store import KeyStore
-from tonle.gateway.limits.charging import Charging
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.limits.limiter import Limiter
 from tonle.protocol.parse import parse
 
 
-class KeyWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: str
+class KeyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /admin/keys. Limits stand beside the name or inside `limits`."""
+
+    name: Annotated[str, Meta(min_length=1)]
     scopes: tuple[Scope, ...] = ("models",)
     models: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     tenant: str = ""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    tokens_per_day: int | None = None
+
+    def all_limits(self) -> KeyLimits:
+        """Raises `InvalidRequest` if one is below 1, or given in both places."""
+        found: dict[str, int | None] = {}
+        for name in KeyLimits.__struct_fields__:
+            outside, inside = getattr(self, name), getattr(self.limits, name)
+            if outside is not None and inside is not None:
+                raise InvalidRequest(f"{name} is given twice, also in limits; give it once", param=name)
+            limit = found[name] = inside if outside is None else outside
+            if limit is not None and limit < 1:
+                raise InvalidRequest(f"{name} must be at least 1; leave it out for no limit of its own", param=name)
+        return KeyLimits(**found)
 
 
 class Admin:
-    def __init__(self, ring: KeyRing, ledger: Charging, pool: Pool) -> None:
+    def __init__(self, ring: KeyRing, limiter: Limiter, pool: BackendPool) -> None:
         self._ring = ring
-        self._ledger = ledger
+        self._limiter = limiter
         self._pool = pool
 
     async def list_keys(self, exchange: Exchange) -> None:
         keys = await self._need_store().all()
-        used = await self._ledger.used_today([key.id for key in keys])
+        used = await self._limiter.used_today([key.id for key in keys])
         _send(exchange, {"keys": [_shown(key, used) for key in keys]})
 
     async def create_key(self, exchange: Exchange) -> None:
         self._need_store()
-        wish, _ = parse(exchange.body, KeyWish)
-        key, secret = draw(wish.name, scopes=wish.scopes, models=wish.models, limits=wish.limits, tenant=wish.tenant)
+        wanted, _ = parse(exchange.body, KeyRequest)
+        key, secret = draw(
+            wanted.name, scopes=wanted.scopes, models=wanted.models, limits=wanted.all_limits(), tenant=wanted.tenant
+        )
         await self._ring.add(key)
         _send(exchange, {"key": secret, **_shown(key, {})}, status=201)
 
     async def revoke_key(self, exchange: Exchange) -> None:
         self._need_store()
         key = await self._ring.revoke(exchange.path.rpartition("/")[2])
-        _send(exchange, _shown(key, await self._ledger.used_today([key.id])))
+        _send(exchange, _shown(key, await self._limiter.used_today([key.id])))
 
     async def list_backends(self, exchange: Exchange) -> None:
         _send(exchange, {"backends": [shown_backend(backend) for backend in self._pool.backends]})
@@ -68,7 +89,7 @@ class Admin:
 
     def _need_store(self) -> KeyStore:
         if self._ring.store is None:
-            raise InvalidRequest("keys of this server stand in its settings; there is no store to change")
+            raise InvalidRequest("this server's keys are in its settings; there is no key store to change")
         return self._ring.store
 
 
@@ -88,7 +109,7 @@ def shown_backend(backend: Backend) -> dict[str, Any]:
         "length": backend.row.length,
         "models": list(backend.models),
         "available": backend.available,
-        "unwell": backend.unwell,
+        "unhealthy_reason": backend.unhealthy_reason,
         "warning": backend.warning,
         "draining": backend.draining,
         "breaker": backend.breaker.state,

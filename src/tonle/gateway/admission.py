@@ -1,9 +1,9 @@
-"""Admission to one backend: so many at once, the rest in a bounded line that is fair by tokens.
+"""Admission to one backend: so many requests at once, the rest in a bounded queue that is fair by tokens.
 
-Does: let in, hold back, refuse with the time to come back. Does not: know backends or HTTP.
+Does: let in, queue, refuse with the time to try again. Does not: know backends or HTTP.
 
-Fair means: of those who wait, the key that has been served the fewest tokens is next (a virtual token counter). A key
-that was away does not save up: when it comes back, it starts level with the least served of those present.
+Fair means: of the keys with queued requests, the one that has been served the fewest tokens is next (a virtual token
+counter). A key that was idle saves nothing up: when it returns, it starts level with the least served key present.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tonle.gateway.refusals import DeadlinePassed, QueueFull
 
 EWMA = 0.1  # weight of the newest observation
 FIRST_GUESS_S = 1.0  # how long an answer takes, before one has been seen
-MAX_USED_TOKENS = 2**31 - 1  # by one request; a backend that claims more is not believed
+MAX_USED_TOKENS = 2**31 - 1  # by one request; a larger count from a backend is cut to this
 OUTPUT_WEIGHT = 2  # a token written costs about this much more than one read
 
 
 class Ticket:
-    """One request's place: waiting, then inside. Leave exactly once."""
+    """One request's place: queued, then inside. Leave exactly once."""
 
     __slots__ = ("begun_s", "cost", "key_id", "priority", "tokens", "turn")
 
@@ -36,7 +36,7 @@ class Ticket:
 
 
 class Gate:
-    """Owns the line in front of one backend."""
+    """Owns the queue in front of one backend."""
 
     def __init__(self, *, max_concurrent: int, max_queued: int, max_queued_tokens: int,
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
@@ -48,47 +48,49 @@ class Gate:
         self.num_queued = 0
         self.queued_tokens = 0
         self.service_s = FIRST_GUESS_S  # smoothed: how long an answer takes
-        self._lines: dict[tuple[int, str], deque[Ticket]] = {}  # by (priority, key)
+        self._queues: dict[tuple[int, str], deque[Ticket]] = {}  # by (priority, key)
         self._served: dict[str, float] = {}  # virtual tokens by key
         self._inside: dict[str, int] = {}  # requests by key
 
     def wait_estimate_s(self) -> float:
-        """For one more, at the rate measured."""
+        """For one more request, at the rate measured."""
         if self.num_inside < self.max_concurrent and not self.num_queued:
             return 0.0
         return (self.num_queued + 1) * self.service_s / self.max_concurrent
 
     def ahead_of(self, ticket: Ticket) -> int:
-        """How many wait with it; an upper bound of those before it."""
+        """How many others are queued; an upper bound of those before it."""
         return max(0, self.num_queued - 1)
 
     def ask(self, ticket: Ticket, *, time_left_s: float | None = None) -> bool:
-        """True: it is inside. False: it waits, and its `turn` will come. Raises `QueueFull`, `DeadlinePassed`."""
+        """True: it is inside. False: it is queued until its `turn` is set. Raises `QueueFull`, `DeadlinePassed`."""
         if self.num_inside < self.max_concurrent and not self.num_queued:
             self._let_in(ticket)
             return True
         wait_s = self.wait_estimate_s()
         if self.num_queued >= self.max_queued:
-            raise QueueFull(f"{self.num_queued} requests wait already", retry_after_s=wait_s)
+            raise QueueFull(f"the queue is full: {self.num_queued} requests are waiting", retry_after_s=wait_s)
         if self.queued_tokens and self.queued_tokens + ticket.tokens > self.max_queued_tokens:
-            raise QueueFull(f"requests with {self.queued_tokens} tokens wait already", retry_after_s=wait_s)
+            raise QueueFull(
+                f"the queue is full: requests with {self.queued_tokens} tokens are waiting", retry_after_s=wait_s
+            )
         if time_left_s is not None and wait_s > time_left_s:
-            raise DeadlinePassed(f"the wait is about {wait_s:.1f} s, longer than the request's deadline allows",
+            raise DeadlinePassed(f"the queue takes about {wait_s:.1f} s, longer than the request's deadline allows",
                                  retry_after_s=wait_s)  # fmt: skip
         ticket.turn = asyncio.get_running_loop().create_future()
         self._level(ticket.key_id)
-        self._lines.setdefault((ticket.priority, ticket.key_id), deque()).append(ticket)
+        self._queues.setdefault((ticket.priority, ticket.key_id), deque()).append(ticket)
         self.num_queued += 1
         self.queued_tokens += ticket.tokens
         return False
 
     @property
     def has_room(self) -> bool:
-        """Somebody who asks now is let in at once."""
+        """A request that asks now is let in at once."""
         return self.num_inside < self.max_concurrent and not self.num_queued
 
     def leave(self, ticket: Ticket, *, used_tokens: int | None = None) -> None:
-        """The answer has ended, or nobody waits for it any more."""
+        """The answer has ended, or the request was given up."""
         if ticket.turn is not None and not ticket.turn.done():
             self._withdraw(ticket)
             return
@@ -114,10 +116,10 @@ class Gate:
         ticket.begun_s = self._clock()
 
     def _admit_next(self) -> None:
-        while self._lines and self.num_inside < self.max_concurrent:
+        while self._queues and self.num_inside < self.max_concurrent:
             # Priority first; within it, the key served least.
-            place = min(self._lines, key=lambda each: (each[0], self._served.get(each[1], 0.0)))
-            ticket = self._lines[place].popleft()
+            place = min(self._queues, key=lambda each: (each[0], self._served.get(each[1], 0.0)))
+            ticket = self._queues[place].popleft()
             self._drop_empty(place)
             self._count_out(ticket)
             self._let_in(ticket)
@@ -126,29 +128,29 @@ class Gate:
 
     def _withdraw(self, ticket: Ticket) -> None:
         place = (ticket.priority, ticket.key_id)
-        self._lines[place].remove(ticket)
+        self._queues[place].remove(ticket)
         self._drop_empty(place)
         self._count_out(ticket)
         if ticket.turn is not None:
             ticket.turn.cancel()
 
     def _drop_empty(self, place: tuple[int, str]) -> None:
-        if not self._lines[place]:
-            del self._lines[place]
+        if not self._queues[place]:
+            del self._queues[place]
 
     def _count_out(self, ticket: Ticket) -> None:
         self.num_queued -= 1
         self.queued_tokens -= ticket.tokens
 
     def _level(self, key_id: str) -> None:
-        """A key that has just come starts with the least served of those present."""
+        """A key that has just arrived starts level with the least served of those present."""
         if key_id in self._inside:
             return
-        present = {key for _, key in self._lines} | set(self._inside)
+        present = {key for _, key in self._queues} | set(self._inside)
         if key_id not in present:
             least = min((self._served.get(key, 0.0) for key in present), default=0.0)
             self._served[key_id] = max(self._served.get(key_id, 0.0), least)
 
     def _forget_absent(self) -> None:
-        if not self.num_inside and not self._lines:
+        if not self.num_inside and not self._queues:
             self._served.clear()

@@ -1,25 +1,30 @@
-"""Admit: who calls, and may they?
+"""Admit: which key a request has, and what that key may do.
 
-Does: find the key of a request, check scopes and models. Does not: count (`limits.py`) or make keys (`keys/`).
+Does: find the key of a request, check scopes and models. Does not: count (`limits/`) or make keys (`api_keys/`).
 """
 
 from __future__ import annotations
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import UnknownModel
-from tonle.gateway.keys.key import ANYBODY, Key, Scope
-from tonle.gateway.keys.ring import KeyRing
+from tonle.gateway.api_keys.key import LOCAL_CALLER, Key, Scope
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.refusals import Forbidden, Unauthorized
 
 _BEARER = "bearer "
-_WORDS: dict[Scope, str] = {"models": "use models", "metrics": "read metrics", "admin": "manage this gateway"}
+_WORDS: dict[Scope, str] = {
+    "models": "use models",
+    "metrics": "read metrics",
+    "priority": "ask for priority",
+    "admin": "manage this gateway",
+}
 
 
 class Auth:
-    def __init__(self, ring: KeyRing, *, anybody: Key = ANYBODY, anywhere: bool = False) -> None:
-        """`anybody` is who calls while there are no keys; `anywhere`: even from other machines."""
+    def __init__(self, ring: KeyRing, *, anonymous: Key = LOCAL_CALLER, anywhere: bool = False) -> None:
+        """`anonymous` is the key of callers while there are no keys; `anywhere`: even from other machines."""
         self._ring = ring
-        self._anybody = anybody
+        self._anonymous = anonymous
         self._anywhere = anywhere
 
     @property
@@ -29,15 +34,15 @@ class Auth:
     def admit(self, exchange: Exchange, scope: Scope = "models") -> Key:
         """The caller's key. Raises `Unauthorized`, `Forbidden`."""
         if self._ring.empty:
-            if not exchange.loopback and not self._anywhere:  # the settings forbid it; this is the second lock
-                raise Unauthorized("this gateway has no keys yet and answers its own machine only")
-            return _checked(self._anybody, scope)
+            if not exchange.loopback and not self._anywhere:  # the settings forbid it too; this is a second check
+                raise Unauthorized("this gateway has no API keys yet, so it answers only requests from its own machine")
+            return _checked(self._anonymous, scope)
         secret = _secret(exchange)
         if not secret:
-            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`")
+            raise Unauthorized("an API key is required: send it as `Authorization: Bearer KEY`")
         key = self._ring.find(secret)
         if key is None:
-            raise Unauthorized("this API key is not known here, or was revoked")
+            raise Unauthorized("this API key is unknown or was revoked")
         return _checked(key, scope)
 
 
@@ -48,9 +53,9 @@ def _checked(key: Key, scope: Scope) -> Key:
 
 
 def check_model(key: Key, model: str) -> None:
-    """A model that the key may not use is, to its holder, not there."""
+    """A model that the key may not use does not exist for its holder."""
     if not key.may_use(model):
-        raise UnknownModel(f"there is no model {model!r} for this key; GET /v1/models lists those there are",
+        raise UnknownModel(f"there is no model {model!r} for this key; GET /v1/models lists the models",
                            param="model")  # fmt: skip
 
 

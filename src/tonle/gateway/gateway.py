@@ -31,26 +31,25 @@ from tonle.edge.listening import tls_context
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
-from tonle.gateway.keys.key import EVERYBODY, Limits, given
-from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.limits.ledger import Ledger
-from tonle.gateway.limits.metrics import SharedMetrics
-from tonle.gateway.limits.saver import UsageSaver
-from tonle.gateway.limits.shared import SharedLedger
+from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.gateway_metrics import GatewayMetrics, Sla
+from tonle.gateway.limits.memory_limiter import MemoryLimiter
+from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
+from tonle.gateway.limits.usage_saver import UsageSaver
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
-from tonle.gateway.replay import Replay
 from tonle.gateway.routes import Routes, Services
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
-from tonle.gateway.state import State, state_of
-from tonle.gateway.watchers import Sla, Watchers
+from tonle.gateway.state_store import StateStore, state_of
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import goodbye
 from tonle.telemetry.metrics import Metrics
@@ -82,32 +81,35 @@ class Gateway:
         self._state = _state(config, is_local=local is not None)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
         self.trail = _trail(config)
-        self.ledger, self._counter = _counting(config, self._state)
-        shared = self.ledger if isinstance(self.ledger, SharedLedger) else None
+        self.limiter, self._counter = _counting(config, self._state)
+        shared = self.limiter if isinstance(self.limiter, SharedLimiter) else None
         self.pool = _pool(config, local)
         router = Router(self.pool, config)
         self._cache = _cache(config)
-        replay = Replay(self._cache)
-        auth = Auth(self.ring) if local is None else Auth(self.ring, anybody=EVERYBODY, anywhere=True)
+        replay = CachedReplies(self._cache, by_default=config.cache_by_default)
+        auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
-        watchers = Watchers(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
+        metrics = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
+        metrics.registry.register(self.shadows.requests)
         if local is not None:
-            watchers.registry.register(local.metrics)
+            metrics.registry.register(local.metrics)
         if self.trail is not None:
-            watchers.registry.register(AuditMetrics(self.trail))
+            metrics.registry.register(AuditMetrics(self.trail))
         if shared is not None:
-            watchers.registry.register(SharedMetrics(shared))
+            metrics.registry.register(SharedMetrics(shared))
         stages = Stages(
-            auth=auth, ledger=self.ledger, recorder=recorder, replay=replay, router=router,
+            auth=auth, limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
-            shadows=self.shadows, watchers=watchers,
+            shadows=self.shadows, metrics=metrics,
         )  # fmt: skip
-        options = PipelineOptions(keep_alive_s=config.keep_alive_s, strict=config.strict)
+        options = PipelineOptions(
+            keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
+        )
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
-            watchers=watchers, admin=Admin(self.ring, self.ledger, self.pool), shared=shared,
+            metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics,
         ))  # fmt: skip
@@ -159,7 +161,7 @@ class Gateway:
         if self._state is not None:
             await self._state.close()
 
-    async def _open(self, state: State) -> None:
+    async def _open(self, state: StateStore) -> None:
         await state.open()
         try:
             await self.ring.reload()
@@ -221,8 +223,8 @@ def _fixed_keys(config: GatewayConfig) -> list[Any]:
             *(given(secret, admin=True) for secret in config.admin_key)]  # fmt: skip
 
 
-def _default_limits(config: GatewayConfig) -> Limits:
-    return Limits(
+def _default_limits(config: GatewayConfig) -> KeyLimits:
+    return KeyLimits(
         requests_per_minute=config.requests_per_minute,
         tokens_per_minute=config.tokens_per_minute,
         max_concurrent=config.max_concurrent_per_key,
@@ -230,7 +232,7 @@ def _default_limits(config: GatewayConfig) -> Limits:
     )
 
 
-def _state(config: GatewayConfig, *, is_local: bool) -> State | None:
+def _state(config: GatewayConfig, *, is_local: bool) -> StateStore | None:
     """A server of one model keeps keys only where an operator can make some; else those of its settings are all."""
     if is_local and config.state_db is None and not config.admin_key:
         return None
@@ -238,16 +240,16 @@ def _state(config: GatewayConfig, *, is_local: bool) -> State | None:
 
 
 def _counting(
-    config: GatewayConfig, state: State | None
-) -> tuple[Ledger | SharedLedger, UsageSaver | SharedLedger | None]:
+    config: GatewayConfig, state: StateStore | None
+) -> tuple[MemoryLimiter | SharedLimiter, UsageSaver | SharedLimiter | None]:
     """Who counts, and what must be started and stopped for that."""
     default = _default_limits(config)
-    if state is not None and state.book is not None:
+    if state is not None and state.counts is not None:
         serve = config.state_on_loss == "serve"
-        shared = SharedLedger(state.book, default, lease_s=config.state_lease_s, serve_when_lost=serve)
+        shared = SharedLimiter(state.counts, default, lease_s=config.state_lease_s, serve_when_lost=serve)
         return shared, shared
-    ledger = Ledger(default)
-    return ledger, None if state is None or state.usage is None else UsageSaver(ledger, state.usage)
+    limiter = MemoryLimiter(default)
+    return limiter, None if state is None or state.usage is None else UsageSaver(limiter, state.usage)
 
 
 def _cache(config: GatewayConfig) -> Cache | None:
@@ -267,14 +269,14 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
     return None if options is None else AuditTrail(options, own_process=True)
 
 
-def _pool(config: GatewayConfig, local: LocalServer | None) -> Pool:
+def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:
     if local is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
         row = BackendConfig(url="local:", name="local", models=local.models, kind="tonle", max_concurrent=NO_LIMIT)
         backend = Backend(row, config, local.transport)
         backend.models = {name: ModelEntry(id=name, root=local.models[0]) for name in local.models}
-        return Pool([backend], probe_interval_s=0)
+        return BackendPool([backend], probe_interval_s=0)
     if not config.backends:
         raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
                           param="backends")  # fmt: skip
-    return Pool([Backend(row, config) for row in config.backends], probe_interval_s=config.probe_interval_s)
+    return BackendPool([Backend(row, config) for row in config.backends], probe_interval_s=config.probe_interval_s)

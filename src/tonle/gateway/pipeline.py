@@ -1,9 +1,10 @@
 """The order of the stages, and nothing else.
 
-    admit → charge → open audit → replay from cache, or choose a route and send → watch the stream → close audit
+    admit → read → charge → resolve → open audit → replay from cache, or choose a route and send → watch the stream
+    → close audit
 
-Does: call the stages in order, make sure that each request ends in one reply and one record. Does not: know how a
-stage works; and stages do not know each other.
+Does: call the stages in order, keep their results, make sure that each request ends in one reply and one record. Does
+not: know how a stage works; and stages do not know each other.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tonle.audit.record import Record, Status, status_for
-from tonle.cache import CachedResponse, Flight
+from tonle.cache import CachedResponse
 from tonle.edge.client import UpstreamError
 from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
 from tonle.gateway.auth import Auth, check_model
-from tonle.gateway.call import Call
-from tonle.gateway.limits.charging import Charging
-from tonle.gateway.outlet import Outlet
+from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.call import Call, ReplyFacts
+from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed
 from tonle.gateway.relay import Relay
-from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router, salt_of
-from tonle.gateway.sending import Sender, used_tokens
+from tonle.gateway.sending import Sender
 from tonle.gateway.shadow import Shadows
-from tonle.gateway.watchers import Watchers
+from tonle.gateway.stage_results import BYPASS, AcceptedRequest, CacheLookup, StageResults
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 
@@ -39,19 +43,28 @@ log = logging.getLogger("tonle.gateway")
 @dataclass(slots=True, kw_only=True)
 class Stages:
     auth: Auth
-    ledger: Charging
+    limiter: Limiter
     recorder: Recorder
-    replay: Replay
+    replay: CachedReplies
     router: Router
     sender: Sender
     shadows: Shadows
-    watchers: Watchers
+    metrics: GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
     keep_alive_s: float
     strict: bool = False
+    trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose cached answers and prefixes are shared
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a request ended: its status on record, what went wrong, and the reason for the log."""
+
+    status: Status
+    failure: BaseException | None = None
+    problem: str | None = None
 
 
 class Pipeline:
@@ -60,132 +73,147 @@ class Pipeline:
         self._options = options
         self.salt_secret = salt_secret
 
-    async def run(self, call: Call, outlet: Outlet) -> None:
+    async def run(self, call: Call) -> None:
         """The whole life of one generation request."""
-        refusal = await self._enter(call)
-        record = self._stages.recorder.open(call)
-        relay = Relay(call, outlet, keep_alive_s=0 if refusal else self._options.keep_alive_s)
-        status: Status = "failed"
-        failure: BaseException | None = refusal
+        results, refusal = StageResults(), None
+        try:
+            accepted = await self._accept(call, results)
+        except (Exception, asyncio.CancelledError) as error:
+            refusal = error  # raised again below: a refusal is recorded like any other end
+        record = self._stages.recorder.open(call, results.request)
+        keep_alive_s = self._options.keep_alive_s if refusal is None else 0.0
+        facts = ReplyFacts()
+        outlet = call.outlet(results.request, facts)
+        relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
+        ending = Ending("failed")
         try:
             await self._stages.recorder.room()
             if refusal is not None:
                 raise refusal
             self._stages.recorder.admit()
-            await self._answer(call, relay)
-            status = "cached" if call.cache_state == "hit" else status_for(relay.status)
+            await self._answer(accepted, relay, results)
+            ending = Ending("cached" if results.lookup.state == "hit" else status_for(relay.status))
         except asyncio.CancelledError as cancelled:
-            failure = cancelled
-            status = "interrupted" if call.exchange.gone == SHUTTING_DOWN else "cancelled"
-            if status == "interrupted":
-                call.exchange.problem = _problem(call, SHUTTING_DOWN)
-                relay.fail(error_reply(ShuttingDown(SHUTTING_DOWN, retry_after_s=5)))
+            if call.exchange.gone != SHUTTING_DOWN:
+                ending = Ending("cancelled", cancelled)
+                raise
+            ending = Ending("interrupted", cancelled, SHUTTING_DOWN)
+            relay.fail(error_reply(ShuttingDown(SHUTTING_DOWN, retry_after_s=5)))
             raise
         except Exception as error:
-            failure = error
-            status = self._fail(call, relay, error)
+            shown = _shown(call, results, error, began=relay.began)
+            reply = error_reply(shown)
+            ending = Ending(status_for(reply.status), error, _problem(shown))
+            relay.fail(reply)
         finally:
-            self._leave(call, relay, record, status, failure)
+            self._leave(call, relay, record, results, ending)
 
-    # -- admit, charge
+    async def _accept(self, call: Call, results: StageResults) -> AcceptedRequest:
+        """Admit, read, charge, resolve."""
+        stages = self._stages
+        key = results.key = stages.auth.admit(call.exchange)
+        request = results.request = call.read(key, strict=self._options.strict)
+        request.check_strict()
+        results.lease = await stages.limiter.charge(key, request.total_tokens)
+        model = results.model = stages.router.resolve(key, request)
+        check_model(key, model.asked)
+        owner = (call.exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
+        return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
-    async def _enter(self, call: Call) -> BaseException | None:
-        """What kept it out, if anything: a refused request is recorded like any other, and so is a caller's hang-up,
-        and a bug of ours. `run` raises it again, so that all end the same way."""
-        try:
-            call.key = self._stages.auth.admit(call.exchange)
-            call.read()
-            call.check_strict(strict=self._options.strict)
-            call.lease = await self._stages.ledger.charge(call.key, call.total_tokens)
-            self._stages.router.resolve(call)
-            check_model(call.key, call.asked_model or call.model)
-        except (Exception, asyncio.CancelledError) as refusal:
-            return refusal
-        return None
-
-    # -- replay, or choose and send
-
-    async def _answer(self, call: Call, relay: Relay) -> None:
-        replay, router = self._stages.replay, self._stages.router
-        salt = salt_of(call.key.owner, self.salt_secret)
-        found = await replay.find(call, router.identity(call.model))
-        if isinstance(found, CachedResponse):
-            relay.replay(found.body, found.content_type)
+    async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
+        """Replay, or choose and send."""
+        lookup = results.lookup = await self._look_up(accepted, relay)
+        if lookup.response is not None:
+            relay.replay(lookup.response.body, lookup.response.content_type)
             return
         try:
-            relay.keep_copy = found is not None
-            await self._stages.sender.send(call, relay, salt)
-            if found is not None:
-                found.land(_copy(call, relay))
+            relay.keep_copy = lookup.flight is not None
+            sent = results.sent = await self._stages.sender.send(accepted, relay)
+            if sent.failure is not None:
+                raise sent.failure
+            relay.finish()
+            if lookup.flight is not None:
+                lookup.flight.land(_copy(accepted, relay))
         finally:
-            if isinstance(found, Flight):
-                found.land(None)  # has no effect after the line above
-        self._stages.shadows.follow(call, salt)
+            if lookup.flight is not None:
+                lookup.flight.land(None)  # has no effect after the line above
+        results.shadow = self._stages.shadows.follow(accepted)
 
-    # -- the end
+    async def _look_up(self, accepted: AcceptedRequest, relay: Relay) -> CacheLookup:
+        if not self._stages.replay.applies_to(accepted):
+            return BYPASS
+        relay.facts.cache_state = "miss"  # for a stream that begins, with comments, while an identical request runs
+        lookup = await self._stages.replay.find(accepted)
+        relay.facts.cache_state = lookup.state
+        return lookup
 
-    def _fail(self, call: Call, relay: Relay, error: Exception) -> Status:
-        """Tell the caller, as far as that is possible."""
-        if isinstance(error, UpstreamError):
-            error = _explain(error, call, began=relay.began)
-        elif not isinstance(error, TonleError):
-            log.exception("%s failed, id %s", call.path, call.request_id)
-        what = error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
-        call.exchange.problem = _problem(call, what)
-        reply = error_reply(error)
-        relay.fail(reply)
-        return status_for(reply.status)
-
-    def _leave(self, call: Call, relay: Relay, record: Record, status: Status, failure: BaseException | None) -> None:
+    def _leave(self, call: Call, relay: Relay, record: Record, results: StageResults, ending: Ending) -> None:
+        """Settle, close audit, count; the only place that tells the log why a request failed."""
         relay.close()
         try:
             answer = relay.answer()
-            used = 0 if status == "cached" else used_tokens(call, relay.peek())
+            used = 0 if ending.status == "cached" else results.used_tokens(relay.peek())
         except Exception as error:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
-            log.exception("what %s answered could not be read, id %s", call.backend, call.request_id)
-            answer, used, failure = Answer(), call.prompt_tokens, failure or error
-        if failure is None and (answer.error is not None or relay.status >= 400):
-            call.exchange.problem = _problem(call, _told(answer))
-            status = "failed" if relay.status < 400 else status  # a stream that its server ended with an error
-        if answer.usage is not None:
-            call.exchange.tokens = _tokens(answer.usage)
-        if call.lease is not None:
-            call.lease.settle(used)
-        self._stages.recorder.close(record, call, status, answer, error=_error_facts(call, failure))
-        self._stages.watchers.observe(call, status, answer)
+            log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
+            answer, used = Answer(), 0 if results.request is None else results.request.prompt_tokens
+            ending = Ending(ending.status, ending.failure or error, ending.problem)
+        if ending.failure is None and (answer.error is not None or relay.status >= 400):
+            # A stream that its server ended with an error has status 200, and failed.
+            ending = Ending(ending.status if relay.status >= 400 else "failed", problem=_reason_given(answer))
+        if ending.problem is not None:
+            backend = f"backend {results.backend}: " if results.backend and not relay.facts.is_local else ""
+            call.exchange.problem = f"{backend}{ending.problem}"
+        call.exchange.tokens = _tokens(answer)
+        if results.lease is not None:
+            results.lease.settle(used)
+        error_facts = _error_facts(call, ending.failure)
+        self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
+        self._stages.metrics.observe(call.exchange, results, ending.status, answer)
 
 
-def _tokens(usage: dict[str, Any]) -> tuple[int, int] | None:
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
-    return (prompt, completion) if isinstance(prompt, int) and isinstance(completion, int) else None
+def _shown(call: Call, results: StageResults, failure: Exception, *, began: bool) -> Exception:
+    """What the caller is told about it. A bug is logged here, with its trace."""
+    if isinstance(failure, UpstreamError):
+        return _explained(failure, results, began=began)
+    if not isinstance(failure, TonleError):
+        log.error("%s failed, id %s", call.path, call.request_id, exc_info=failure)
+    return failure
 
 
-def _copy(call: Call, relay: Relay) -> CachedResponse | None:
+def _problem(error: Exception) -> str:
+    return error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
+
+
+def _explained(error: UpstreamError, results: StageResults, *, began: bool) -> UpstreamFailed | DeadlinePassed:
+    if error.kind == "timeout" and results.request is not None and results.request.is_late:
+        return DeadlinePassed("the request's deadline passed before the answer began")
+    if began:
+        return UpstreamFailed(f"the answer of {results.backend} broke off: {error}")
+    failed = () if results.sent is None else results.sent.failed
+    tried = ", ".join(dict.fromkeys([*failed, results.backend]))
+    return UpstreamFailed(f"no answer from {tried}: {error}")
+
+
+def _copy(accepted: AcceptedRequest, relay: Relay) -> CachedResponse | None:
     body = relay.copy
     if body is None:
         return None
     content_type = relay.headers.get("content-type", "application/json")
-    return CachedResponse(body=body, content_type=content_type, stream=call.stream, request_id=call.request_id)
+    return CachedResponse(
+        body=body, content_type=content_type, stream=accepted.request.stream, request_id=accepted.call.request_id
+    )
 
 
-def _explain(error: UpstreamError, call: Call, *, began: bool) -> UpstreamFailed | DeadlinePassed:
-    left_s = call.time_left_s()
-    if error.kind == "timeout" and left_s is not None and left_s <= 0:
-        return DeadlinePassed("the request's deadline passed before the answer began")
-    if began:
-        return UpstreamFailed(f"the answer of {call.backend} broke off: {error}")
-    tried = ", ".join(dict.fromkeys([*call.attempts, call.backend]))
-    return UpstreamFailed(f"no answer from {tried}: {error}")
+def _tokens(answer: Answer) -> tuple[int, int] | None:
+    """Of prompt and answer, for the log."""
+    usage = answer.usage or {}
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    return (prompt, completion) if isinstance(prompt, int) and isinstance(completion, int) else None
 
 
-def _problem(call: Call, what: str) -> str:
-    """For the log."""
-    return f"backend {call.backend}: {what}" if call.backend else what
-
-
-def _told(answer: Answer) -> str:
-    """What a backend said of its own failure. It may be anything."""
+def _reason_given(answer: Answer) -> str:
+    """What a backend said about its own failure. It may be anything."""
     error = answer.raw if answer.error is None else answer.error
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or error or "it gives no reason")

@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 8
 SCHEMA_VERSION = 1
 START_S = 20.0  # gateways that start together take turns with the tables
 _SCHEMA_FILE = Path(__file__).with_name("postgres.sql")
-_SCHEMA_LOCK = 7_462_041_975_113  # any number that nobody else picks: one gateway at a time makes the tables
+_SCHEMA_LOCK = 7_462_041_975_113  # an arbitrary number of our own: one gateway at a time creates the tables
 
 
 class Postgres:

@@ -1,7 +1,7 @@
-"""Where a caller is, if somebody we trust stands between us.
+"""The caller's address behind trusted proxies.
 
 Does: follow the addresses a chain of trusted proxies reports, from the nearest to the first that is not one of them.
-Does not: believe a header from anybody else, or trust anybody unless the settings name them.
+Does not: believe a header from any other sender, or trust a proxy that the settings do not name.
 
 Only one header is read, the one the settings name: a proxy that writes X-Forwarded-For may pass a caller's own
 Forwarded on untouched, and the other way round.
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from tonle.edge.exchange import Exchange
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;\s]+))', re.IGNORECASE)
 _PORT = re.compile(r"\[(?P<six>[^\]]+)\](?::\d+)?|(?P<four>[^:]+):\d+")
@@ -30,7 +30,7 @@ class Proxies:
         self._trusts = functools.lru_cache(_CACHED)(self._is_inside)
 
     def place(self, exchange: Exchange) -> None:
-        """Set where the request really comes from."""
+        """Set the address that the request really comes from."""
         if not self._networks:
             return
         client = _address(exchange.client)
@@ -42,7 +42,7 @@ class Proxies:
             exchange.client = str(client)
             exchange.loopback = client.is_loopback
 
-    def _is_inside(self, address: Address) -> bool:
+    def _is_inside(self, address: IpAddress) -> bool:
         return any(address in network for network in self._networks)
 
     def _hops(self, value: str) -> list[str]:
@@ -54,7 +54,7 @@ class Proxies:
         return ["" if match is None else match[1] or match[2] or "" for match in found]
 
 
-def _address(text: str) -> Address | None:
+def _address(text: str) -> IpAddress | None:
     """Without port and brackets; None for what is no address ("unknown", "_hidden")."""
     if match := _PORT.fullmatch(text):
         text = match["six"] or match["four"]

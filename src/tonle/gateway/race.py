@@ -1,7 +1,7 @@
-"""Several backends, one answer: the first to send a byte of it has the caller, and the others are sent away.
+"""Several backends, one answer: the first to send a byte of it is passed on, and the others are cancelled.
 
-Does: stand between backends and whoever takes the answer, let one through, cancel the rest. Does not: decide who runs
-or when (`sending.py`).
+Does: stand between backends and the sink that takes the answer, let one through, cancel the rest. Does not: decide
+which backends run or when (`attempt.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ class Lane:
         self._race = race
         self._on_win = on_win
         self._headers: dict[str, str] = {}
-        self._held: list[bytes] = []  # of an error, which counts only if nobody does better
+        self._held: list[bytes] = []  # of an error, which counts only if no other lane does better
         self._press: Callable[[bool], None] | None = None
+        self._known: Answer | None = None
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._press = press
 
     def know(self, answer: Answer) -> None:
-        """Only servers elsewhere race."""
+        self._known = answer
+        if self._race.winner is self:
+            self._race.sink.know(answer)
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status, self._headers = status, headers
@@ -46,7 +49,7 @@ class Lane:
             self._held.append(piece)
 
     def win(self) -> None:
-        """With a first byte; or, when nobody else is left, with whatever was said."""
+        """With a first byte; or, when no other lane is left, with the reply it has."""
         self._race.winner = self
         self._on_win()
         for lane in self._race.lanes:
@@ -54,6 +57,8 @@ class Lane:
                 lane.task.cancel()
         if self._press is not None:
             self._race.sink.attach(self._press)
+        if self._known is not None:
+            self._race.sink.know(self._known)
         self._race.sink.head(self.status, self._headers)
         for piece in self._held:
             self._race.sink.data(piece)
@@ -74,28 +79,28 @@ class Race:
 
     @property
     def is_open(self) -> bool:
-        """Nobody has won, and somebody still may."""
+        """No lane has won, and one still may."""
         return self.winner is None and not all(lane.task.done() for lane in self.lanes)
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Until everybody has ended, or until `timeout_s` have passed."""
+        """Until all lanes have ended, or until `timeout_s` have passed."""
         await asyncio.wait([lane.task for lane in self.lanes], timeout=timeout_s)
 
-    def settle(self) -> None:
-        """When all have ended: raises the winner's failure; without a winner takes any reply, else the first failure."""
+    def settle(self) -> Lane:
+        """When all have ended: the winner, or its failure raised; without a winner any reply, else the first failure."""
         failures = {lane: lane.task.exception() for lane in self.lanes if not lane.task.cancelled()}
         if self.winner is not None:
             if (failure := failures[self.winner]) is not None:
                 raise failure
-            return
+            return self.winner
         for lane, failure in failures.items():
             if failure is None:
                 lane.win()
-                return
+                return lane
         raise next(failure for failure in failures.values() if failure is not None)
 
     async def end(self) -> None:
-        """However it ended: nobody runs on."""
+        """However it ended: no lane runs on."""
         running = [lane.task for lane in self.lanes if not lane.task.done()]
         for task in running:
             task.cancel()

@@ -1,6 +1,6 @@
-"""Open audit, close audit: the facts of a call into its record. The only file that knows both.
+"""Open audit, close audit: the results of the stages into a record. The only file that knows both.
 
-Does: translate. Does not: write, or decide how a call ended.
+Does: translate. Does not: write, or decide how a request ended.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Any
 
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
-from tonle.gateway.backends.gather import Gather
+from tonle.edge.exchange import Exchange
+from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.call import Call
+from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, ShadowCopy, StageResults, as_fields
 from tonle.protocol.answers import Answer, Collector
 
 MS = 1000.0
@@ -22,7 +25,7 @@ LOOK_S = 0.005  # how often it is looked for
 
 
 class Recorder:
-    """With no trail, records are made and forgotten: nothing else differs."""
+    """With no trail, records are made and dropped: nothing else differs."""
 
     def __init__(self, trail: AuditTrail | None) -> None:
         self._trail = trail
@@ -42,37 +45,51 @@ class Recorder:
         if self._trail is not None:
             self._trail.admit()
 
-    def open(self, call: Call) -> Record:
-        return self._open(call.exchange.path, call.request_id, call.exchange.client or None, call.raw)
+    def open(self, call: Call, request: ParsedRequest | None) -> Record:
+        """`request` is None if it could not be read; then the record has the body as it arrived."""
+        exchange = call.exchange
+        body = exchange.body if request is None else request.raw
+        return self._open(exchange.path, call.request_id, exchange.client or None, body)
 
     def _open(self, path: str, request_id: str, client: str | None, body: bytes) -> Record:
         if self._trail is None:
-            return Record(_forget, path, request_id=request_id, client=client, body=body)
+            return Record(_drop, path, request_id=request_id, client=client, body=body)
         return self._trail.open(path, request_id=request_id, client=client, body=body)
 
     def close(
-        self, record: Record, call: Call, status: Status, answer: Answer, *, error: dict[str, Any] | None = None
+        self,
+        record: Record,
+        exchange: Exchange,
+        results: StageResults,
+        status: Status,
+        answer: Answer,
+        *,
+        error: dict[str, Any] | None = None,
     ) -> None:
-        record.note(
-            key_id=call.key.id,
-            model=call.asked_model or call.model or None,
-            model_config=call.model_config,
-            adapter=_adapter(call),
-            cache={"state": call.cache_state, "request_id": call.cached_from},
-            route=_route(call),
-            experiment=None if call.experiment is None else {"name": call.experiment, "arm": call.arm},
-            warnings=[f"{warning.param}: {warning.message}" for warning in call.warnings] or None,
-        )
-        record.timings_ms.update(_timings(call, answer))
-        record.close(status, http_status=call.exchange.status or None, answer=answer, error=error)
+        request, model, lookup = results.request, results.model, results.lookup
+        record.key_id = results.key.id
+        if request is not None:
+            record.model = request.asked_model if model is None else model.asked
+            record.warnings = [f"{warning.param}: {warning.message}" for warning in request.warnings] or None
+        if model is not None:
+            _note_model(record, model)
+        cached_from = None if lookup.response is None else lookup.response.request_id
+        record.cache = {"state": lookup.state, "request_id": cached_from}
+        record.route = _route(results)
+        record.timings_ms.update(_timings(exchange.arrived_s, results, answer))
+        record.close(status, http_status=exchange.status or None, answer=answer, error=error)
 
-    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
-        """A record of its own for a copy that nobody waits for. Returns what closes it, once."""
-        record = self._open(call.path, request_id, call.exchange.client or None, body)
+    def open_copy(
+        self, accepted: AcceptedRequest, copy: ShadowCopy, body: bytes
+    ) -> Callable[[BufferedReply, Exception | None], None]:
+        """A record of its own for a copy. Returns the function that closes it, once."""
+        call = accepted.call
+        record = self._open(call.path, copy.request_id, call.exchange.client or None, body)
         began_s = time.monotonic()
-        record.note(key_id=call.key.id, route={**(call.shadow or {}), "why": "shadow", "shadow_of": call.request_id})
+        record.key_id = accepted.key.id
+        record.route = {**as_fields(copy), "why": "shadow", "shadow_of": call.request_id}
 
-        def close(answer: Gather, failure: Exception | None) -> None:
+        def close(answer: BufferedReply, failure: Exception | None) -> None:
             collector = Collector(answer.headers.get("content-type"))
             collector.feed(answer.body)
             status: Status = "interrupted"  # the gateway was stopped meanwhile
@@ -90,40 +107,46 @@ async def _until_room(trail: AuditTrail) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _forget(record: Record) -> None:
+def _drop(record: Record) -> None:
     pass
 
 
-def _adapter(call: Call) -> str | None:
-    """Servers list an adapter as a model with a parent."""
-    return call.model if call.model_config and call.model_config.get("parent") else None
+def _note_model(record: Record, model: ResolvedModel) -> None:
+    entry = model.entry
+    record.model_config = {"root": entry.root, "parent": entry.parent, "max_model_len": entry.max_model_len}
+    record.adapter = model.name if entry.parent else None  # servers list an adapter as a model with a parent
+    if model.arm is not None:
+        record.experiment = {"name": model.experiment, "arm": model.arm.name}
 
 
-def _route(call: Call) -> dict[str, Any] | None:
-    if not call.backend:
+def _route(results: StageResults) -> dict[str, Any] | None:
+    sent = results.sent
+    if sent is None or not sent.backend or results.model is None:
         return None
-    route: dict[str, Any] = {"backend": call.backend, "model": call.model, "why": call.why}
-    if call.attempts:
-        route["failed"] = call.attempts
-    if call.prefill_backend is not None:
-        route["prefill"] = call.prefill_backend
-    if call.hedge is not None:
-        route["hedge"] = call.hedge
-    if call.shadow is not None:
-        route["shadow"] = call.shadow
+    route: dict[str, Any] = {"backend": sent.backend, "model": results.model.name, "why": sent.why}
+    if sent.failed:
+        route["failed"] = list(sent.failed)
+    if sent.prefill is not None:
+        route["prefill"] = sent.prefill
+    if sent.hedge is not None:
+        route["hedge"] = as_fields(sent.hedge)
+    if results.shadow is not None:
+        route["shadow"] = as_fields(results.shadow)
     return route
 
 
-def _timings(call: Call, answer: Answer) -> dict[str, float]:
+def _timings(arrived_s: float, results: StageResults, answer: Answer) -> dict[str, float]:
     """Queue: in this gateway. Prefill and decode as seen from here, the way to the backend included."""
-    arrived_s = call.exchange.arrived_s
-    timings = {"queue": call.queued_s * MS}
-    if call.sent_s is not None and call.first_byte_s is not None:
-        timings["first_byte"] = (call.first_byte_s - arrived_s) * MS
-    if call.stream and answer.first_s is not None and call.cache_state != "hit":
+    sent = results.sent
+    if sent is None:
+        return {"queue": 0.0}
+    timings = {"queue": sent.queued_s * MS}
+    if sent.sent_s is not None and sent.first_byte_s is not None:
+        timings["first_byte"] = (sent.first_byte_s - arrived_s) * MS
+    if results.request is not None and results.request.stream and answer.first_s is not None:
         timings["ttft"] = (answer.first_s - arrived_s) * MS
-        if call.sent_s is not None:
-            timings["prefill"] = (answer.first_s - call.sent_s) * MS
+        if sent.sent_s is not None:
+            timings["prefill"] = (answer.first_s - sent.sent_s) * MS
         if answer.last_s is not None:
             timings["decode"] = (answer.last_s - answer.first_s) * MS
     return {name: round(value, 3) for name, value in timings.items()}

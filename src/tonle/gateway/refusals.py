@@ -1,11 +1,11 @@
 """The refusals only a gateway makes, as leaves of the tree in `tonle.errors`.
 
-CallerError    ├── Unauthorized      no key, or one we do not know        401
+CallerError    ├── Unauthorized      no key, or an unknown one        401
                └── Forbidden         the key may not do this              403
 CapacityError  ├── TooMany                                                429
                │   ├── RateLimited   over a limit of the key              429
-               │   └── QueueFull     too many wait already                429
-               ├── NoBackend         nobody is well who could answer      503
+               │   └── QueueFull     the queue is full                    429
+               ├── NoBackend         no healthy backend for it           503
                └── DeadlinePassed    too late to begin                    504
 InternalError  └── UpstreamFailed    a backend failed                     502
 """
@@ -26,7 +26,7 @@ class Forbidden(CallerError):
 
 
 class TooMany(CapacityError):
-    """People read the message before the header: it says when, too."""
+    """People read the message before the header: it says when to try again, too."""
 
     status = 429
 

@@ -2,6 +2,8 @@
 
 Does: pass bytes on as they come, learn usage and text for the record, keep a copy for the cache if asked, keep a
 waiting stream alive with comments. Does not: know backends, or what the record is for.
+
+What an answer says is read from its bytes, unless the sender hands over an `Answer` that it fills itself (`know`).
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from tonle.gateway import remarks
-from tonle.gateway.call import Call
-from tonle.gateway.outlet import Outlet
-from tonle.gateway.tap import KnownAnswer, Tap
+from tonle.edge.exchange import Exchange
+from tonle.gateway import field_warnings
+from tonle.gateway.answer_reader import AnswerReader
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.call import Outlet, ReplyFacts
+from tonle.gateway.parsed_request import ParsedRequest
 from tonle.protocol import sse
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
@@ -26,57 +30,82 @@ MAX_ERROR_BYTES = 64 * 1024  # of a backend's error reply that are kept
 MAX_COPY_BYTES = 4 * 1024**2  # of an answer for the cache
 
 
-class Relay:
-    """One per request; a retry begins again with `head`. `began` = the caller has seen a part of the answer."""
+def _waiting() -> str:
+    return "waiting"
 
-    def __init__(self, call: Call, outlet: Outlet, *, keep_alive_s: float) -> None:
+
+def _working() -> str:
+    return "working"
+
+
+class Relay:
+    """One per request; a retry begins again with `attach`. `began` = the caller has seen a part of the answer."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        outlet: Outlet,
+        request: ParsedRequest | None,
+        facts: ReplyFacts,
+        *,
+        keep_alive_s: float,
+    ) -> None:
+        """`request` is None if it could not be read: then there is only an error to pass on."""
         self.status = 0  # of the backend's answer
         self.began = False
         self.headers: dict[str, str] = {}
         self.keep_copy = False
-        self._call = call
+        self.facts = facts
+        self.first_byte_s: float | None = None  # monotonic
+        self._exchange = exchange
         self._outlet = outlet
-        self._tap: Tap | KnownAnswer = Tap(None)
-        self._known: Answer | None = None  # told by a sender in this process
+        self._stream = request is not None and request.stream
+        self._swallow_usage = request is not None and request.adds_usage
+        self._warnings = () if request is None else request.warnings
+        self._reader = AnswerReader(None)
+        self._known: Answer | None = None  # filled by the sender: the bytes are not read
         self._pieces: list[bytes] = []  # a whole answer, an error, or the copy of a stream
         self._size = 0
         self._read_whole = False
         self._started = False  # the stream's head was sent; perhaps only comments since
         self._keep_alive_s = keep_alive_s
         self._timer: asyncio.TimerHandle | None = None
-        if call.stream and keep_alive_s:
+        if self._stream and keep_alive_s:
             self._timer = asyncio.get_running_loop().call_later(keep_alive_s, self._comment)
-        self.waiting_for: Callable[[], str] = lambda: "waiting"  # what a comment says
+        self._waiting_for: Callable[[], str] = _waiting
+
+    def expect(self, backend: Backend, queued_s: float, waiting_for: Callable[[], str] = _working) -> None:
+        """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
+        self.facts.backend, self.facts.is_local, self.facts.queued_s = backend.name, backend.local, queued_s
+        self._waiting_for = waiting_for
 
     # -- the backend's side (`Sink`)
 
     def attach(self, press: Callable[[bool], None]) -> None:
-        exchange = self._call.exchange
-        exchange.on_pressure = press
-        if exchange.full:
+        self._known = None
+        self._exchange.on_pressure = press
+        if self._exchange.full:
             press(True)
 
     def know(self, answer: Answer) -> None:
+        """`answer` is what the bytes say; the sender keeps filling it until `send` returns."""
         self._known = answer
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
         self._pieces, self._size, self._read_whole = [], 0, False
-        if self._known is not None and status == 200:
-            self._tap = KnownAnswer(self._known)
-        else:
-            self._tap = Tap(headers.get("content-type"), swallow_usage=self._call.asks_usage)
+        self._reader = AnswerReader(headers.get("content-type"), swallow_usage=self._swallow_usage)
 
     def data(self, piece: bytes) -> None:
-        call = self._call
-        if call.first_byte_s is None:
-            call.first_byte_s = time.monotonic()
+        if self.first_byte_s is None:
+            self.first_byte_s = time.monotonic()
         if self.status != 200:
             self._keep(piece, MAX_ERROR_BYTES)
             return
-        piece = self._tap.feed(piece)
-        if not call.stream:
+        if self._known is None:
+            piece = self._reader.feed(piece)
+        if not self._stream:
             self._pieces.append(piece)
             return
         if not piece:
@@ -85,8 +114,8 @@ class Relay:
             self._keep(piece, MAX_COPY_BYTES)
         if not self.began:
             self._begin()
-            if call.warnings:
-                piece = remarks.in_stream(piece, call.warnings)
+            if self._warnings:
+                piece = field_warnings.in_stream(piece, self._warnings)
         self._outlet.write(piece)
 
     def _begin(self) -> None:
@@ -115,21 +144,21 @@ class Relay:
         self._stop_timer()
         if self.status != 200:
             self._finish_error()
-        elif not self._call.stream:
+        elif not self._stream:
             content_type = self.headers.get("content-type", "application/json")
             self.began = True
             self._reply_whole(b"".join(self._pieces), content_type)
         else:
             self.start_stream()
-            rest = self._tap.rest()
+            rest = self._reader.rest() if self._known is None else b""
             if self.keep_copy and rest:
                 self._keep(rest, MAX_COPY_BYTES)
             self._outlet.write(rest)
             self._outlet.end()
 
     def _reply_whole(self, body: bytes, content_type: str) -> None:
-        if self._call.warnings:
-            body = remarks.in_whole(body, self._call.warnings)
+        if self._warnings:
+            body = field_warnings.in_whole(body, self._warnings)
         self._outlet.reply(body, content_type=content_type, headers=self._reply_headers())
 
     def _finish_error(self) -> None:
@@ -146,14 +175,15 @@ class Relay:
         self._stop_timer()
         self.status = 200
         self.began = True
-        self._tap = Tap(content_type)
-        self._tap.feed(body)
-        if not self._call.stream:
+        self._known = None
+        self._reader = AnswerReader(content_type)
+        self._reader.feed(body)
+        if not self._stream:
             self._reply_whole(body, content_type)
             return
         self.headers = {"content-type": content_type}
         self.start_stream()
-        self._outlet.write(remarks.in_stream(body, self._call.warnings) if self._call.warnings else body)
+        self._outlet.write(field_warnings.in_stream(body, self._warnings) if self._warnings else body)
         self._outlet.end()
 
     def fail(self, error: ErrorReply) -> None:
@@ -169,11 +199,11 @@ class Relay:
     def close(self) -> None:
         """However it ended."""
         self._stop_timer()
-        self._call.exchange.on_pressure = None
+        self._exchange.on_pressure = None
 
     def _comment(self) -> None:
         self.start_stream()
-        self._outlet.write(f": {self.waiting_for()}\n\n".encode())
+        self._outlet.write(f": {self._waiting_for()}\n\n".encode())
         self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self._comment)
 
     def _stop_timer(self) -> None:
@@ -182,15 +212,15 @@ class Relay:
             self._timer = None
 
     def _reply_headers(self) -> list[tuple[str, str]]:
-        call = self._call
-        headers = [("x-process-time", f"{call.exchange.elapsed_s:.6f}"), ("x-cache", call.cache_state)]
-        if call.backend:
-            headers += [("x-tonle-backend", call.backend), ("x-tonle-queue-time", f"{call.queued_s:.6f}")]
-        theirs = self.headers.get(remarks.HEADER, "")
-        if call.warnings or theirs:
-            headers.append((remarks.HEADER, remarks.header(call.warnings, theirs)))
+        facts = self.facts
+        headers = [("x-process-time", f"{self._exchange.elapsed_s:.6f}"), ("x-cache", facts.cache_state)]
+        if facts.backend and not facts.is_local:
+            headers += [("x-tonle-backend", facts.backend), ("x-tonle-queue-time", f"{facts.queued_s:.6f}")]
+        theirs = self.headers.get(field_warnings.HEADER, "")
+        if self._warnings or theirs:
+            headers.append((field_warnings.HEADER, field_warnings.header(self._warnings, theirs)))
         for name, value in self.headers.items():
-            if name != remarks.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
+            if name != field_warnings.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
                 headers.append((name, value))
         return headers
 
@@ -201,26 +231,23 @@ class Relay:
         """The whole answer, if it was kept and is one: not a stream that broke off or ended with an error."""
         if self.status != 200 or not self._pieces:
             return None
-        answer = self._tap.finish() if self._call.stream else self.peek()
+        answer = self.peek() if self._known is not None or not self._stream else self._reader.finish()
         return b"".join(self._pieces) if answer.complete and answer.error is None else None
-
-    @property
-    def retry_after_s(self) -> float:
-        text = self.headers.get("retry-after", "")
-        return float(text) if text.isdecimal() else 1.0
 
     def peek(self) -> Answer:
         """As far as it came. Of an answer that is not a stream, all or nothing."""
-        if self.status == 200 and not self._call.stream and not self._read_whole:
+        if self._known is not None:
+            return self._known
+        if self.status == 200 and not self._stream and not self._read_whole:
             self._read_whole = True
-            self._tap.finish()
-        return self._tap.answer
+            self._reader.finish()
+        return self._reader.answer
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
-        if self.status == 200 and not self._call.stream:
+        if self._known is not None or (self.status == 200 and not self._stream):
             return self.peek()
         if self.status != 200:
             for piece in self._pieces:
-                self._tap.feed(piece)
-        return self._tap.finish()
+                self._reader.feed(piece)
+        return self._reader.finish()

@@ -19,19 +19,19 @@ from tonle.config.gateway import GatewayConfig
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
-from tonle.gateway.backends.gather import Gather
-from tonle.gateway.backends.pool import Pool
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
-from tonle.gateway.keys.key import Key, Scope
-from tonle.gateway.limits.shared import SharedLedger
+from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.inference_service import InferenceCall
+from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.refusals import Forbidden
-from tonle.gateway.replay import Replay
 from tonle.gateway.routing.router import Router
-from tonle.gateway.service import InferenceCall, WrappedReply
-from tonle.gateway.watchers import Watchers
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
 from tonle.telemetry.logs import one_line
 from tonle.telemetry.metrics import Metrics
@@ -86,13 +86,13 @@ class Services:
     auth: Auth
     pipeline: Pipeline
     router: Router
-    pool: Pool
-    replay: Replay
-    watchers: Watchers
+    pool: BackendPool
+    replay: CachedReplies
+    metrics: GatewayMetrics
     admin: Admin
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
-    shared: SharedLedger | None = None  # where limits are shared with other gateways
+    shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
 
     @property
@@ -107,7 +107,7 @@ class Routes:
         # A server of one model tells of each request; a gateway in front of many tells of those that fail.
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
-        self._count = services.watchers.count_http if metrics is None else metrics.count_http
+        self._count = services.metrics.count_http if metrics is None else metrics.count_http
         admin = services.admin
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", self.models)},
@@ -206,13 +206,13 @@ class Routes:
 
     async def _generate(self, exchange: Exchange) -> None:
         if exchange.path != INFERENCE:
-            await self._services.pipeline.run(Call(exchange, exchange.path), exchange)
+            await self._services.pipeline.run(Call(exchange, exchange.path))
             return
         config = self._services.config
         call = InferenceCall(
             exchange, context_window=config.context_window, max_context_length=config.max_context_length
         )
-        await self._services.pipeline.run(call, WrappedReply(call))
+        await self._services.pipeline.run(call)
 
     # -- models
 
@@ -256,7 +256,7 @@ class Routes:
         if not self._services.is_open():
             return "the gateway is shutting down"
         if not any(backend.available for backend in self._services.pool.backends):
-            return "no backend is well"
+            return "no healthy backend"
         return None
 
     async def live(self, exchange: Exchange) -> None:
@@ -273,7 +273,7 @@ class Routes:
     async def health(self, exchange: Exchange) -> None:
         services, reason = self._services, self._why_not_ready()
         body: dict[str, object] = {"status": "healthy" if reason is None else "unhealthy", "reason": reason}
-        body |= services.watchers.sla.report()
+        body |= services.metrics.sla.report()
         if services.is_local:
             inner = await self._ask_local(exchange)
             body |= {name: value for name, value in msgspec.json.decode(inner.body).items() if name not in body}
@@ -293,7 +293,7 @@ class Routes:
     async def metrics(self, exchange: Exchange) -> None:
         """Of several front ends, what they count together: each one's own counters would jump from scrape to scrape."""
         local = self._services.local_metrics
-        source = self._services.watchers if local is None or not local.shared else local
+        source = self._services.metrics if local is None or not local.shared else local
         text, content_type = source.render(exchange.header("accept"))
         exchange.reply(text, content_type=content_type)
 
@@ -307,9 +307,9 @@ class Routes:
 
     # -- the application in this process
 
-    async def _ask_local(self, exchange: Exchange) -> Gather:
+    async def _ask_local(self, exchange: Exchange) -> BufferedReply:
         (backend,) = self._services.pool.backends
-        answer = Gather()
+        answer = BufferedReply()
         headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
         headers["x-request-id"] = exchange.request_id
         await backend.send("GET", exchange.path, b"", headers, answer, first_s=backend.timeout_s)

@@ -1,7 +1,7 @@
-"""Shadow traffic: a copy of some requests goes to another model; the caller never hears of its answer.
+"""Shadow traffic: a copy of some requests is sent to another model; its answer never reaches the caller.
 
-Does: send copies when there is room, count how they fared, keep a record of a copy where its row says so. Does not:
-delay or touch the caller's request, queue, or retry.
+Does: send copies while there is room, count how they ended, keep a record of a copy where its row says so. Does not:
+delay or change the caller's request, queue, or retry.
 
 The caller's own record says where a copy went. What came of it is not part of that record: the caller has the answer,
 and the record is closed, before the copy has one.
@@ -14,35 +14,34 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tonle.config.routing import ShadowConfig
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.gather import Gather
-from tonle.gateway.backends.pool import Pool
-from tonle.gateway.call import Call
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.gateway.fast_metrics import FastCounter
 from tonle.gateway.outgoing import copy_for, headers_for
+from tonle.gateway.stage_results import AcceptedRequest, ShadowCopy
+
+if TYPE_CHECKING:
+    from tonle.gateway.recording import Recorder
 
 log = logging.getLogger("tonle.gateway")
 
 MAX_AT_ONCE = 16  # copies under way; more are left out
+OUTCOMES = ("answered", "failed", "left_out")
 _LEFT_OUT = ("stream_options",)
 
 
-class CopyRecorder(Protocol):
-    """Where records of copies go."""
-
-    def open_copy(self, call: Call, request_id: str, body: bytes) -> Callable[[Gather, Exception | None], None]:
-        """Returns what closes the record."""
-        ...
-
-
 class Shadows:
+    """Owns the copies under way. `requests` counts them by outcome."""
+
     def __init__(
         self,
         rows: Iterable[ShadowConfig],
-        pool: Pool,
-        recorder: CopyRecorder,
+        pool: BackendPool,
+        recorder: Recorder,
         *,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -51,42 +50,43 @@ class Shadows:
         self._recorder = recorder
         self._draw = draw
         self._tasks: set[asyncio.Task[None]] = set()
-        self.num_sent = 0
-        self.num_failed = 0
-        self.num_left_out = 0
+        self.requests = FastCounter(
+            "tonle:gateway_shadow_requests", "Copies of requests for shadow models, by outcome.", ("outcome",)
+        )
+        for outcome in OUTCOMES:
+            self.requests.add(outcome, count=0)  # a rate needs the zero before the first event
 
-    def follow(self, call: Call, salt: str) -> None:
-        """Called when the caller has the answer and before the record is closed."""
-        row = self._rows.get(call.asked_model or "") or self._rows.get(call.model)
+    def follow(self, accepted: AcceptedRequest) -> ShadowCopy | None:
+        """Called when the caller has the answer and before the record is closed. None: no copy is sent."""
+        row = self._rows.get(accepted.model.asked) or self._rows.get(accepted.model.name)
         if row is None or self._draw() >= row.share:
-            return
+            return None
         backends = [each for each in self._pool.backends if row.to_model in each.models and each.available]
         if not backends or len(self._tasks) >= MAX_AT_ONCE:
-            self.num_left_out += 1
-            return
+            self.requests.add("left_out")
+            return None
         backend = min(backends, key=lambda each: each.load)
-        call.shadow = {"backend": backend.name, "model": row.to_model, "request_id": f"shadow-{call.request_id}"[:128]}
-        task = asyncio.create_task(self._send(row, backend, call, salt))
+        copy = ShadowCopy(backend.name, row.to_model, f"shadow-{accepted.call.request_id}"[:128])
+        task = asyncio.create_task(self._send(row, backend, accepted, copy))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return copy
 
-    async def _send(self, row: ShadowConfig, backend: Backend, call: Call, salt: str) -> None:
-        assert call.shadow is not None
-        began_s, request_id = time.monotonic(), str(call.shadow["request_id"])
-        body = copy_for(call, backend, salt, {"model": row.to_model}, _LEFT_OUT)
-        headers = headers_for(call, backend, salt) | {"X-Request-Id": request_id}
-        close = self._recorder.open_copy(call, request_id, body) if row.record else None
-        self.num_sent += 1
-        answer, failure = Gather(), None
+    async def _send(self, row: ShadowConfig, backend: Backend, accepted: AcceptedRequest, copy: ShadowCopy) -> None:
+        began_s, request_id = time.monotonic(), accepted.call.request_id
+        body = copy_for(accepted, backend, {"model": row.to_model}, _LEFT_OUT)
+        headers = headers_for(accepted, backend) | {"X-Request-Id": copy.request_id}
+        close = self._recorder.open_copy(accepted, copy, body) if row.record else None
+        answer, failure = BufferedReply(), None
         try:
-            await backend.send("POST", call.path, body, headers, answer, first_s=backend.timeout_s)
+            await backend.send("POST", accepted.call.path, body, headers, answer, first_s=backend.timeout_s)
             took_ms = (time.monotonic() - began_s) * 1000
-            log.info("shadow of %s: %s answered %d in %.1f ms", call.request_id, backend.name, answer.status, took_ms)
+            log.info("shadow of %s: %s answered %d in %.1f ms", request_id, backend.name, answer.status, took_ms)
         except Exception as error:
             failure = error
-            log.warning("shadow of %s: %s failed: %s", call.request_id, backend.name, error)
+            log.warning("shadow of %s: %s failed: %s", request_id, backend.name, error)
         finally:
-            self.num_failed += answer.status != 200
+            self.requests.add("answered" if answer.status == 200 and failure is None else "failed")
             if close is not None:
                 close(answer, failure)
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from tonle import __version__
-from tonle.gateway.admin import KeyWish
-from tonle.gateway.service import InferenceRequest
+from tonle.gateway.admin import KeyRequest
+from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol.openai import (
     ChatCompletion,
     ChatRequest,
@@ -73,7 +73,7 @@ ENTRIES = (
     CatalogEntry("GET", "/version", "The version of Tonle."),
     CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key where there are keys."),
     CatalogEntry("GET", "/admin/keys", "The keys of this server; needs an admin key, as everything under /admin."),
-    CatalogEntry("POST", "/admin/keys", "Make a key; its secret is shown once.", KeyWish),
+    CatalogEntry("POST", "/admin/keys", "Make a key; its secret is shown once.", KeyRequest),
     CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),
     CatalogEntry("GET", "/admin/backends", "The engine behind this server, its load and health."),
     CatalogEntry("POST", "/admin/backends/{name}/drain", "Send nothing new to it."),

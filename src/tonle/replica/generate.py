@@ -190,8 +190,8 @@ class Delivery:
         loop = asyncio.get_running_loop()
         self._done = loop.create_future()
         self._answer.response_id, self._answer.model = envelope.id, envelope.model
-        self._sink.know(self._answer)
         self._sink.attach(self._press)
+        self._sink.know(self._answer)
         error: BaseException | None = None
         try:
             self._submission.submit()

@@ -6,7 +6,7 @@ import pytest
 
 from tonle.config.allowed_values import allowed_values
 from tonle.config.routing import BackendConfig, ExperimentConfig
-from tonle.gateway.admin import KeyWish
+from tonle.gateway.admin import KeyRequest
 from tonle.protocol.openai import ChatRequest
 
 
@@ -18,8 +18,8 @@ from tonle.protocol.openai import ChatRequest
         (BackendConfig, "nothing", []),
         (BackendConfig, "role[0].deep", []),
         (ExperimentConfig, "arms[0].name", []),
-        (KeyWish, "scopes[3]", ["admin", "metrics", "models"]),
-        (KeyWish, "limits.tokens_per_day", []),
+        (KeyRequest, "scopes[3]", ["admin", "metrics", "models", "priority"]),
+        (KeyRequest, "limits.tokens_per_day", []),
     ],
 )
 def test_words(kind: type, path: str, words: list[str]) -> None:

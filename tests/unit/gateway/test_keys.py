@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tonle.errors import ConfigError, NotFound
-from tonle.gateway.keys.key import Limits, digest_of, draw, given
-from tonle.gateway.keys.ring import KeyRing
-from tonle.gateway.keys.sqlite_keys import SqliteKeys
+from tonle.gateway.api_keys.key import KeyLimits, digest_of, draw, given
+from tonle.gateway.api_keys.ring import KeyRing
+from tonle.gateway.api_keys.sqlite_keys import SqliteKeys
 
 
 def test_a_secret_is_long_and_never_kept(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_secret_is_long_and_never_kept(tmp_path: Path) -> None:
 
 def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
-        key, _ = draw("bob", scopes=("models", "admin"), models=("m",), limits=Limits(tokens_per_day=5), tenant="t")
+        key, _ = draw("bob", scopes=("models", "admin"), models=("m",), limits=KeyLimits(tokens_per_day=5), tenant="t")
         await SqliteKeys(tmp_path / "db").add(key)
         assert await SqliteKeys(tmp_path / "db").all() == [key]
 
@@ -66,7 +66,7 @@ def test_revoking_the_last_key_opens_no_door(tmp_path: Path) -> None:
 
 
 def test_a_ring_follows_what_another_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonle.gateway.keys.ring.FOLLOW_S", 0.01)
+    monkeypatch.setattr("tonle.gateway.api_keys.ring.FOLLOW_S", 0.01)
 
     async def main() -> None:
         ring = KeyRing(store=SqliteKeys(tmp_path / "db"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tonle.gateway.race import Lane, Race
+from tonle.protocol.answers import Answer
 
 
 class Caller:
@@ -19,6 +20,9 @@ class Caller:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self.seen.append("attach")
+
+    def know(self, answer: Answer) -> None:
+        self.seen.append(answer)
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.seen.append(status)

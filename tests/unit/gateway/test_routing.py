@@ -8,10 +8,10 @@ import pytest
 
 from tonle.config.routing import ArmConfig, ExperimentConfig
 from tonle.gateway.backends.breaker import Breaker
-from tonle.gateway.backends.prefill import prefill_changes
-from tonle.gateway.call import estimate_tokens
-from tonle.gateway.routing.experiments import assign
-from tonle.gateway.routing.prefix import PIECE_CHARS, PrefixMemory, first_home, piece_names
+from tonle.gateway.backends.prefill_leg import prefill_changes
+from tonle.gateway.parsed_request import estimate_tokens
+from tonle.gateway.routing.prefix_affinity import PIECE_CHARS, PrefixMemory, first_home, piece_names
+from tonle.gateway.routing.router import assign
 
 
 def experiment(share: float = 1.0, **weights: float) -> ExperimentConfig:

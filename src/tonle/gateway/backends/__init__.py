@@ -1,5 +1,5 @@
-"""Who answers: servers reached over HTTP, or an application in this process.
+"""Backends: servers reached over HTTP, or an application in this process.
 
-Does: carry a request to a backend, know whether it is well, which models it has and how busy it is. Does not: choose
+Does: carry a request to a backend; know its health, its models and how busy it is. Does not: choose
 between backends (`routing/`).
 """

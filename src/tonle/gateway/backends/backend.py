@@ -1,6 +1,6 @@
-"""`Backend`: one server we may send to, and what we know about it.
+"""`Backend`: one server that requests may be sent to, and what is known about it.
 
-Does: hold its state (well, draining, models, line, breaker), send one request. Does not: choose, retry or probe.
+Does: hold its state (health, draining, models, queue, breaker), send one request. Does not: choose, retry or probe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Backend:
         self.local = transport is not None  # in this process: it tells what it answers
         self.timeout_s = row.timeout_s or config.backend_timeout_s
         self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
-        self.kind = row.kind  # auto until the first probe has told
-        self.unwell: str | None = None if row.models else "not asked yet"  # why it gets no requests
-        self.warning: str | None = None  # what its operator should know though it is well
-        self.draining = False  # an admin's wish: finish what runs, take nothing new
+        self.kind = row.kind  # auto until the first probe has found out
+        self.unhealthy_reason: str | None = None if row.models else "not probed yet"  # None: it is healthy
+        self.warning: str | None = None  # what its operator should know though it is healthy
+        self.local = False  # in this process: it hands answers over as objects too (`Sink.know`)
+        self.draining = False  # set by an admin: finish what runs, take nothing new
         self.gate = Gate(
             max_concurrent=row.max_concurrent or config.max_concurrent,
             max_queued=config.max_queued if row.max_queued is None else row.max_queued,
@@ -40,11 +41,11 @@ class Backend:
 
     @property
     def available(self) -> bool:
-        return self.unwell is None and not self.draining and self.breaker.allows
+        return self.unhealthy_reason is None and not self.draining and self.breaker.allows
 
     @property
     def load(self) -> float:
-        """Requests it has or will have from us, by its weight."""
+        """Requests it has or will get from this gateway, by its weight."""
         return (self.gate.num_inside + self.gate.num_queued) / self.row.weight
 
     async def send(

@@ -1,4 +1,4 @@
-"""`Breaker`: leave a backend alone that failed several times in a row, then try it with one request."""
+"""`Breaker`: pause a backend that failed several times in a row, then try it with one request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """closed: all is well · open: failed too often, nobody is sent · half open: one is sent, and decides."""
+    """closed: requests are sent · open: failed too often, none is sent · half open: one is sent, and decides."""
 
     def __init__(self, *, max_failures: int, pause_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_failures = max_failures

@@ -1,4 +1,4 @@
 """Which backend gets a request.
 
-Does: alias, experiment, length, prefix and load, in that order (`router.py`). Does not: send.
+Does: find the model behind a name (`router.py`), then apply the policies in order (`policies.py`). Does not: send.
 """

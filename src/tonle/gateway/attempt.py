@@ -1,0 +1,212 @@
+"""`Attempt`: one try to have a request answered by the backend of one route.
+
+Does: wait for a slot, run the prefill leg where there is one, send; ask a second backend too if the first has not
+begun in time and hedging is on. Does not: choose backends, or try again (`sending.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from tonle.edge.client import Sink, UpstreamError
+from tonle.gateway.admission import Ticket
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
+from tonle.gateway.outgoing import body_for, copy_for, headers_for
+from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.race import Lane, Race
+from tonle.gateway.refusals import DeadlinePassed
+from tonle.gateway.relay import Relay
+from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route, used_tokens
+
+BROKEN = (500, 502, 504)  # the backend is at fault: another may do better
+BUSY = (429, 503)  # the backend is not at fault, and another may have room
+
+
+class StatusSink(Sink, Protocol):
+    status: int
+
+
+class Attempt:
+    """Run it once. What happened is in its attributes, also when it was cancelled."""
+
+    __slots__ = (
+        "_accepted", "_relay", "_route", "backend", "failure", "hedge", "hedge_failed", "prefill", "queued_s", "sent_s",
+        "status", "why",
+    )  # fmt: skip
+
+    def __init__(self, accepted: AcceptedRequest, route: Route, relay: Relay, *, queued_s: float) -> None:
+        """`queued_s`: how long the request has waited for other backends before."""
+        self._accepted = accepted
+        self._route = route
+        self._relay = relay
+        self.backend = route.backend.name  # with a hedge, the one that answered
+        self.why = route.why
+        self.status = 0  # of the backend's reply; 0: none came
+        self.failure: BaseException | None = None
+        self.queued_s = queued_s
+        self.sent_s: float | None = None  # monotonic
+        self.prefill: str | None = None
+        self.hedge: Hedge | None = None
+        self.hedge_failed: Backend | None = None  # the second backend, if neither answered
+
+    @property
+    def culprit(self) -> Backend:
+        """Of a failed attempt: the backend to leave out of the next."""
+        if isinstance(self.failure, PrefillError) and self._route.prefill is not None:
+            return self._route.prefill  # the decoding backend was not asked, and may work without it
+        return self._route.backend
+
+    async def run(self, hedge_after_s: float | None, choose_second: Callable[[], Route | None]) -> None:
+        """Never raises: a failure, or a cancellation, is in `failure`."""
+        accepted, backend = self._accepted, self._route.backend
+        ticket, used = _ticket(accepted), None
+        try:
+            await self._wait_turn(backend, ticket)
+            if hedge_after_s is not None and accepted.request.stream and self._route.prefill is None:
+                self.status = await self._race(hedge_after_s, choose_second)
+            else:
+                self.status = await self._exchange(self._route, self._relay)
+            answered = self.backend == backend.name
+            used = used_tokens(accepted.request.prompt_tokens, self._relay.peek()) if answered else 0
+        except (Exception, asyncio.CancelledError) as failure:
+            self.failure = failure
+        finally:
+            backend.gate.leave(ticket, used_tokens=used)
+
+    async def _wait_turn(self, backend: Backend, ticket: Ticket) -> None:
+        request = self._accepted.request
+        queue = backend.gate
+        self._relay.expect(backend, self.queued_s)
+        if queue.ask(ticket, time_left_s=request.time_left_s()):
+            return
+        assert ticket.turn is not None
+        self._relay.expect(backend, self.queued_s, lambda: f"queued, {queue.ahead_of(ticket)} others wait")
+        began_s = time.monotonic()
+        try:
+            await asyncio.wait_for(asyncio.shield(ticket.turn), request.time_left_s())
+        except TimeoutError:
+            raise DeadlinePassed("the request's deadline passed while it was queued",
+                                 retry_after_s=queue.wait_estimate_s()) from None  # fmt: skip
+        finally:
+            self.queued_s += time.monotonic() - began_s
+            self._relay.expect(backend, self.queued_s)
+
+    async def _exchange(self, route: Route, sink: StatusSink) -> int:
+        """The status of the reply that `sink` was handed."""
+        accepted, backend, extra = self._accepted, route.backend, None
+        if route.prefill is not None:
+            extra = await self._prefill(route.prefill, sink)
+            if extra is None:
+                return sink.status
+        first_s = _first_s(backend, accepted.request)
+        with _judged(backend, accepted.request, sink):
+            body = body_for(accepted, backend, extra)
+            self.sent_s = self.sent_s or time.monotonic()
+            headers = headers_for(accepted, backend)
+            await backend.send("POST", accepted.call.path, body, headers, sink, first_s=first_s)
+        return sink.status
+
+    async def _prefill(self, backend: Backend, sink: StatusSink) -> dict[str, Any] | None:
+        """What the second leg must carry; None if the caller is at fault, and `sink` has been handed the error."""
+        accepted = self._accepted
+        body = copy_for(accepted, backend, prefill_changes(accepted.request.body, accepted.model.name), LEFT_OUT)
+        headers = headers_for(accepted, backend)
+        first_s = _first_s(backend, accepted.request)
+        answer, params = BufferedReply(), None
+        try:
+            with _judged(backend, accepted.request, answer):
+                await backend.send("POST", accepted.call.path, body, headers, answer, first_s=first_s)
+                if answer.status == 200:
+                    params = transfer_params(answer.body)
+        except UpstreamError as error:
+            raise PrefillError(error.kind, f"in the prefill leg at {backend.name} ({error})") from error
+        if params is None and (answer.status in BUSY or not 400 <= answer.status < 500):
+            raise PrefillError("prefill refused", f"{backend.name} answers {answer.status}")
+        self.prefill = backend.name
+        if params is None:
+            sink.head(answer.status, answer.headers)
+            sink.data(answer.body)
+            return None
+        return {"kv_transfer_params": params}
+
+    # -- hedging
+
+    async def _race(self, after_s: float, choose_second: Callable[[], Route | None]) -> int:
+        """Only streams: the first byte of a whole answer comes with its last, so silence says nothing."""
+        race = Race(self._relay)
+        self._enter(race, self._route, self._route.why, self._exchange)
+        try:
+            await race.wait(after_s)
+            if race.is_open and (second := choose_second()) is not None:
+                self.hedge = Hedge(self._route.backend.name, second.backend.name, after_s)
+                self._enter(race, second, "hedge", self._exchange_second)
+                await race.wait()
+                if race.winner is None:
+                    self.hedge_failed = second.backend
+            await race.wait()
+            return race.settle().status
+        finally:
+            await race.end()
+
+    def _enter(self, race: Race, route: Route, why: str, exchange: Callable[[Route, StatusSink], Any]) -> None:
+        def on_win() -> None:
+            self.backend, self.why = route.backend.name, why
+            self._relay.expect(route.backend, self.queued_s)
+
+        async def run(lane: Lane) -> None:
+            await exchange(route, lane)
+
+        race.enter(run, on_win)
+
+    async def _exchange_second(self, route: Route, sink: StatusSink) -> int:
+        ticket, queue = _ticket(self._accepted), route.backend.gate
+        queue.ask(ticket, time_left_s=None)
+        try:
+            return await self._exchange(route, sink)
+        finally:
+            queue.leave(ticket)
+
+
+def _ticket(accepted: AcceptedRequest) -> Ticket:
+    request = accepted.request
+    return Ticket(accepted.key.id, request.priority, request.prompt_tokens, accepted.model.new_tokens)
+
+
+@contextlib.contextmanager
+def _judged(backend: Backend, request: ParsedRequest, sink: StatusSink) -> Iterator[None]:
+    """An exchange with a backend: how it ends counts for or against that backend, unless it says nothing about it."""
+    backend.breaker.begin()
+    backend.num_sent += 1
+    try:
+        yield
+    except UpstreamError as error:
+        if error.kind == "timeout" and not error.began and request.is_late:
+            backend.breaker.abandon()  # the caller gave it too little time
+        else:
+            backend.num_failed += 1
+            backend.breaker.fail()
+        raise
+    except BaseException:
+        backend.breaker.abandon()
+        raise
+    if sink.status in BROKEN:
+        backend.num_failed += 1
+        backend.breaker.fail()
+    else:
+        backend.breaker.succeed()
+
+
+def _first_s(backend: Backend, request: ParsedRequest) -> float:
+    """How long the first byte may take. Raises `DeadlinePassed`."""
+    left_s = request.time_left_s()
+    if left_s is None:
+        return backend.timeout_s
+    if left_s <= 0:
+        raise DeadlinePassed("the request's deadline passed before it could be sent")
+    return min(backend.timeout_s, left_s)

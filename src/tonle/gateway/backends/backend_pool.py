@@ -1,0 +1,122 @@
+"""`BackendPool`: all backends, asked every few seconds for their health and their models.
+
+Does: probe, find by name and model. Does not: choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from tonle.edge.client import UpstreamError
+from tonle.errors import NotFound
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.buffered_reply import BufferedReply
+from tonle.protocol.replies import ModelEntry, read_models
+
+log = logging.getLogger("tonle.gateway")
+
+PROBE_TIMEOUT_S = 5.0
+
+
+class BackendPool:
+    def __init__(self, backends: Iterable[Backend], *, probe_interval_s: float) -> None:
+        self.backends = list(backends)
+        self._interval_s = probe_interval_s
+        self._prober: asyncio.Task[None] | None = None
+
+    def named(self, name: str) -> Backend:
+        """Raises `NotFound`."""
+        for backend in self.backends:
+            if backend.name == name:
+                return backend
+        names = ", ".join(backend.name for backend in self.backends)
+        raise NotFound(f"there is no backend {name!r}; there are: {names}")
+
+    def models(self) -> dict[str, ModelEntry]:
+        """Every model that some backend has, healthy or not."""
+        found: dict[str, ModelEntry] = {}
+        for backend in self.backends:
+            for name, entry in backend.models.items():
+                found.setdefault(name, entry)
+        return found
+
+    def entry(self, model: str) -> ModelEntry | None:
+        """Of the first backend that has it, healthy or not."""
+        for backend in self.backends:
+            if (entry := backend.models.get(model)) is not None:
+                return entry
+        return None
+
+    async def start(self) -> None:
+        """Probes every backend once before it returns. With an interval of 0 none is ever probed."""
+        if self._interval_s:
+            await self.probe()
+            self._prober = asyncio.create_task(self._probe_often())
+
+    async def stop(self) -> None:
+        if self._prober is not None:
+            self._prober.cancel()
+        for backend in self.backends:
+            backend.transport.close()
+
+    async def probe(self) -> None:
+        await asyncio.gather(*(self._ask(backend) for backend in self.backends))
+
+    async def _probe_often(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.probe()
+
+    async def _ask(self, backend: Backend) -> None:
+        """Every such server answers /v1/models, and one that loads or drains answers it with 503."""
+        before = backend.unhealthy_reason
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                answer = BufferedReply()
+                await backend.send("GET", "/v1/models", b"", {}, answer, first_s=PROBE_TIMEOUT_S)
+            backend.unhealthy_reason = self._read(backend, answer)
+        except (UpstreamError, TimeoutError) as error:
+            backend.unhealthy_reason = str(error) or "no answer in time"
+        except Exception as error:
+            log.exception("probing %s failed", backend.name)
+            backend.unhealthy_reason = str(error)
+        if backend.unhealthy_reason != before:
+            if backend.unhealthy_reason is None:
+                log.info("backend %s is healthy; it has %s", backend.name, ", ".join(backend.models) or "no models")
+            else:
+                log.warning("backend %s is unhealthy: %s", backend.name, backend.unhealthy_reason)
+
+    def _read(self, backend: Backend, answer: BufferedReply) -> str | None:
+        if answer.status != 200:
+            wants_key = (
+                "; it needs a key: set the backend's api_key or api_key_env" if answer.status in (401, 403) else ""
+            )
+            return f"/v1/models answers {answer.status}{wants_key}"
+        try:
+            entries = read_models(answer.body)
+        except msgspec.MsgspecError as error:
+            return f"/v1/models cannot be read: {error}"
+        wanted = backend.row.models
+        backend.models = {entry.id: entry for entry in entries if not wanted or entry.id in wanted}
+        for name in wanted:
+            backend.models.setdefault(name, ModelEntry(id=name))
+        if backend.row.kind == "auto":
+            _set_kind(backend, entries)
+        return None
+
+
+def _set_kind(backend: Backend, entries: list[ModelEntry]) -> None:
+    """Once known, it stays: an odd answer must not take the salts away."""
+    if entries and entries[0].owned_by in ("tonle", "vllm"):
+        backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
+        backend.warning = None
+    elif backend.kind == "auto" and backend.warning is None:
+        backend.warning = (
+            "its kind is unknown, so it is treated as a plain OpenAI server and gets no salts: tenants share its "
+            "prefix cache; set its kind to tonle or vllm if it is one of these, or to openai to confirm"
+        )
+        log.warning("backend %s: %s", backend.name, backend.warning)

@@ -1,0 +1,173 @@
+"""What operators watch: counters and histograms of the gateway, and whether its latency target is met.
+
+Does: observe requests as they end, read backends and cache when scraped. Does not: keep more than a window of latencies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tonle.audit.record import STATUSES
+from tonle.cache import Cache
+from tonle.edge.exchange import Exchange
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.fast_metrics import FastCounter, FastHistogram
+from tonle.gateway.stage_results import StageResults
+from tonle.protocol.answers import Answer
+
+_WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+WINDOW = 1000  # requests
+WINDOW_S = 300.0
+
+
+class Sla:
+    """The latest requests, and how long each waited, began and was written. `target_p95_s` is the latency target."""
+
+    def __init__(self, target_p95_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.target_p95_s = target_p95_s
+        self._clock = clock
+        self._calls: deque[tuple[float, float, float, float, bool]] = deque(maxlen=WINDOW)
+
+    def add(self, total_s: float, queue_s: float, first_s: float, *, failed: bool) -> None:
+        """`first_s`: from arrival to the first byte."""
+        self._calls.append((self._clock(), total_s, queue_s, first_s, failed))
+
+    def report(self) -> dict[str, object]:
+        """`meets_sla`, percentiles in seconds, and, if the target is missed, where the time went."""
+        since_s = self._clock() - WINDOW_S
+        calls = [call for call in self._calls if call[0] >= since_s]
+        totals = sorted(call[1] for call in calls)
+        p50, p95, p99 = (_percentile(totals, share) for share in (0.5, 0.95, 0.99))
+        meets = p95 <= self.target_p95_s
+        slow = [call for call in calls if call[1] > self.target_p95_s]
+        report: dict[str, object] = {
+            "meets_sla": meets,
+            "sla_target_p95_s": self.target_p95_s,
+            "requests": len(calls),
+            "failed": sum(call[4] for call in calls),
+            "latency_s": {"p50": p50, "p95": p95, "p99": p99},
+            # 1 = exactly 5 % of the requests are slower than the target
+            "burn_rate": round(len(slow) / len(calls) / 0.05, 3) if calls else 0.0,
+        }
+        if not meets:
+            report["why_not"] = _why(slow)
+        return report
+
+
+def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, object]:
+    """Where the slow requests spent their time, on average."""
+    count = len(slow)
+    queue_s = sum(call[2] for call in slow) / count
+    first_s = sum(max(0.0, call[3] - call[2]) for call in slow) / count
+    rest_s = sum(max(0.0, call[1] - call[3]) for call in slow) / count
+    parts = {"queue": round(queue_s, 4), "prefill": round(first_s, 4), "decode": round(rest_s, 4)}
+    return {"mostly": max(parts, key=lambda name: parts[name]), "mean_s": parts, "slow_requests": count}
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 6) if ordered else 0.0
+
+
+class GatewayMetrics:
+    """Owns the registry: nothing global."""
+
+    def __init__(self, sla: Sla, backends: list[Backend], cache: Cache | None, *, process: bool = True) -> None:
+        """`process`: also export the metrics of this process, unless another registry does."""
+        self.sla = sla
+        self.registry = CollectorRegistry()
+        self.registry.register(_CurrentState(backends, cache, sla))
+        if process:
+            ProcessCollector(registry=self.registry)
+        self._calls = FastCounter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
+        for status in STATUSES:
+            self._calls.add(status, "200", count=0)  # a rate needs the zero before the first event
+        self._tokens = FastCounter("tonle:gateway_tokens", "Tokens as backends counted them.", ("kind",))
+        for kind in ("prompt", "completion"):
+            self._tokens.add(kind, count=0)
+        self._hedged = FastCounter(
+            "tonle:gateway_hedged_requests", "Streams that were asked of a second backend too.", ("won_by",)
+        )
+        self._http = FastCounter(
+            "tonle:http_requests", "HTTP requests by route and status.", ("method", "path", "status")
+        )
+        self._latency = FastHistogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
+        self._queue = FastHistogram("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
+        self._first = FastHistogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
+        for collector in (self._calls, self._tokens, self._hedged, self._http, self._latency, self._queue, self._first):
+            self.registry.register(collector)
+
+    def count_http(self, method: str, path: str, status: int) -> None:
+        """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
+        self._http.add(method, path, str(status))
+
+    def observe(self, exchange: Exchange, results: StageResults, status: str, answer: Answer) -> None:
+        """A request has ended."""
+        total_s, sent = exchange.elapsed_s, results.sent
+        self._calls.add(status, str(exchange.status))
+        if sent is not None and sent.hedge is not None:
+            self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
+        if answer.usage is not None and status != "cached":
+            self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
+            self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
+        if status not in ("ok", "cached", "failed"):
+            return  # a refusal is quick and a hang-up is the caller's; neither says how fast we are
+        self._latency.observe(total_s)
+        queued_s, first_s = 0.0 if sent is None else sent.queued_s, 0.0
+        if sent is not None and sent.first_byte_s is not None:
+            first_s = sent.first_byte_s - exchange.arrived_s
+            self._queue.observe(queued_s)
+            self._first.observe(first_s)
+        self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+class _CurrentState(Collector):
+    """Read at the moment of a scrape."""
+
+    def __init__(self, backends: list[Backend], cache: Cache | None, sla: Sla) -> None:
+        self._backends = backends
+        self._cache = cache
+        self._sla = sla
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("tonle:backend_up", "1 = gets requests.", labels=["backend"])
+        running = GaugeMetricFamily("tonle:backend_requests_running", "Sent and not answered.", labels=["backend"])
+        waiting = GaugeMetricFamily("tonle:backend_requests_waiting", "Waiting here for it.", labels=["backend"])
+        sent = CounterMetricFamily("tonle:backend_requests", "Requests sent.", labels=["backend"])
+        failed = CounterMetricFamily("tonle:backend_failures", "Requests it failed on.", labels=["backend"])
+        for backend in self._backends:
+            up.add_metric([backend.name], float(backend.available))
+            running.add_metric([backend.name], backend.gate.num_inside)
+            waiting.add_metric([backend.name], backend.gate.num_queued)
+            sent.add_metric([backend.name], backend.num_sent)
+            failed.add_metric([backend.name], backend.num_failed)
+        yield from (up, running, waiting, sent, failed)
+        report = self._sla.report()
+        yield GaugeMetricFamily(
+            "tonle:meets_sla", "1 = the latency target is met.", value=float(bool(report["meets_sla"]))
+        )
+        if self._cache is not None:
+            stats = self._cache.stats
+            yield CounterMetricFamily("tonle:cache_hits", "Answers from the cache.", value=stats.hits)
+            yield CounterMetricFamily("tonle:cache_misses", "Answers that had to be computed.", value=stats.misses)
+            yield CounterMetricFamily("tonle:cache_shared", "Answers shared by requests at once.", value=stats.shared)
+            yield CounterMetricFamily("tonle:cache_errors", "Trips to the cache that failed.", value=stats.errors)
+            if self._cache.num_entries is not None and self._cache.num_bytes is not None:
+                yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=self._cache.num_entries)
+                yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
+            yield GaugeMetricFamily("tonle:cache_hit_rate", "Hits of lookups, 0 to 1.", value=stats.hit_rate)

@@ -1,0 +1,196 @@
+"""The inference service: one question in, one answer and its facts out; a thin layer over chat.
+
+    POST /api/v1/inference  {"user_input": "…", "conversation_history": [{"role": …, "content": …}], "use_cache": true}
+    → {"response": "…", "metadata": {"latency": 0.8, "cache_hit": false, "prompt_tokens": …, …}}
+
+Does: turn the question into a chat request, cut old history, reshape the answer, whole or streamed. Does not: answer;
+the pipeline does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tonle.edge.exchange import JSON, Exchange
+from tonle.gateway.call import Call, Outlet, ReplyFacts
+from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning, estimate_tokens
+from tonle.protocol import sse
+from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import parse
+
+CHAT = "/v1/chat/completions"
+
+
+class Turn(msgspec.Struct):
+    role: str
+    content: str
+
+
+class InferenceRequest(msgspec.Struct, kw_only=True):
+    user_input: str
+    conversation_history: list[Turn] = []
+    use_cache: bool = True
+    stream: bool = False
+    system_prompt: str | None = None
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float | None = None
+    seed: int | None = None
+    user: str | None = None
+    max_context_length: Annotated[int, Meta(ge=1)] | None = None  # tokens, estimated; at most the gateway's own
+    context_window: Annotated[int, Meta(ge=1)] | None = None  # messages
+
+
+class InferenceCall(Call):
+    """A call whose body is read as an `InferenceRequest`, and answered in the service's own shape."""
+
+    __slots__ = ("_max_tokens", "_window")
+
+    def __init__(self, exchange: Exchange, *, context_window: int | None, max_context_length: int | None) -> None:
+        super().__init__(exchange, CHAT)
+        self._window = context_window
+        self._max_tokens = max_context_length
+
+    def decode(self) -> DecodedBody:
+        request, warnings = parse(self.exchange.body, InferenceRequest)
+        window = _least(warnings, "context_window", self._window, request.context_window)
+        max_tokens = _least(warnings, "max_context_length", self._max_tokens, request.max_context_length)
+        system = [Turn("system", request.system_prompt)] if request.system_prompt else []
+        question = Turn("user", request.user_input)
+        history = recent(request.conversation_history, [*system, question], window=window, max_tokens=max_tokens)
+        body = _chat_body(request, [*system, *history, question])
+        dropped = len(request.conversation_history) - len(history)
+        return DecodedBody(body, msgspec.json.encode(body), warnings, history_dropped=dropped)
+
+    def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
+        return self.exchange if request is None else WrappedReply(self.exchange, request, facts)
+
+
+def _chat_body(request: InferenceRequest, turns: list[Turn]) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+        "temperature": request.temperature,
+        "use_cache": request.use_cache,
+    }
+    for name in ("model", "max_tokens", "top_p", "seed", "user"):
+        if getattr(request, name) is not None:
+            body[name] = getattr(request, name)
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}  # the metadata has it
+    return body
+
+
+def _least(warnings: list[FieldWarning], name: str, ours: int | None, theirs: int | None) -> int | None:
+    if ours is not None and theirs is not None and theirs > ours:
+        add_warning(warnings, name, f"changed to {ours}, the most this gateway allows")
+    return min((value for value in (ours, theirs) if value is not None), default=None)
+
+
+def recent(history: list[Turn], always: list[Turn], *, window: int | None, max_tokens: int | None) -> list[Turn]:
+    """The newest messages that fit beside those always sent; a system message at the beginning stays."""
+    first = history[:1] if history and history[0].role == "system" else []
+    rest = history[len(first) :]
+    if window is not None:
+        rest = rest[-window:]
+    if max_tokens is not None:
+        left = max_tokens - sum(estimate_tokens(turn.content) for turn in (*always, *first))
+        kept: list[Turn] = []
+        for turn in reversed(rest):
+            left -= estimate_tokens(turn.content)
+            if left < 0:
+                break
+            kept.append(turn)
+        rest = kept[::-1]
+    return [*first, *rest]
+
+
+class WrappedReply:
+    """Turns a chat answer, whole or streamed, into the service's own shape; errors pass as they are."""
+
+    def __init__(self, exchange: Exchange, request: ParsedRequest, facts: ReplyFacts) -> None:
+        self._exchange = exchange
+        self._request = request
+        self._facts = facts
+        self._unread = b""  # of an event that has not ended
+        self._chat: dict[str, Any] = {}  # what the chunks of a stream said beside their text
+        self._finish_reason: str | None = None
+        self._failed = False  # the stream has an error event
+
+    def reply(
+        self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        if status == 200:
+            answer = msgspec.json.decode(body)
+            choice = answer["choices"][0]
+            metadata = self._metadata(answer, choice.get("finish_reason"))
+            body = msgspec.json.encode({"response": choice["message"]["content"], "metadata": metadata})
+        self._exchange.reply(body, status=status, content_type=content_type, headers=headers)
+
+    # -- streams
+
+    def start(self, *, status: int = 200, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        self._exchange.start(status=status, content_type=content_type, headers=headers)
+
+    def write(self, piece: bytes) -> None:
+        """Any part of a stream of chat chunks."""
+        *events, self._unread = (self._unread + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        self._exchange.write(b"".join([self._wrapped(event) for event in events if event]))
+
+    def end(self) -> None:
+        """A stream that did not fail ends with the metadata."""
+        last = self._wrapped(self._unread) if self._unread else b""
+        if not self._failed:
+            metadata = self._metadata(self._chat, self._finish_reason)
+            last += _event({"response": "", "metadata": metadata}) + sse.DONE
+        self._exchange.write(last)
+        self._exchange.end()
+
+    def _wrapped(self, event: bytes) -> bytes:
+        """A chunk's text in the service's shape; a comment or an error as it is; nothing for what has no text."""
+        if event.startswith(b":"):
+            return event + b"\n\n"
+        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+        if not data or data == b"[DONE]":
+            return b""
+        try:
+            chunk = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return b""
+        if not isinstance(chunk, dict):
+            return b""
+        if chunk.get("error") is not None:
+            self._failed = True
+            return event + b"\n\n"
+        self._chat |= {name: chunk[name] for name in ("model", "usage", "warnings") if chunk.get(name)}
+        choices = chunk.get("choices") or [{}]
+        self._finish_reason = choices[0].get("finish_reason") or self._finish_reason
+        text = (choices[0].get("delta") or {}).get("content")
+        return _event({"response": text}) if text else b""
+
+    def _metadata(self, chat: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        usage, facts = chat.get("usage") or {}, self._facts
+        metadata = {
+            "latency": round(self._exchange.elapsed_s, 6),
+            "cache_hit": facts.cache_state == "hit",
+            "model": chat.get("model"),
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+            "total_tokens": usage.get("total_tokens"),
+            "finish_reason": finish_reason,
+            "queue_time": round(facts.queued_s, 6),
+            "history_messages_dropped": self._request.history_dropped,
+            "request_id": self._exchange.request_id,
+            "backend": facts.backend or None,
+        }
+        if warnings := chat.get("warnings"):
+            metadata["warnings"] = warnings
+        return metadata
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(body)

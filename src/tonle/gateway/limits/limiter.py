@@ -1,0 +1,39 @@
+"""What the pipeline and the admin API know of limits: charge a request, settle it, ask what was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Protocol
+
+from tonle.gateway.api_keys.key import Key, KeyLimits
+from tonle.gateway.refusals import RateLimited
+
+LimitName = Literal["requests_per_minute", "tokens_per_minute", "max_concurrent", "tokens_per_day"]
+
+_WORDS: dict[LimitName, str] = {
+    "requests_per_minute": "make {} requests per minute",
+    "tokens_per_minute": "use {} tokens per minute",
+    "max_concurrent": "have {} requests at once",
+    "tokens_per_day": "use {} tokens per day (UTC)",
+}
+
+
+class Lease(Protocol):
+    """One request's charge."""
+
+    def settle(self, used_tokens: int) -> None:
+        """Exactly once, however the request ends. Never waits."""
+
+
+class Limiter(Protocol):
+    """KeyLimits of all keys."""
+
+    async def charge(self, key: Key, tokens: int) -> Lease:
+        """`tokens` is an estimate. Raises `RateLimited`, then nothing was charged; or `StoreLost`."""
+
+    async def used_today(self, key_ids: Iterable[str]) -> dict[str, int]:
+        """Tokens. Raises `StoreLost`."""
+
+
+def refusal(name: LimitName, limits: KeyLimits, wait_s: float) -> RateLimited:
+    return RateLimited(f"this key may {_WORDS[name].format(getattr(limits, name))}", retry_after_s=wait_s)
