@@ -168,8 +168,8 @@ def test_extensions(client: openai.OpenAI, model: str) -> None:
 
 
 def test_warnings(client: openai.OpenAI, model: str) -> None:
-    completion = chat(client, model, user="me", extra_body={"no_such_field": 1}, max_completion_tokens=2)
-    assert {warning["param"] for warning in completion.warnings} == {"user", "no_such_field"}
+    completion = chat(client, model, store=True, extra_body={"no_such_field": 1}, max_completion_tokens=2)
+    assert {warning["param"] for warning in completion.warnings} == {"store", "no_such_field"}
 
 
 # -- completions

@@ -95,6 +95,8 @@ class Relay:
         self.status = status
         self.headers = headers
         self._pieces, self._size, self._read_whole = [], 0, False
+        if status != 200:
+            self._known = None  # an error is read from its body
         self._reader = AnswerReader(headers.get("content-type"), swallow_usage=self._swallow_usage)
 
     def data(self, piece: bytes) -> None:

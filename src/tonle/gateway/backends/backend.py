@@ -28,7 +28,6 @@ class Backend:
         self.kind = row.kind  # auto until the first probe has found out
         self.unhealthy_reason: str | None = None if row.models else "not probed yet"  # None: it is healthy
         self.warning: str | None = None  # what its operator should know though it is healthy
-        self.local = False  # in this process: it hands answers over as objects too (`Sink.know`)
         self.draining = False  # set by an admin: finish what runs, take nothing new
         self.gate = Gate(
             max_concurrent=row.max_concurrent or config.max_concurrent,
