@@ -264,6 +264,22 @@ class TestInferenceEngineIntegration:
         text, whole = asyncio.run(go())
         assert text == whole.text
 
+    @pytest.mark.parametrize(("hold_clusters", "texts"), [("auto", ["a", "a"]), ("always", ["", "aa"])])
+    def test_hold_clusters(self, live: tuple[Any, Any], hold_clusters: str, texts: list[str]) -> None:
+        (letter,) = live[1].encode("a", add_special_tokens=False)
+        only_letters = GenerationConfig(max_length=2, do_sample=False, logit_bias={letter: 100.0}, early_stopping=False)
+
+        async def go(engine: InferenceEngine) -> list[str]:
+            return [delta.text async for delta in engine.stream("Hello", only_letters)]
+
+        with InferenceEngine(*live, EngineConfig(device="cpu", hold_clusters=hold_clusters)) as engine:
+            told = asyncio.run(go(engine))
+        assert told in (texts, ["".join(texts)])  # a slow reader gets both tokens at once
+
+    def test_hold_clusters_is_checked(self) -> None:
+        with pytest.raises(ConfigError, match="hold_clusters 'never' is none of auto, always"):
+            EngineConfig(hold_clusters="never").validate()
+
     def test_leaving_a_stream_frees_its_work(self, engine: InferenceEngine) -> None:
         long = GenerationConfig(max_length=200, do_sample=False, early_stopping=False)
 
