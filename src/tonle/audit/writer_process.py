@@ -62,7 +62,7 @@ class Receipt(msgspec.Struct, array_like=True):
 
 
 def unpack(packed: bytes) -> Facts:
-    """The facts again; without the answer, if that is of a kind nobody thought of."""
+    """The facts again; without the answer, if that is of an unknown kind."""
     try:
         return _decode_facts(packed)
     except msgspec.ValidationError:
@@ -75,7 +75,7 @@ _decode_facts = msgspec.msgpack.Decoder(Facts).decode
 
 
 def lives(owner: str) -> bool:
-    """Whether somebody holds the lock on that file. Recovery asks the same question in the same way."""
+    """Whether a process holds the lock on that file. Recovery asks the same question in the same way."""
     try:
         fd = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -44,7 +44,7 @@ def spawn(
         except BaseException:
             ours.close()
             raise
-    with contextlib.suppress(ConnectionError):  # it died already: whoever reads its control socket will see that
+    with contextlib.suppress(ConnectionError):  # it died already; the next read from its control socket tells
         write_frame(ours, msgspec.msgpack.encode(settings, enc_hook=str))  # paths travel as text
     return process, ours
 
