@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
 from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway
+from tonle.gateway.call import ReplyFacts
 from tonle.gateway.gateway_metrics import Sla
-from tonle.gateway.inference_service import Turn, recent
+from tonle.gateway.inference_service import Turn, WrappedReply, recent
 
 PATH = "/api/v1/inference"
 
@@ -38,6 +44,87 @@ def test_a_question_gets_an_answer_and_its_facts(tmp_path: Path) -> None:
         assert [record["status"] for record in place.records()] == ["ok", "cached", "ok", "refused", "refused"]
 
     run(main())
+
+
+async def stream(place: RunningGateway, **fields: Any) -> list[Any]:
+    """The events of a streamed answer; the last is `[DONE]` if it ended well."""
+    reply = await place.post(PATH, {"user_input": "I feel anxious.", "stream": True, **fields}, key=KEY)
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream"), reply.text
+    events = [event for event in reply.text.split("\n\n") if event and not event.startswith(":")]
+    assert all(event.startswith("data: ") for event in events)
+    return [data if data == "[DONE]" else json.loads(data) for data in (event[6:] for event in events)]
+
+
+def test_a_streamed_answer_ends_with_the_same_facts_as_a_whole_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with running_gateway(tmp_path, upstream) as place:
+            *pieces, last, done = await stream(place)
+            assert pieces == [{"response": "Phnom"}, {"response": " Penh"}, {"response": "."}] and done == "[DONE]"
+            assert last["response"] == ""
+            whole = await infer(place, use_cache=False)
+            varies = ("latency", "queue_time", "request_id")
+            known = [{name: value for name, value in facts.items() if name not in varies}
+                     for facts in (last["metadata"], whole["metadata"])]  # fmt: skip
+            assert known[0] == known[1] and known[0]["total_tokens"] == 10 and known[0]["finish_reason"] == "stop"
+            assert last["metadata"]["latency"] > 0 and last["metadata"]["request_id"]
+            *again, cached, _ = await stream(place)
+            assert again == pieces and cached["metadata"]["cache_hit"] is True and len(upstream.requests) == 2
+            warned = await stream(place, context_window=10_000, use_cache=False)
+            assert warned[-2]["metadata"]["warnings"][0]["param"] == "context_window"
+        records = place.records()
+        assert [record["status"] for record in records] == ["ok", "ok", "cached", "ok"]
+        assert records[0]["output"] == "Phnom Penh." and records[0]["usage"]["total_tokens"] == 10
+
+    run(main())
+
+
+def test_a_streamed_answer_that_fails_ends_with_an_error_event(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with running_gateway(tmp_path, upstream, retries=0) as place:
+            upstream.break_after = 1
+            first, error = await stream(place)
+            assert first == {"response": "Phnom"} and error["error"]["code"] == "upstream_failed"
+            upstream.break_after, upstream.stream_error = None, "out of memory"
+            *_, error = await stream(place)
+            assert error == {"error": {"message": "out of memory"}}
+            upstream.status = 500
+            refused = await place.post(PATH, {"user_input": "x", "stream": True}, key=KEY)
+            assert refused.status_code == 500 and "broken on purpose" in refused.json()["error"]["message"]
+        assert [record["status"] for record in place.records()] == ["failed", "failed", "failed"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_events_are_found_however_the_stream_is_cut(size: int) -> None:
+    chunks = [{"model": "m", "choices": [{"index": 0, "delta": {"content": piece}}]} for piece in ("a", "ខ្មែរ")]
+    chunks.append(
+        {"model": "m", "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}
+    )
+    sent = b": queued\n\n" + b"".join(b"data: %b\r\n\r\n" % msgspec.json.encode(chunk) for chunk in chunks)
+    exchange: Any = Written()
+    request: Any = SimpleNamespace(history_dropped=0)
+    outlet = WrappedReply(exchange, request, ReplyFacts())
+    for start in range(0, len(sent), size):
+        outlet.write(sent[start : start + size])
+    outlet.end()
+    comment, first, second, last, done, _ = exchange.written.split(b"\n\n")
+    assert (comment, done) == (b": queued", b"data: [DONE]")
+    assert [msgspec.json.decode(event[6:]) for event in (first, second)] == [{"response": "a"}, {"response": "ខ្មែរ"}]
+    assert msgspec.json.decode(last[6:])["metadata"]["total_tokens"] == 3
+
+
+class Written:
+    """An exchange that keeps what is written."""
+
+    elapsed_s, request_id, written = 0.5, "r", b""
+
+    def write(self, piece: bytes) -> None:
+        self.written += piece
+
+    def end(self) -> None: ...
 
 
 def test_old_history_is_left_out(tmp_path: Path) -> None:

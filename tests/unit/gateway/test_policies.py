@@ -1,0 +1,137 @@
+"""Each routing policy alone: which candidates it keeps, and the reason it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tonle.config.gateway import GatewayConfig
+from tonle.config.rows import ArmRow, BackendRow
+from tonle.gateway.api_keys.key import LOCAL_CALLER
+from tonle.gateway.backends.backend import Backend, ModelEntry
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.refusals import NoBackend
+from tonle.gateway.routing.policies import (
+    LOAD_SLACK,
+    ByLength,
+    ByPrefix,
+    ByRole,
+    Candidates,
+    RouteRequest,
+    by_load,
+    has_model,
+    is_available,
+    of_arm,
+)
+from tonle.gateway.routing.router import Router
+from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel
+
+
+def backend(name: str, **fields: Any) -> Backend:
+    row = BackendRow(url=f"http://{name}:1", name=name, **{"models": ("m",), "kind": "openai", **fields})
+    return Backend(row, GatewayConfig())
+
+
+def request(
+    text: str = "hello", *, prompt_tokens: int = 10, arm: ArmRow | None = None, failed: Any = ()
+) -> RouteRequest:
+    parsed = ParsedRequest(
+        body={"prompt": text}, raw=b"", rewritten=False, warnings=(), asked_model="m", stream=False, wants_usage=False,
+        adds_usage=False, prompt_tokens=prompt_tokens, new_tokens=1, priority=2, deadline_s=None, user=None, strict=False,
+    )  # fmt: skip
+    model = ResolvedModel("m", "m", ModelEntry(id="m"), 1, None if arm is None else "e", arm)
+    call: Any = None
+    return RouteRequest(AcceptedRequest(call, LOCAL_CALLER, parsed, model, "salt"), failed)
+
+
+def names(candidates: Candidates) -> list[str]:
+    return [each.name for each in candidates.backends]
+
+
+def busy(one: Backend, num_requests: float) -> Backend:
+    one.gate.num_inside = int(num_requests)
+    return one
+
+
+def test_the_model_decides_first() -> None:
+    a, b, other = backend("a"), backend("b"), backend("other", models=("n",))
+    kept = has_model(Candidates([a, b, other], ""), request())
+    assert (names(kept), kept.why) == (["a", "b"], "load")
+    alone = has_model(Candidates([a, other], ""), request())
+    assert (names(alone), alone.why) == (["a"], "only")
+
+
+def test_only_available_backends_are_kept() -> None:
+    healthy, ill, drained, paused, failed = (
+        backend(name) for name in ("healthy", "ill", "drained", "paused", "failed")
+    )
+    ill.unhealthy_reason = "connection refused"
+    drained.draining = True
+    for _ in range(5):
+        paused.breaker.fail()
+    kept = is_available(Candidates([healthy, ill, drained, paused, failed], "load"), request(failed=[failed]))
+    assert (names(kept), kept.why) == (["healthy"], "load")
+
+
+def test_an_arm_may_name_its_backend() -> None:
+    candidates = Candidates([backend("a"), backend("b")], "load")
+    named = of_arm(candidates, request(arm=ArmRow(name="x", weight=1, backend="b")))
+    assert (names(named), named.why) == (["b"], "experiment")
+    assert of_arm(candidates, request(arm=ArmRow(name="x", weight=1))) is candidates
+    assert of_arm(candidates, request()) is candidates
+
+
+def test_prefill_backends_do_not_answer() -> None:
+    p1, p2, d = backend("p1", role="prefill"), backend("p2", role="prefill"), backend("d", role="decode")
+    busy(p1, 3)
+    policy, candidates = ByRole(512), Candidates([p1, p2, d], "load")
+    long = policy(candidates, request(prompt_tokens=512))
+    assert names(long) == ["d"] and long.prefill is p2
+    short = policy(candidates, request(prompt_tokens=511))
+    assert names(short) == ["d"] and short.prefill is None
+    assert names(policy(Candidates([p1], "only"), request())) == []
+
+
+def test_length_classes() -> None:
+    short, long, any_length = backend("short", length="short"), backend("long", length="long"), backend("any")
+    policy, candidates = ByLength(100), Candidates([short, long, any_length], "load", prefill=short)
+    kept = policy(candidates, request(prompt_tokens=100))
+    assert (names(kept), kept.why, kept.prefill) == (["long", "any"], "length", short)
+    assert names(policy(candidates, request(prompt_tokens=99))) == ["short", "any"]
+    only_short = Candidates([short], "only")
+    assert policy(only_short, request(prompt_tokens=100)) is only_short  # none fits: any will do
+
+
+def test_prompts_that_begin_alike_stay_together_until_it_is_too_busy() -> None:
+    a, b = backend("a"), backend("b")
+    policy, candidates = ByPrefix(), Candidates([a, b], "load")
+    first = policy(candidates, request("long prefix " * 100 + "one"))
+    assert first.why == "prefix"
+    (home,) = first.backends
+    assert policy(candidates, request("long prefix " * 100 + "two")).backends == [home]
+    busy(home, 4 * LOAD_SLACK)
+    assert policy(candidates, request("long prefix " * 100 + "three")) is candidates
+    other = b if home is a else a
+    busy(home, 0)
+    assert policy(candidates, request("long prefix " * 100 + "four")).backends == [other]  # it has been computed there
+
+
+def test_the_least_busy_by_weight() -> None:
+    a, b, heavy = busy(backend("a"), 2), busy(backend("b"), 3), busy(backend("heavy", weight=4.0), 6)
+    assert names(by_load(Candidates([a, b, heavy], "load"), request())) == ["heavy"]
+
+
+def test_the_router_applies_them_in_order_and_explains_itself() -> None:
+    a, b = backend("a", length="short"), backend("b", length="long")
+    router = Router(BackendPool([a, b], probe_interval_s=0), GatewayConfig())
+    assert [getattr(policy, "__name__", type(policy).__name__) for policy in router.policies] == [
+        "has_model", "is_available", "of_arm", "ByRole", "ByLength", "ByPrefix", "by_load"]  # fmt: skip
+    route = router.choose(request().accepted, [])
+    assert (route.backend, route.why) == (a, "length")
+    route = router.choose(request().accepted, [a])
+    assert (route.backend, route.why) == (b, "load")
+    b.unhealthy_reason = "connection refused"
+    with pytest.raises(NoBackend, match=r"no healthy backend for m: a failed; b is unhealthy \(connection refused\)"):
+        router.choose(request().accepted, [a])
