@@ -33,6 +33,7 @@ from tonle.gateway.proxies import Proxies
 from tonle.gateway.refusals import Forbidden
 from tonle.gateway.routing.router import Router
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
+from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
 from tonle.telemetry.metrics import Metrics
 
@@ -44,13 +45,6 @@ PIPED = (
     "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
-
-# Of OpenAI's API and vLLM's; a client that asks for them is told so rather than that it mistyped.
-NOT_YET = (
-    "/v1/audio/", "/v1/images/", "/v1/files", "/v1/batches", "/v1/fine_tuning/", "/v1/assistants", "/v1/threads",
-    "/v1/moderations", "/v1/uploads", "/v1/vector_stores", "/v1/realtime", "/v1/conversations", "/pooling", "/classify",
-    "/rerank", "/score", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-)  # fmt: skip
 
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -170,8 +164,9 @@ class Routes:
             return
         if not found.methods:
             hint = DOCS_HINT if self._services.is_local else PATHS_HINT
-            missing = not_supported_yet if path.startswith(NOT_YET) else no_such_path
-            _send_error(exchange, missing(_safe(path), hint))
+            feature = unsupported_feature(path)
+            missing = no_such_path(_safe(path), hint) if feature is None else not_supported_yet(feature, hint)
+            _send_error(exchange, missing)
             return
         entry = found.methods.get("GET" if method == "HEAD" else method)
         if entry is None:

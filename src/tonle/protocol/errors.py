@@ -36,9 +36,9 @@ def no_such_path(path: str, hint: str) -> ErrorReply:
     return ErrorReply(404, _body(message, "invalid_request_error", code="not_found"), [])
 
 
-def not_supported_yet(path: str, hint: str) -> ErrorReply:
-    """A path that clients of this API know and we do not have."""
-    message = f"{path} is not supported yet. {hint}"
+def not_supported_yet(feature: str, hint: str) -> ErrorReply:
+    """For a path that clients of this API know and we do not have."""
+    message = f"Not supported yet: {feature}. {hint}"
     return ErrorReply(404, _body(message, "invalid_request_error", code="not_supported"), [])
 
 

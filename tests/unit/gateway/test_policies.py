@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tonle.config.rows import ArmRow, BackendRow
 
 from tonle.config.gateway import GatewayConfig
-from tonle.config.rows import ArmRow, BackendRow
 from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.backends.backend import Backend, ModelEntry
 from tonle.gateway.backends.backend_pool import BackendPool
