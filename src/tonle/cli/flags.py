@@ -36,7 +36,9 @@ ConfigOption = Annotated[
 ]
 
 SERVE_FLAGS = tuple(name for name in KNOBS if name != "model")  # the model is an argument
-ENGINE_FLAGS = ("device", "dtype", "max_model_len", "kv_cache_memory")  # of verbs that run an engine for one person
+ENGINE_FLAGS = (  # of verbs that run an engine for one person
+    "device", "dtype", "max_model_len", "kv_cache_memory", "chat_template", "generation_config", "override_generation_config",
+)  # fmt: skip
 
 
 def with_flags(*names: str, table: Mapping[str, Knob] = KNOBS) -> Callable[[Callable[..., None]], Callable[..., None]]:

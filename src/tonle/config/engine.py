@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
 GIB = 1024**3
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +45,12 @@ class EngineConfig:
     )
     load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
 
+    # Answers
+    generation_config: str = "auto"  # auto = the model's generation_config.json | none | a folder with one
+    override_generation_config: dict[str, Any] | None = None  # over it: see GENERATION_KEYS
+    default_max_tokens: int | None = None  # of a chat; None = 1,024 on a CPU, what the context leaves on a GPU
+    chat_template: str | None = None  # a Jinja file used instead of the model's template
+
     # Watching
     enable_metrics: bool = True
     profile_performance: bool = False  # time the parts of every step; get_stats()["profile"]
@@ -57,7 +65,7 @@ class EngineConfig:
         """Raise `ConfigError` naming the field, its value and what to do."""
         if (wrong := wrong_type(self)) is not None:
             raise ConfigError(wrong[1], param=wrong[0])
-        for name in ("max_batch_size", "max_num_batched_tokens", "block_size"):
+        for name in ("max_batch_size", "max_num_batched_tokens", "block_size", "default_max_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
@@ -82,6 +90,11 @@ class EngineConfig:
             raise ConfigError(f"activation_bits is 16 or 8, not {self.activation_bits}", param="activation_bits")
         if self.load_format not in ("auto", "random"):
             raise ConfigError(f"load_format {self.load_format!r} is none of auto, random", param="load_format")
+        if unknown := sorted(set(self.override_generation_config or ()) - set(GENERATION_KEYS)):
+            raise ConfigError(
+                f"override_generation_config has unknown keys: {', '.join(unknown)}; known: {', '.join(GENERATION_KEYS)}",
+                param="override_generation_config",
+            )
         if not 0 < self.gc_threshold <= 1:
             raise ConfigError(f"gc_threshold is a share in (0, 1], not {self.gc_threshold}", param="gc_threshold")
         if not isinstance(logging.getLevelName(self.log_level.upper()), int):

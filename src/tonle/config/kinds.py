@@ -7,6 +7,7 @@ A reader takes what a YAML file gives (int, float, bool, str, list) or the text 
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
 import re
 from collections.abc import Callable
@@ -171,6 +172,21 @@ def _rule_parts(text: str) -> list[str]:
     before, equals, regex = text.partition("=")
     *names, last = before.split(",")
     return [*names, last + equals + regex]
+
+
+def json_object() -> Kind:
+    """A mapping in a file; a JSON object elsewhere."""
+
+    def read(value: object) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+            raise ValueError(f"must be a JSON object such as '{{\"temperature\": 0.5}}', not {value!r}")
+        return found
+
+    return Kind("JSON", read, json.dumps)
 
 
 def optional(kind: Kind, *, none: str) -> Kind:

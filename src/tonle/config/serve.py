@@ -26,6 +26,11 @@ def _engine(engine_field: str, kind: Kind, help: str) -> Any:
     return knob("Engine", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
 
 
+def _answers(engine_field: str, kind: Kind, help: str) -> Any:
+    """A knob of how requests are answered."""
+    return knob("Answers", EngineConfig.__dataclass_fields__[engine_field].default, kind, help, engine=engine_field)
+
+
 _OWN_CONTEXT = kinds.optional(kinds.whole(2), none="the model's own context")
 
 
@@ -139,6 +144,27 @@ class ServeConfig(AuditConfig):
         "load_format",
         kinds.choice("auto", "random"),
         "auto: the model's files; random: made-up weights of its shape, to measure speed without them.",
+    )
+
+    generation_config: str = _answers(
+        "generation_config",
+        kinds.text(),
+        "Where defaults of requests come from. auto: the model's generation_config.json; none: OpenAI's; or a folder.",
+    )
+    override_generation_config: dict[str, Any] | None = _answers(  # noqa: RUF009  (makes a field)
+        "override_generation_config",
+        kinds.optional(kinds.json_object(), none="nothing"),
+        "Defaults of requests, over those of generation-config; max_new_tokens here limits every request.",
+    )
+    default_max_tokens: int | None = _answers(
+        "default_max_tokens",
+        kinds.optional(kinds.whole(1), none="1024 on a CPU, what the context leaves on a GPU"),
+        "Longest answer to a chat that does not say how long it may get, in tokens.",
+    )
+    chat_template: str | None = _answers(
+        "chat_template",
+        kinds.optional(kinds.text(), none="the model's own"),
+        "A file with a Jinja template to use instead of the model's chat template.",
     )
 
     log_level: str = knob(

@@ -87,8 +87,9 @@ async def answer(
         ) as job:
             reply = make_answer(request, envelope, job, text)
             send = _send_events if request.stream else _send_whole
+            headers = [*warning_headers(warnings), ("x-tonle-max-tokens", str(order.max_tokens))]
             try:
-                await send(exchange, job, reply, warning_headers(warnings))
+                await send(exchange, job, reply, headers)
             finally:
                 exchange.usage = job.usage
 

@@ -12,7 +12,7 @@ import pytest
 from tonle.engine.mailbox import Frames, frame
 from tonle.engine.messages import Cancel, LoopStats, ModelCard, Step, Stop, Submit, ToEngine, ToFront
 from tonle.engine.post_office import PostOffice, split
-from tonle.engine.request import GenerationConfig, Request
+from tonle.engine.request import Request, ResolvedConfig
 
 CARD = ModelCard("LlamaForCausalLM", 512, 9, [], "cpu", "float32", 16, 100, 8, 64, 1.0)
 BUSY, IDLE = LoopStats(num_running=1), LoopStats()
@@ -30,7 +30,7 @@ class Caller:
         self.sock.sendall(frame(message, self._encoder))
 
     def submit(self, *handles: int) -> None:
-        self.send(Submit([Request(handle=handle, prompt=[1], config=GenerationConfig()) for handle in handles]))
+        self.send(Submit([Request(handle=handle, prompt=[1], config=ResolvedConfig()) for handle in handles]))
 
     def read(self) -> list[ToFront]:
         """What is there now."""
