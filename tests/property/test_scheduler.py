@@ -85,9 +85,7 @@ def _random_request(rng: random.Random, handle: int, now: float, context: int) -
     shared = [1, 2, 3, 4] * 20
     prompt = shared[: min(size, rng.choice([0, 8, 16, 40]))]
     prompt += [rng.randint(1, 4) for _ in range(size - len(prompt))]
-    config = ResolvedConfig(
-        max_length=rng.randint(1, context - size), min_tokens=0, early_stopping=rng.random() < 0.7
-    )
+    config = ResolvedConfig(max_length=rng.randint(1, context - size), min_tokens=0, early_stopping=rng.random() < 0.7)
     return Request(handle=handle, prompt=prompt, config=config, priority=rng.randint(0, 3), arrived_s=now,
                    salt=rng.choice([b"", b"tenant"]))  # fmt: skip
 

@@ -75,7 +75,7 @@ def _of_folder(setting: str) -> dict[str, Any]:
             param="generation_config",
         ) from None
     except ValueError as error:
-        raise ConfigError(f"{file} {error}", param="generation_config") from None
+        raise ConfigError(f"{file}: {error}", param="generation_config") from None
 
 
 def _of_model(model: ModelSource | Any) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
-        raise ValueError(f"is not valid JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"must hold a JSON object, not a {type(content).__name__}")
+        raise ValueError(f"it must hold a JSON object, not a {type(content).__name__}")
     return content
 
 

