@@ -34,7 +34,7 @@ class Driver:
         requests = []
         for prompt in prompts:
             self._next += 1
-            requests.append(Request(handle=self._next, prompt=prompt, config=config, seed=config.seed or 0))
+            requests.append(Request(handle=self._next, prompt=prompt, config=config.resolved(), seed=config.seed or 0))
         outputs: dict[int, list[int]] = {request.handle: [] for request in requests}
         left = set(outputs)
         queue = list(requests)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
-from tonle.engine.request import GenerationConfig, Request
+from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.schedule import Scheduler, SchedulerLimits
 
 EOS = 0
@@ -85,9 +85,7 @@ def _random_request(rng: random.Random, handle: int, now: float, context: int) -
     shared = [1, 2, 3, 4] * 20
     prompt = shared[: min(size, rng.choice([0, 8, 16, 40]))]
     prompt += [rng.randint(1, 4) for _ in range(size - len(prompt))]
-    config = GenerationConfig(
-        max_length=rng.randint(1, context - size), min_tokens=0, early_stopping=rng.random() < 0.7
-    )
+    config = ResolvedConfig(max_length=rng.randint(1, context - size), min_tokens=0, early_stopping=rng.random() < 0.7)
     return Request(handle=handle, prompt=prompt, config=config, priority=rng.randint(0, 3), arrived_s=now,
                    salt=rng.choice([b"", b"tenant"]))  # fmt: skip
 
@@ -155,7 +153,7 @@ def test_a_tight_pool_preempts_and_still_finishes_everyone(lag: int) -> None:
     device = Device(12, 4)
     device.rng.choice = lambda options: 1  # type: ignore[method-assign,assignment]
     for h in range(6):
-        config = GenerationConfig(max_length=20)
+        config = ResolvedConfig(max_length=20)
         scheduler.add(Request(handle=h, prompt=[1 + h % 4] * 12, config=config, arrived_s=float(h)))
     flights: list[tuple[Plan, StepResult]] = []
     finished: dict[int, tuple[str, int | None]] = {}

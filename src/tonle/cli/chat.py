@@ -15,7 +15,6 @@ from tonle.cli.conversation import Conversation
 from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, ModelArgument, with_flags
 from tonle.cli.sampling import (
-    DEFAULT,
     MaxTokensOption,
     SeedOption,
     SystemOption,
@@ -52,9 +51,9 @@ def chat(
         typer.Option("--api-key", metavar="KEY", help="For --url.", envvar="OPENAI_API_KEY", show_default=False),
     ] = None,
     system: SystemOption = None,
-    temperature: TemperatureOption = DEFAULT.temperature,
-    top_p: TopPOption = DEFAULT.top_p,
-    max_tokens: MaxTokensOption = DEFAULT.max_tokens,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    max_tokens: MaxTokensOption = None,
     seed: SeedOption = None,
     config: ConfigOption = None,
     *,
@@ -95,7 +94,7 @@ def _own_engine(flags: dict[str, Any], config: Any) -> Voice:
     settings = load(flags, file=config)
     check_device(settings.device)
     logs.configure("WARNING")
-    return EngineVoice(resolve(settings.model), settings.engine(), chats=True)
+    return EngineVoice(resolve(settings.model, chat_template=settings.chat_template), settings.engine(), chats=True)
 
 
 class Chat:
@@ -172,7 +171,7 @@ class Chat:
             screen.show_error(error)
             return
         self._out.print()
-        self._remark(summary(tally, self._sampling.max_tokens))
+        self._remark(summary(tally, tally.max_tokens))
         self._notes.print()
         if said:
             self._conversation.answer("".join(said))

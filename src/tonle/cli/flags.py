@@ -41,7 +41,9 @@ ConfigOption = Annotated[
 
 # Of `tonle serve`: all settings but the model, which is an argument; then vLLM's names.
 SERVE_FLAGS = (*(name for name in SETTINGS if name != "model"), *(f"vllm {name}" for name in VLLM_FLAGS))
-ENGINE_FLAGS = ("device", "dtype", "max_model_len", "kv_cache_memory")  # of verbs that run an engine for one person
+ENGINE_FLAGS = (  # of verbs that run an engine for one person
+    "device", "dtype", "max_model_len", "kv_cache_memory", "chat_template", "generation_config", "override_generation_config",
+)  # fmt: skip
 
 
 def with_flags(

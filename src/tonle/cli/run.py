@@ -14,7 +14,6 @@ from tonle.cli import screen
 from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, with_flags
 from tonle.cli.sampling import (
-    DEFAULT,
     MaxTokensOption,
     SeedOption,
     SystemOption,
@@ -40,9 +39,9 @@ def run(
         typer.Option("--json", metavar="", help="Print answer and statistics as one JSON object.", show_default=False),
     ] = False,
     system: SystemOption = None,
-    temperature: TemperatureOption = DEFAULT.temperature,
-    top_p: TopPOption = DEFAULT.top_p,
-    max_tokens: MaxTokensOption = DEFAULT.max_tokens,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    max_tokens: MaxTokensOption = None,
     seed: SeedOption = None,
     config: ConfigOption = None,
     *,
@@ -67,7 +66,7 @@ def run(
     settings = load(flags, file=config)
     logs.configure("WARNING")
     check_device(settings.device)
-    voice = EngineVoice(resolve(settings.model), settings.engine(), chats=not raw)
+    voice = EngineVoice(resolve(settings.model, chat_template=settings.chat_template), settings.engine(), chats=not raw)
     sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     asyncio.run(_run(voice, text if raw else _chat(text, system), sampling, as_json=as_json))
 
@@ -95,7 +94,7 @@ async def _run(voice: Voice, prompt: Prompt, sampling: Sampling, *, as_json: boo
         return
     if not text.endswith("\n"):
         _write("\n")
-    notes.print(f"[dim]{summary(tally, sampling.max_tokens)}[/dim]")
+    notes.print(f"[dim]{summary(tally, tally.max_tokens)}[/dim]")
 
 
 def _write(text: str) -> None:

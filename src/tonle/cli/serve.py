@@ -51,7 +51,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
             stack.enter_context(listener) for listener in bind_all(settings.host, settings.port, settings.frontends)
         ]
         warn_if_open(Door.of(listeners[0], settings), frontends=settings.frontends)
-        source = resolve(settings.model)
+        source = resolve(settings.model, chat_template=settings.chat_template)
         shorten_thread_switches()
         run(_serve(settings, source, listeners))
 

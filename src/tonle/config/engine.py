@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
 GIB = 1024**3
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,8 +45,12 @@ class EngineConfig:
     )
     load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
 
-    # Text
+    # Answers
     hold_clusters: str = "auto"  # auto | always: whether a stream's last letter waits where no mark is likely to follow
+    generation_config: str = "auto"  # auto = the model's generation_config.json | none | a folder with one
+    override_generation_config: dict[str, Any] | None = None  # over it: see GENERATION_KEYS
+    default_max_tokens: int | None = None  # of a chat; None = 1,024 on a CPU, what the context leaves on a GPU
+    chat_template: str | None = None  # a Jinja file used instead of the model's template
 
     # Watching
     enable_metrics: bool = True
@@ -60,7 +66,7 @@ class EngineConfig:
         """Raise `ConfigError` naming the field, its value and what to do."""
         if (wrong := wrong_type(self)) is not None:
             raise ConfigError(wrong[1], param=wrong[0])
-        for name in ("max_batch_size", "max_num_batched_tokens", "block_size"):
+        for name in ("max_batch_size", "max_num_batched_tokens", "block_size", "default_max_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         for name in ("long_prefill_token_threshold", "batch_timeout_ms", "priority_ageing_s"):
@@ -90,6 +96,11 @@ class EngineConfig:
         if self.hold_clusters not in ("auto", "always"):
             raise ConfigError(
                 f"hold_clusters must be auto or always, not {self.hold_clusters!r}", param="hold_clusters"
+            )
+        if unknown := sorted(set(self.override_generation_config or ()) - set(GENERATION_KEYS)):
+            raise ConfigError(
+                f"override_generation_config has unknown keys: {', '.join(unknown)}; known: {', '.join(GENERATION_KEYS)}",
+                param="override_generation_config",
             )
         if not 0 < self.gc_threshold <= 1:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 from tonle.config import values
 from tonle.config.engine import EngineConfig
 from tonle.config.server import ServerConfig, cache_by_default_setting, log_level_setting
-from tonle.config.setting import CACHE, MODEL, SCHEDULING, SECURITY, SERVER, Setting, setting, settings_of
+from tonle.config.setting import ANSWERS, CACHE, MODEL, SCHEDULING, SECURITY, SERVER, Setting, setting, settings_of
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -25,6 +25,11 @@ def _engine(engine_field: str, type: ValueType, help: str, *, group: str = SCHED
     """A setting of the engine: the default is the engine's own."""
     default = EngineConfig.__dataclass_fields__[engine_field].default
     return setting(group, default, type, help, engine=engine_field)
+
+
+def _answers(engine_field: str, type: ValueType, help: str) -> Any:
+    """A setting of how requests are answered."""
+    return _engine(engine_field, type, help, group=ANSWERS)
 
 
 _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context", also=("auto", "-1"))
@@ -163,6 +168,27 @@ class ServeConfig(ServerConfig):
         values.choice("auto", "always"),
         "When a stream keeps its last letter until the next one begins. auto: where a mark may follow, as in Khmer or "
         "emoji; this can cut the first decomposed letter of a text that had none before. always: after every letter.",
+    )
+
+    generation_config: str = _answers(
+        "generation_config",
+        values.text("auto|none|FOLDER"),
+        "Where defaults of requests come from. auto: the model's generation_config.json; none: OpenAI's; or a folder.",
+    )
+    override_generation_config: dict[str, Any] | None = _answers(  # noqa: RUF009  (makes a field)
+        "override_generation_config",
+        values.optional(values.json_object(), none="nothing"),
+        "Defaults of requests, over those of generation-config; max_new_tokens here limits every request.",
+    )
+    default_max_tokens: int | None = _answers(
+        "default_max_tokens",
+        values.optional(values.tokens(1), none="1024 on a CPU, what the context leaves on a GPU"),
+        "Longest answer to a chat that does not say how long it may get, in tokens.",
+    )
+    chat_template: str | None = _answers(
+        "chat_template",
+        values.optional(values.path(), none="the model's own"),
+        "A file with a Jinja template to use instead of the model's chat template.",
     )
 
     log_level: str = log_level_setting(engine="log_level")

@@ -13,7 +13,8 @@ import msgspec
 
 _WORDS = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a string", list[str]: "a list of strings",
-    list[int]: "a list of whole numbers", dict[int, float]: "a dict of whole numbers to numbers", type(None): "None",
+    list[int]: "a list of whole numbers", dict[int, float]: "a dict of whole numbers to numbers",
+    dict[str, Any]: "a dict of names to values", type(None): "None",
 }  # fmt: skip
 _SHOWN_CHARS = 60  # of a wrong value
 

@@ -7,6 +7,7 @@ A reader takes what a YAML file gives (int, float, bool, str, list) or the text 
 from __future__ import annotations
 
 import ipaddress
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -199,6 +200,21 @@ def _rule_parts(text: str) -> list[str]:
     before, equals, regex = text.partition("=")
     *names, last = before.split(",")
     return [*names, last + equals + regex]
+
+
+def json_object() -> ValueType:
+    """A mapping in a file; a JSON object elsewhere."""
+
+    def read(value: object) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+            raise ValueError(f"must be a JSON object such as '{{\"temperature\": 0.5}}', not {value!r}")
+        return found
+
+    return ValueType("JSON", read, json.dumps)
 
 
 def optional(inner: ValueType, *, none: str, also: tuple[str, ...] = ()) -> ValueType:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tonle.config.engine import EngineConfig
+from tonle.engine.defaults import read_defaults, suited_to_cpu
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
 from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
@@ -36,8 +38,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0) -> tuple[Loop, ModelCard]:
     """Load `model` (a source, or a live transformers model) and wire an engine around it."""
     began = time.monotonic()
+    defaults, stops = read_defaults(model, config)  # before the weights: it is quick to fail
     decoder = _decoder(model, config)
-    spec, device = decoder.spec, decoder.device
+    device = decoder.device
+    eos_ids = {*decoder.spec.eos_ids, *(token for token in stops if token < decoder.spec.vocab_size)}
+    spec = decoder.spec = replace(decoder.spec, eos_ids=tuple(sorted(eos_ids)))
+    if device.type == "cpu":
+        defaults = suited_to_cpu(defaults, config)
     machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag)
     kv, context_length, runner = machine.kv, machine.context_length, machine.runner
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
@@ -68,6 +75,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         max_num_batched_tokens=max_num_batched_tokens,
         load_s=time.monotonic() - began,
         stored=spec.dtype if config.load_format == "auto" else "",
+        defaults=defaults,
     )
     return loop, card
 

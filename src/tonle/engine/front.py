@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from tonle.engine.aligned import Aligned
 from tonle.engine.messages import Cancel, Failed, LoopStats, ModelCard, Step, Submit, ToEngine, ToFront
@@ -22,6 +22,7 @@ from tonle.engine.request import (
     GenerationResult,
     Request,
     RequestPriority,
+    ResolvedConfig,
     Timings,
     TokenLogprob,
     Usage,
@@ -249,7 +250,7 @@ class Front:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
         config.validate()
         _check_priority(priority)
-        self._check(prompt, config)
+        config = self._resolve(prompt, config)
         now = time.monotonic()
         generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
         seed = secrets.randbits(63) if config.seed is None else config.seed
@@ -279,7 +280,19 @@ class Front:
         self._send(Submit(requests))
         return generation
 
-    def _check(self, prompt: list[int], config: GenerationConfig) -> None:
+    def prepare_chat(
+        self, messages: list[dict[str, Any]], config: GenerationConfig
+    ) -> tuple[list[int], GenerationConfig]:
+        """The prompt of a conversation, and `config` with what it leaves open settled for an answer. From any thread."""
+        prompt, card = self.text.encode_chat(messages), self.card
+        if card is None:  # `submit` says why
+            return prompt, config
+        config.validate()
+        room = card.context_length - len(prompt)
+        return prompt, card.defaults.apply(config, max_tokens=card.defaults.max_chat_tokens, room=room)
+
+    def _resolve(self, prompt: list[int], config: GenerationConfig) -> ResolvedConfig:
+        """`config` with the model's defaults, if the engine can run it."""
         card = self.card
         if card is None:
             if self.failure is not None:
@@ -291,6 +304,10 @@ class Front:
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="prompt")
         if any(token >= card.vocab_size for token in (*config.logit_bias, *config.stop_token_ids)):
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
+        if not isinstance(config, ResolvedConfig):
+            max_tokens = card.defaults.max_new_tokens or ResolvedConfig().max_length
+            room = card.context_length - len(prompt)
+            config = card.defaults.apply(config, max_tokens=max_tokens, room=room)
         if len(prompt) + config.max_length > card.context_length:
             raise ContextOverflow(
                 f"the prompt has {len(prompt)} tokens and {config.max_length} new ones are asked for: together "
@@ -298,6 +315,7 @@ class Front:
                 "(max_sequence_length); shorten the prompt or ask for fewer",
                 param="max_tokens" if len(prompt) < card.context_length else "prompt",
             )
+        return config
 
     def _drop(self, generation: Generation) -> None:
         self._withdraw(generation)

@@ -34,6 +34,7 @@ from tonle.engine.request import (
     Usage,
 )
 from tonle.engine.text import Text, load_text
+from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
 from tonle.models.source import resolve
 
@@ -239,8 +240,8 @@ class InferenceEngine:
 
     def _open(self) -> tuple[Any, Text, str]:
         if self._model is None or isinstance(self._model, str | Path):
-            source = resolve(self._model)
-            text = load_text(source) if self._tokenizer is None else Text.from_live(self._tokenizer)
+            source = resolve(self._model, chat_template=self.config.chat_template)
+            text = load_text(source) if self._tokenizer is None else self._live_text()
             return source, text, source.name
         if not hasattr(self._model, "state_dict"):
             raise ConfigError(
@@ -249,7 +250,11 @@ class InferenceEngine:
         if self._tokenizer is None:
             raise ConfigError("a live model needs its tokenizer: InferenceEngine(model, tokenizer, config)")
         name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
-        return self._model, Text.from_live(self._tokenizer), name
+        return self._model, self._live_text(), name
+
+    def _live_text(self) -> Text:
+        file = self.config.chat_template
+        return Text.from_live(self._tokenizer, None if file is None else read_template(file))
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
@@ -268,7 +273,7 @@ class InferenceEngine:
         if isinstance(text, str):
             return self._front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):
-            return self._front.text.encode_chat(text), config
+            return self._front.prepare_chat(text, config)
         if isinstance(text, list) and all(isinstance(token, int) for token in text):
             return list(text), config  # type: ignore[arg-type]
         raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")

@@ -16,6 +16,8 @@ from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
 
+Conversation = list[dict[str, Any]]  # messages with role and content, oldest first
+
 # What device and model allow.
 _SUITED = EngineConfig(memory_pool_size=None, max_batch_size=None, max_sequence_length=None)
 
@@ -41,7 +43,21 @@ class LLM:
 
         `progress`: show a bar; None = if standard error is a terminal.
         """
-        batch = _as_batch(prompts)
+        return self._run(_as_batch(prompts), config, progress)
+
+    def chat(
+        self,
+        messages: Conversation | list[Conversation],
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[GenerationResult]:
+        """Answer a conversation, `[{"role": "user", "content": "Hello"}]`, or each of a list of them; as `generate`."""
+        return self._run(_as_conversations(messages), config, progress)
+
+    def _run(
+        self, batch: list[Prompt], config: GenerationConfig | None, progress: bool | None
+    ) -> list[GenerationResult]:
         show = sys.stderr.isatty() if progress is None else progress
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
                    TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
@@ -87,3 +103,21 @@ def _as_batch(prompts: Prompt | list[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], int | dict):
         return [prompts]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_conversations(messages: Conversation | list[Conversation]) -> list[Prompt]:
+    """One conversation or a list of them."""
+    conversations = (
+        [messages] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else messages
+    )
+    if not isinstance(conversations, list | tuple) or not all(_is_conversation(each) for each in conversations):
+        raise InvalidRequest(
+            'messages must be a conversation, [{"role": "user", "content": "Hello"}], or a list of conversations, '
+            f"not {messages!r:.200}",
+            param="messages",
+        )
+    return list(conversations)  # type: ignore[arg-type]
+
+
+def _is_conversation(messages: object) -> bool:
+    return isinstance(messages, list) and bool(messages) and all(isinstance(message, dict) for message in messages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tonle.engine.request import Request, TokenLogprob
+from tonle.engine.request import GenerationDefaults, Request, TokenLogprob
 from tonle.errors import InternalError, ModelError, TonleError
 
 
@@ -39,6 +39,7 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     max_num_batched_tokens: int
     load_s: float
     stored: str = ""  # what the model's files hold: a dtype, or a GGML type such as Q4_1; empty if weights are made up
+    defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave a field out
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

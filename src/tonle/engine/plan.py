@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonle.engine.request import GenerationConfig, TokenLogprob
+from tonle.engine.request import ResolvedConfig, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Join:
     row: int
     prompt: list[int]
     output: list[int]  # generated before a preemption; penalties and min_tokens count it
-    config: GenerationConfig
+    config: ResolvedConfig
     seed: int
 
 

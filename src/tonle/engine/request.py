@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,16 +28,18 @@ class RequestPriority(enum.IntEnum):
 
 
 class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to continue one prompt."""
+    """How to continue one prompt. A field left at None takes the model's default (its generation_config.json), if the
+    model has one, else the value in the comment."""
 
-    max_length: int = 128  # most new tokens; the prompt does not count
+    max_length: int | None = None  # most new tokens, without the prompt; 128 for text, `default_max_tokens` for a chat
+    max_tokens: int | None = None  # another name for max_length, which takes its value
     min_tokens: int = 0  # no end-of-sequence before this many new tokens
     do_sample: bool = True  # False: greedy, whatever the temperature
-    temperature: float = 1.0  # 0 = greedy
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0  # 1 = off
-    min_p: float = 0.0  # 0 = off
-    repetition_penalty: float = 1.0  # on prompt and output, 1 = off
+    temperature: float | None = None  # 0 = greedy; 1
+    top_k: int | None = None  # 0 = off; 0
+    top_p: float | None = None  # 1 = off; 1
+    min_p: float | None = None  # 0 = off; 0
+    repetition_penalty: float | None = None  # on prompt and output, also of greedy requests; 1 = off; 1
     presence_penalty: float = 0.0  # on output, 0 = off
     frequency_penalty: float = 0.0  # on output, 0 = off
     logit_bias: dict[int, float] = {}
@@ -51,16 +53,35 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     skip_special_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        """Raises `InvalidRequest`."""
+        if self.max_tokens is None:
+            return
+        if self.max_length not in (None, self.max_tokens):
+            raise InvalidRequest(
+                f"max_tokens is another name for max_length: give one of them, not {self.max_tokens!r} and "
+                f"{self.max_length!r}",
+                param="max_tokens",
+            )
+        self.max_length, self.max_tokens = self.max_tokens, None
+
     @property
     def greedy(self) -> bool:
         return not self.do_sample or self.temperature == 0.0
 
+    def resolved(self, **defaults: Any) -> ResolvedConfig:
+        """With every field set: as given, else from `defaults`, else the engine's own."""
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        known = {name: value for name, value in defaults.items() if value is not None}
+        return ResolvedConfig(**(known | given))
+
     def validate(self) -> None:
         """Raise `InvalidRequest` naming the first field that makes no sense."""
+        self.__post_init__()  # max_tokens may have been assigned since
         if (wrong := wrong_type(self)) is not None:
             raise InvalidRequest(wrong[1], param=wrong[0])
         _check_range("max_length", self.max_length, 1)
-        _check_range("min_tokens", self.min_tokens, 0, self.max_length)
+        _check_range("min_tokens", self.min_tokens, 0, math.inf if self.max_length is None else self.max_length)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_k", self.top_k, 0)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -69,21 +90,61 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("n", self.n, 1, MAX_N)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for token, bias in self.logit_bias.items():
             _check_range("logit_bias", bias, -100.0, 100.0)
             _check_range("logit_bias", token, 0)
-        if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_range("seed", self.seed, -(2**63), 2**64 - 1)
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, not {len(self.stop)}", param="stop")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string", param="stop")
 
 
-def _check_range(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+class ResolvedConfig(GenerationConfig, kw_only=True, omit_defaults=True):
+    """A `GenerationConfig` whose defaults are settled: what the engine computes with. These are the engine's own."""
+
+    max_length: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What requests get that do not say otherwise: the model's generation_config.json and the server's settings."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None  # of a continued text
+    max_chat_tokens: int | None = None  # of a chat's answer; None = what the context leaves
+    max_tokens_limit: int | None = None  # no request gets more, whatever it asks for
+
+    def apply(self, config: GenerationConfig, *, max_tokens: int | None, room: int) -> ResolvedConfig:
+        """`config` with every field set. `max_tokens`: for one that names no length; None = `room`, the tokens that the
+        context leaves. A default length never exceeds the room; one asked for may, which is the caller's to refuse."""
+        length = config.max_length
+        if length is None:
+            length = room if max_tokens is None else min(max(max_tokens, config.min_tokens), room)
+        if self.max_tokens_limit is not None:
+            length = min(length, self.max_tokens_limit)
+        sampling = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        resolved = config.resolved(**sampling)
+        resolved.max_length = max(length, 1) if config.max_length is None else length
+        return resolved
+
+
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # that a model has defaults for
+
+
+def _check_range(name: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    if value is None:
+        return
     if not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}", param=name)
     if value < low or value > high or (open_low and value == low):
@@ -97,7 +158,7 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
 
     handle: int  # unique per engine; small, so that step messages stay small
     prompt: list[int]
-    config: GenerationConfig
+    config: ResolvedConfig
     priority: int = RequestPriority.NORMAL
     seed: int = 0  # always set: the caller's, or drawn by the front; differs between the n
     salt: bytes = b""  # prefix blocks are shared only between equal salts (tenants)

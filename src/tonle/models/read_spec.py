@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,18 @@ def read_spec(source: ModelSource) -> ModelSpec:
     if source.kind == "gguf":
         return from_gguf(GGUFFile(source.path))
     config = read_json(source.path / "config.json")
-    generation = source.path / "generation_config.json"
     try:
-        return from_hf_config(config, read_json(generation) if generation.is_file() else None)
+        return from_hf_config(config, _read_generation_config(source.path))
     except ModelError as error:
         raise ModelError(f"{source.path}: {error.message}") from None
+
+
+def _read_generation_config(folder: Path) -> Config | None:
+    """None if there is none, or one that cannot be read: the engine warns of that when it reads the rest of it."""
+    try:
+        return read_json(folder / "generation_config.json")
+    except ModelError:
+        return None
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -65,7 +72,7 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
     hidden_size, num_heads = _int(config, "hidden_size"), _int(config, "num_attention_heads")
     max_positions = _int(config, "max_position_embeddings")
     rope = _hf_rope(config, max_positions)
-    eos = generation.get("eos_token_id") if generation else None
+    eos = _token_ids(generation.get("eos_token_id")) if generation else ()
     return ModelSpec(
         architecture=architectures[0],
         vocab_size=_int(config, "vocab_size"),
@@ -84,7 +91,7 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
         mlp_bias=mlp_bias if row.mlp_bias is None else row.mlp_bias,
         qk_norm=row.qk_norm,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        eos_ids=_token_ids(config.get("eos_token_id") if eos is None else eos),
+        eos_ids=eos or _token_ids(config.get("eos_token_id")),
         bos_id=config.get("bos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     )
@@ -104,10 +111,10 @@ def _stretched(max_positions: int, rope: RopeSpec) -> int:
     return max(max_positions, int(rope.original_max_positions * rope.factor)) if rope.kind == "yarn" else max_positions
 
 
-def _token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """One, several or none; what is neither counts as none."""
+    tokens = value if isinstance(value, list | tuple) else [value]
+    return tuple(tokens) if all(isinstance(token, int) for token in tokens) else ()
 
 
 def _hf_windows(config: Config, row: Family) -> tuple[int | None, ...]:

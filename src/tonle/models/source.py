@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tonle.config.cache_dir import cache_dir, hub_dir
-from tonle.errors import ModelError
+from tonle.errors import ConfigError, ModelError
 
 # What a folder needs to be served. Some hub repositories carry the weights a second time, in subfolders or as
 # `consolidated*`; those would only double the download.
@@ -29,13 +29,30 @@ class ModelSource:
     kind: Literal["folder", "gguf"]
     path: Path  # the folder with config.json, or the .gguf file
     name: str  # what clients of the API call it
+    chat_template: Path | None = None  # a Jinja file to use instead of the model's own
 
 
-def resolve(model: str | Path | None, *, progress: bool = True) -> ModelSource:
+def resolve(model: str | Path | None, *, chat_template: str | Path | None = None, progress: bool = True) -> ModelSource:
     """Find the model, fetching it if it is a hub name or the default (None) and not here yet.
 
-    `progress` shows how a fetch is going on stderr. Raises `ModelError`.
+    `chat_template`: a file to use instead of the model's template. `progress` shows how a fetch is going on stderr.
+    Raises `ModelError`, `ConfigError`.
     """
+    template = None if chat_template is None else _template_file(Path(chat_template))
+    return replace(_find(model, progress=progress), chat_template=template)
+
+
+def _template_file(path: Path) -> Path:
+    """Before a model is fetched in vain."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(
+            f"the chat template {path} is not a file; give the path of a Jinja file", param="chat_template"
+        )
+    return path
+
+
+def _find(model: str | Path | None, *, progress: bool) -> ModelSource:
     from tonle.models import default_model
 
     if model is None or model == default_model.NAME:

@@ -34,9 +34,11 @@ class SamplingFields(Struct, kw_only=True):
     """What chat and text completions share."""
 
     model: Annotated[str | None, about("Name of the model; may be left out.")] = None
-    max_tokens: Annotated[Integer | None, about("Most new tokens.")] = None
-    temperature: Annotated[float | None, about("0 = always the likeliest token. Default 1.")] = None
-    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability. Default 1.")] = None
+    max_tokens: Annotated[Integer | None, about("Most new tokens. Default of a text: 16.")] = None
+    temperature: Annotated[float | None, about("0 = always the likeliest token. Default: the model's, else 1.")] = None
+    top_p: Annotated[
+        float | None, about("Keep the likeliest tokens up to this total probability. Default: the model's, else 1.")
+    ] = None
     n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
     stream: Annotated[bool | None, about("Send the answer as server-sent events while it grows.")] = None
     stream_options: StreamOptions | None = None
@@ -46,9 +48,15 @@ class SamplingFields(Struct, kw_only=True):
     logit_bias: Annotated[dict[str, float] | None, about("Token id to bias, -100 to 100.")] = None
     seed: Annotated[int | None, about("Same seed, same answer.")] = None
     # Not OpenAI's, known from other servers.
-    top_k: Annotated[Integer | None, about("Keep the k likeliest tokens; 0 or -1 = off (default).")] = None
-    min_p: Annotated[float | None, about("Drop tokens less likely than this share of the likeliest. Default 0.")] = None
-    repetition_penalty: Annotated[float | None, about("On tokens of prompt and answer; 1 = off (default).")] = None
+    top_k: Annotated[
+        Integer | None, about("Keep the k likeliest tokens; 0 or -1 = off. Default: the model's, else off.")
+    ] = None
+    min_p: Annotated[
+        float | None, about("Drop tokens less likely than this share of the likeliest. Default: the model's, else 0.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, about("On tokens of prompt and answer; 1 = off. Default: the model's, else off.")
+    ] = None
     min_tokens: Annotated[Integer | None, about("No end before this many new tokens. Default 0.")] = None
     ignore_eos: Annotated[bool | None, about("Do not stop at the model's end-of-sequence token.")] = None
     stop_token_ids: Annotated[list[Integer] | None, about("End at any of these tokens.")] = None
@@ -79,7 +87,7 @@ class Message(Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], about("The conversation, oldest first.")]
     max_completion_tokens: Annotated[
-        Integer | None, about("Most new tokens; wins over max_tokens. Default: what the context leaves.")
+        Integer | None, about("Most new tokens; wins over max_tokens. Default: the server's; X-Tonle-Max-Tokens tells.")
     ] = None
     logprobs: Annotated[bool | None, about("Return log-probabilities of the answer's tokens.")] = None
     top_logprobs: Annotated[Integer | None, about("And of so many alternatives, 0 to 20.")] = None

@@ -30,6 +30,10 @@ _HEADERS = (
         "X-Tonle-Warnings",
         "In replies: how many fields had no effect, and which. The body says why, in <code>warnings</code>.",
     ),
+    (
+        "X-Tonle-Max-Tokens",
+        "In generated replies: how many tokens the answer was allowed, also where none were asked for.",
+    ),
     ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
     ("Retry-After", "With 429 and 503: seconds to wait before trying again."),
 )

@@ -84,7 +84,7 @@ async def generate(
     else:
         order = kind.translate(asked, text, card, max_choices)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
-    headers = warning_headers(warnings)
+    headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
     submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt)
     answer_format = kind.make_format(asked, envelope, submission, text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from tonle.engine.messages import ModelCard
-from tonle.engine.request import GenerationConfig, RequestPriority
+from tonle.engine.request import GenerationConfig, RequestPriority, ResolvedConfig
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, SamplingFields
 from tonle.replica.template_messages import template_messages
 
-DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; a chat answer may fill the context
+DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; of chats, `GenerationDefaults` knows
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     prompt: list[int]
-    config: GenerationConfig
+    config: ResolvedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,11 @@ class EngineRequest:
     n: int
     priority: RequestPriority
     prompt_only: bool = False  # the answer's tokens are not wanted, only what is known about the prompt
+
+    @property
+    def max_tokens(self) -> int:
+        """Most new tokens of one answer, after all defaults and limits."""
+        return 0 if self.prompt_only else max(part.config.max_length for part in self.parts)
 
 
 def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
@@ -52,9 +55,11 @@ def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: i
     )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     _check_prompt(prompt, "messages", card)
-    config.max_length = _room(prompt, "messages", getattr(request, limit), limit, card)
+    config.max_length = getattr(request, limit)
+    room = _room(prompt, "messages", config.max_length, limit, card)
     _validate(config, {"max_length": limit, "logprobs": "top_logprobs"})
-    return _order(request, [Part(prompt, config)], card, max_choices)
+    settled = card.defaults.apply(config, max_tokens=card.defaults.max_chat_tokens, room=room)
+    return _order(request, [Part(prompt, settled)], card, max_choices)
 
 
 def completion_order(request: CompletionRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
@@ -71,16 +76,15 @@ def completion_order(request: CompletionRequest, text: Text, card: ModelCard, ma
         config.prompt_logprobs = max(request.logprobs, request.prompt_logprobs or 0)
     # max_tokens 0 with echo asks about the prompt alone; the engine always makes one token, which is then left out
     prompt_only = request.max_tokens == 0 and request.echo is True
+    config.max_length = 1 if prompt_only else request.max_tokens
+    _validate(config, {"max_length": "max_tokens"})
     parts = []
     for place, prompt in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
         _check_prompt(prompt, name, card)
-        asked = 1 if prompt_only else request.max_tokens
-        length = _room(prompt, name, asked, "max_tokens", card)
-        if asked is None:
-            length = min(length, DEFAULT_COMPLETION_TOKENS)
-        parts.append(Part(prompt, msgspec.structs.replace(config, max_length=length)))
-        _validate(parts[-1].config, {"max_length": "max_tokens"})
+        room = _room(prompt, name, config.max_length, "max_tokens", card)
+        settled = card.defaults.apply(config, max_tokens=DEFAULT_COMPLETION_TOKENS, room=room)
+        parts.append(Part(prompt, settled))
     return _order(request, parts, card, max_choices, prompt_only=prompt_only)
 
 
@@ -104,10 +108,10 @@ def _order(
 
 
 def _config(request: SamplingFields) -> GenerationConfig:
-    """Everything but the lengths and log-probabilities. Absent fields keep the engine's defaults: OpenAI's."""
+    """Everything but the lengths and log-probabilities. Absent fields stay open: the model may have defaults for them."""
     config = GenerationConfig()
     for name in (
-        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "seed",
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "seed",
         "min_tokens", "stop_token_ids", "skip_special_tokens",
     ):  # fmt: skip
         if (value := getattr(request, name)) is not None:
@@ -116,7 +120,8 @@ def _config(request: SamplingFields) -> GenerationConfig:
         raise InvalidRequest("seed must fit in 64 bits", param="seed")
     if request.stop is not None:
         config.stop = [request.stop] if isinstance(request.stop, str) else request.stop
-    config.top_k = 0 if request.top_k in (None, -1) else request.top_k
+    if request.top_k == -1:
+        config.top_k = 0
     config.logit_bias = _logit_bias(request.logit_bias or {})
     config.early_stopping = not request.ignore_eos
     config.include_stop_text = bool(request.include_stop_str_in_output)
@@ -187,7 +192,7 @@ def _check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
 
 
 def _room(prompt: list[int], name: str, asked: int | None, limit: str, card: ModelCard) -> int:
-    """How many new tokens there may be: as many as asked for, or all that the context leaves."""
+    """How many new tokens the context leaves. Raises `ContextOverflow` if there are none, or fewer than asked for."""
     left = card.context_length - len(prompt)
     if left < 1:
         raise ContextOverflow(
@@ -199,4 +204,4 @@ def _room(prompt: list[int], name: str, asked: int | None, limit: str, card: Mod
             f"{name} has {len(prompt)} tokens and {limit} asks for {asked} more; the model's context is "
             f"{card.context_length} tokens. Ask for at most {left}, or shorten the prompt.", param=limit,
         )  # fmt: skip
-    return left if asked is None else asked
+    return left

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ QUESTION: list[Message] = [{"role": "user", "content": "hello"}]
 CONFIG = EngineConfig(device="cpu", memory_pool_size=8 << 20, max_sequence_length=None)
 
 
-def with_voice(folder: Path, use: Any) -> None:
+def with_voice(folder: Path, use: Any, config: EngineConfig = CONFIG) -> None:
     async def main() -> None:
-        voice = EngineVoice(ModelSource("folder", folder, "tiny"), CONFIG, chats=True)
+        voice = EngineVoice(ModelSource("folder", folder, "tiny"), config, chats=True)
         try:
             await voice.start()
             await asyncio.wait_for(use(voice), timeout=60)
@@ -49,6 +50,18 @@ def test_answers(tiny_folder: Path) -> None:
         assert texts[0] == texts[1] != texts[2]
 
     with_voice(tiny_folder, use)
+
+
+def test_the_models_defaults_are_used(tiny_folder: Path) -> None:
+    greedy = replace(CONFIG, override_generation_config={"temperature": 0}, default_max_tokens=6)
+
+    async def use(voice: EngineVoice) -> None:
+        texts = [await ask(voice, QUESTION, seed=seed) for seed in (1, 2)]
+        assert texts[0][0] == texts[1][0] and texts[0][1].max_tokens == 6 >= texts[0][1].completion_tokens
+        warm = [(await ask(voice, QUESTION, seed=seed, temperature=2.0, max_tokens=20))[0] for seed in (1, 2)]
+        assert warm[0] != warm[1], "what is asked for wins"
+
+    with_voice(tiny_folder, use, greedy)
 
 
 def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:

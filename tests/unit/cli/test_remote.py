@@ -56,6 +56,15 @@ def test_text_is_continued_as_it_is_and_sampling_arrives() -> None:
     assert (config.temperature, config.top_p, config.max_length, config.seed) == (0.25, 0.5, 3, 7)
 
 
+def test_what_is_not_set_is_left_to_the_server() -> None:
+    front = FakeFront()
+    with serving(front) as url:
+        _, tally, _ = ask(url, QUESTION)
+    config, prompt = front.submitted[0][0].config, front.submitted[0][0].prompt
+    assert (config.temperature, config.top_p, config.seed) == (1.0, 1.0, None)
+    assert tally.max_tokens == config.max_length == 512 - len(prompt), "the server tells what it applied"
+
+
 def test_a_full_context_is_told_apart() -> None:
     with serving(FakeFront()) as url, pytest.raises(ContextOverflow):
         ask(url, [{"role": "user", "content": "x" * 600}])

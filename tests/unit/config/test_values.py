@@ -143,3 +143,11 @@ def test_choice_ignores_case() -> None:
 def test_wrong_values_say_what_is_wanted(kind: values.ValueType, value: object) -> None:
     with pytest.raises(ValueError, match=r"^must be "):
         kind.read(value)
+
+
+def test_objects_come_as_json_or_mappings() -> None:
+    kind = values.json_object()
+    assert kind.read('{"a": 1}') == kind.read({"a": 1}) == {"a": 1}
+    for wrong in ("{", "[1]", "a", 5, ["a"], {1: 2}):
+        with pytest.raises(ValueError, match="must be a JSON object such as"):
+            kind.read(wrong)

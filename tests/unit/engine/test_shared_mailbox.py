@@ -11,7 +11,7 @@ import pytest
 
 from tonle.child.frames import Frames, frame
 from tonle.engine.messages import Cancel, LoopStats, ModelCard, Step, Stop, Submit, ToEngine, ToFront
-from tonle.engine.request import GenerationConfig, Request
+from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.shared_mailbox import SharedMailbox, split
 
 CARD = ModelCard("LlamaForCausalLM", 512, 9, [], "cpu", "float32", 16, 100, 8, 64, 1.0)
@@ -29,7 +29,7 @@ class Caller:
         self.sock.sendall(frame(msgspec.msgpack.encode(message)))
 
     def submit(self, *handles: int) -> None:
-        self.send(Submit([Request(handle=handle, prompt=[1], config=GenerationConfig()) for handle in handles]))
+        self.send(Submit([Request(handle=handle, prompt=[1], config=ResolvedConfig()) for handle in handles]))
 
     def read(self) -> list[ToFront]:
         """What is there now."""

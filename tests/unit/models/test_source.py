@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tonle.child.frames import write_frame
+from tonle.child.spawn import read_settings
 from tonle.config.cache_dir import cache_dir
+from tonle.config.engine import EngineConfig
+from tonle.engine.process import EngineSettings
 from tonle.errors import ModelError
 from tonle.models import default_model
 from tonle.models.source import ModelSource, cached_models, resolve
@@ -108,3 +114,14 @@ def test_needs_no_torch() -> None:
     modules = "tonle.models.source, tonle.models.default_model, tonle.models.gguf_file, tonle.models.read_spec"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_template_of_the_users_own_travels_with_the_source(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    source = resolve(tmp_path, chat_template=tmp_path / "chat.jinja")
+    assert source.chat_template == tmp_path / "chat.jinja"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        write_frame(ours, msgspec.msgpack.encode(EngineSettings(source, EngineConfig(), "INFO", False), enc_hook=str))
+        assert read_settings(theirs, EngineSettings).source == source, "to a process of its own, too"

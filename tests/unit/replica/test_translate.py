@@ -8,7 +8,7 @@ import pytest
 from tonle.replica.conversation import template_messages
 
 from tests.fakes.front import FakeFront
-from tonle.engine.request import GenerationConfig, RequestPriority
+from tonle.engine.request import RequestPriority, ResolvedConfig
 from tonle.errors import InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, ContentPart, Message
 from tonle.replica.translate import EngineRequest, chat_order, completion_order
@@ -30,7 +30,7 @@ def test_bare_chat_request() -> None:
     order = chat()
     (part,) = order.parts
     assert FRONT.text.decode(part.prompt) == "<user>hi\n<assistant>"
-    assert part.config == GenerationConfig(max_length=512 - len(part.prompt)), "all else as the engine's defaults"
+    assert part.config == ResolvedConfig(max_length=512 - len(part.prompt)), "all else as the engine's defaults"
     assert order.n == 1 and order.priority is RequestPriority.NORMAL
 
 

@@ -18,11 +18,11 @@ Prompt = str | list[Message]  # text as it is, or a chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to answer."""
+    """How to answer. None = the model's or the server's default."""
 
-    temperature: float = 0.7
-    top_p: float = 1.0
-    max_tokens: int = 512
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
     seed: int | None = None
 
 
@@ -36,6 +36,7 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     completion_tokens: int = 0
+    max_tokens: int | None = None  # most that this answer may have; None: a server did not say
     context_length: int | None = None  # None: a server did not say
     finish_reason: str | None = None  # None: not finished
     exact: bool = True  # False: completion_tokens counts pieces of text, because the server did not count

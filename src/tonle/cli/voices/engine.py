@@ -48,11 +48,13 @@ class EngineVoice:
         tokens = self._text.encode(prompt) if isinstance(prompt, str) else self._text.encode_chat(list(prompt))
         tally.asked_s = time.monotonic()
         tally.context_length = card.context_length
+        wanted = sampling.max_tokens or card.defaults.max_chat_tokens or card.context_length
+        tally.max_tokens = min(wanted, card.defaults.max_tokens_limit or wanted)
         config = GenerationConfig(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,
-            max_length=_room(len(tokens), sampling.max_tokens, card.context_length),
+            max_length=_room(len(tokens), tally.max_tokens, card.context_length),
         )
         generation = self._front.submit(tokens, config)
         try:

@@ -58,6 +58,8 @@ class RemoteVoice:
         with self._translated():
             async with self._client.stream("POST", path, json=body) as response:
                 await _check(response)
+                told = response.headers.get("x-tonle-max-tokens", "")
+                tally.max_tokens = int(told) if told.isdecimal() else sampling.max_tokens
                 async for chunk in _events(response):
                     if text := _take(chunk, tally):
                         yield text
@@ -65,18 +67,17 @@ class RemoteVoice:
             raise InternalError(f"{self._base} ended its answer before it was complete")
 
     def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, dict[str, Any]]:
-        # An answer that may fill the context leaves no room for the question.
-        room = sampling.max_tokens if self._context_length is None else self._context_length // 2
+        chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         body: dict[str, Any] = {
             "model": self._model,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": min(sampling.max_tokens, room),
             "stream": True,
             "stream_options": {"include_usage": True},
+            **{name: value for name, value in chosen.items() if value is not None},
         }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
+        if sampling.max_tokens is not None:
+            # An answer that may fill the context leaves no room for the question.
+            room = sampling.max_tokens if self._context_length is None else self._context_length // 2
+            body["max_tokens"] = min(sampling.max_tokens, room)
         if isinstance(prompt, str):
             return "completions", body | {"prompt": prompt}
         return "chat/completions", body | {"messages": prompt}

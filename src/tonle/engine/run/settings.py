@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from tonle.engine.plan import Join
-from tonle.engine.request import GenerationConfig
+from tonle.engine.request import ResolvedConfig
 from tonle.engine.sample.adjust import Adjuster, needs_adjusting
 from tonle.models.cuda.model import CudaModel
 
@@ -105,7 +105,7 @@ class RowSampling:
             adjuster.push_drawn(long[i : i + 1])
 
 
-def _settings(config: GenerationConfig, seed: int, vocab_size: int) -> _Settings:
+def _settings(config: ResolvedConfig, seed: int, vocab_size: int) -> _Settings:
     if config.greedy:
         return _GREEDY
     signed = (seed + 2**63) % 2**64 - 2**63  # the same 64 bits as a signed number

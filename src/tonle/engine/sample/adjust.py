@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tonle.engine.request import GenerationConfig
+from tonle.engine.request import ResolvedConfig
 
 
-def needs_adjusting(config: GenerationConfig) -> bool:
+def needs_adjusting(config: ResolvedConfig) -> bool:
     return bool(
         config.repetition_penalty != 1.0
         or config.presence_penalty
@@ -20,7 +20,7 @@ def needs_adjusting(config: GenerationConfig) -> bool:
 class Adjuster:
     """The history of one row, and the change it makes to the row's logits. Exists only for rows that ask for one."""
 
-    def __init__(self, config: GenerationConfig, prompt: list[int], output: list[int], stops: list[int],
+    def __init__(self, config: ResolvedConfig, prompt: list[int], output: list[int], stops: list[int],
                  vocab_size: int, device: torch.device) -> None:  # fmt: skip
         self.config = config
         self.num_output = len(output)

@@ -20,14 +20,14 @@ from tonle.engine.text.text import Text
 from tonle.errors import ConfigError
 
 
-def live_text(tokenizer: Any) -> Text:
+def live_text(tokenizer: Any, chat_template: str | None = None) -> Text:
     core = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
     codec: Codec
     if isinstance(core, Tokenizer):
         codec = rust_codec(Tokenizer.from_str(core.to_str()))  # a copy: transformers sets truncation on its own
     else:
         codec = LiveCodec(tokenizer)
-    template = getattr(tokenizer, "chat_template", None)
+    template = chat_template or getattr(tokenizer, "chat_template", None)
     return Text(
         codec,
         bos_id=next(iter(_ids(getattr(tokenizer, "bos_token_id", None))), None),

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from tonle.engine.text.codec import rust_codec
 from tonle.engine.text.gguf_tokenizer import set_bos, tokenizer_from_gguf
-from tonle.engine.text.template import ChatTemplate
+from tonle.engine.text.template import ChatTemplate, read_template
 from tonle.engine.text.text import Text
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGUFFile
@@ -23,13 +23,15 @@ from tonle.models.source import ModelSource
 
 
 def load_text(source: ModelSource) -> Text:
-    """Raises `ModelError` where the files lack a tokenizer or hold one that is not supported."""
+    """Raises `ModelError` where the files lack a tokenizer or hold one that is not supported, `ConfigError` where the
+    chat template that stands in for the model's cannot be used."""
+    own = None if source.chat_template is None else {"default": read_template(source.chat_template)}
     if source.kind == "gguf":
-        return _from_gguf(GGUFFile(source.path).metadata)
-    return _from_folder(source.path)
+        return _from_gguf(GGUFFile(source.path).metadata, own)
+    return _from_folder(source.path, own)
 
 
-def _from_gguf(metadata: Mapping[str, Any]) -> Text:
+def _from_gguf(metadata: Mapping[str, Any], own_templates: Mapping[str, str] | None) -> Text:
     tokenizer = tokenizer_from_gguf(metadata)
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "eot": "eot", "eom": "eom"}
     ids: dict[str, int] = {
@@ -42,7 +44,7 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Text:
         rust_codec(tokenizer),
         bos_id=ids.get("bos_token"),
         eos_ids=[ids[name] for name in ("eos_token", "eot", "eom") if name in ids],
-        template=_template(_gguf_templates(metadata), special),
+        template=_template(own_templates or _gguf_templates(metadata), special),
     )
 
 
@@ -56,11 +58,11 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _from_folder(folder: Path) -> Text:
+def _from_folder(folder: Path, own_templates: Mapping[str, str] | None) -> Text:
     tokenizer = _read_tokenizer(folder)
     config = _read_json(folder / "tokenizer_config.json")
     special = dict(_special_tokens({**_read_json(folder / "special_tokens_map.json"), **config}))
-    model = {**_read_json(folder / "config.json"), **_read_json(folder / "generation_config.json")}
+    model = {**_read_json(folder / "config.json"), **_read_generation_config(folder)}
     bos_id = _token_id(tokenizer, special.get("bos_token"))
     if "add_bos_token" in config and bos_id is not None:
         _match_bos(tokenizer, bos_id, wanted=bool(config["add_bos_token"]))
@@ -68,7 +70,7 @@ def _from_folder(folder: Path) -> Text:
         rust_codec(tokenizer),
         bos_id=bos_id,
         eos_ids={*_listed(model.get("eos_token_id")), *_listed(_token_id(tokenizer, special.get("eos_token")))},
-        template=_template(_folder_templates(folder, config), special),
+        template=_template(own_templates or _folder_templates(folder, config), special),
     )
 
 
@@ -97,6 +99,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return value
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    """Empty where it cannot be read: the engine warns of that."""
+    try:
+        return _read_json(folder / "generation_config.json")
+    except ModelError:
+        return {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

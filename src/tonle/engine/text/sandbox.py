@@ -43,11 +43,12 @@ class TemplateBoundError(jinja2.TemplateError):
 def run_template(source: str, variables: Mapping[str, Any]) -> str:
     """What `source` makes of `variables`. Raises whatever Jinja and the template raise."""
     with _ENVIRONMENT.meter:
-        return _join(_compile(source).generate(variables))
+        return _join(compile_template(source).generate(variables))
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str) -> jinja2.Template:
+def compile_template(source: str) -> jinja2.Template:
+    """Raises `jinja2.TemplateSyntaxError`."""
     return _ENVIRONMENT.from_string(source)
 
 

@@ -1,19 +1,37 @@
 """Chat templates: messages in, the prompt's text out.
 
-Does: make messages what templates expect, choose the template, turn its failures into errors a caller understands. Does
-not: run Jinja itself (see `sandbox.py`), or tokenize.
+Does: read a template file, make messages what templates expect, choose the template, turn its failures into errors a
+caller understands. Does not: run Jinja itself (see `sandbox.py`), or tokenize.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from tonle.engine.text.sandbox import TemplateRefusedError, run_template
-from tonle.errors import InvalidRequest
+from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, run_template
+from tonle.errors import ConfigError, InvalidRequest
+
+
+def read_template(file: str | Path) -> str:
+    """The source of a template that a user names. Raises `ConfigError` if it cannot be read or is broken."""
+    try:
+        source = Path(file).expanduser().read_text(encoding="utf-8")
+        compile_template(source)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the chat template {file}: {reason}", param="chat_template") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template {file} is broken: line {error.lineno}: {error.message}", param="chat_template"
+        ) from error
+    if not source.strip():
+        raise ConfigError(f"the chat template {file} is empty", param="chat_template")
+    return source
 
 
 class ChatTemplate:

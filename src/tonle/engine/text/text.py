@@ -30,11 +30,14 @@ class Text:
         self.eos_ids = frozenset(eos_ids)  # any of these ends a continuation
 
     @classmethod
-    def from_live(cls, tokenizer: Any) -> Text:
-        """For a tokenizer object of `transformers` or `tokenizers`, or any with `encode(text)` and `decode(tokens)`."""
+    def from_live(cls, tokenizer: Any, chat_template: str | None = None) -> Text:
+        """For a tokenizer object of `transformers` or `tokenizers`, or any with `encode(text)` and `decode(tokens)`.
+
+        `chat_template`: the source of a template to use instead of the tokenizer's.
+        """
         from tonle.engine.text.live import live_text
 
-        return live_text(tokenizer)
+        return live_text(tokenizer, chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -72,7 +75,7 @@ class Text:
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template: send a prompt to /v1/completions, "
-                "or put a chat_template.jinja into the model's folder"
+                "or give a template with --chat-template FILE"
             )
         return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
 

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 def sampler(*configs: GenerationConfig, prompt: list[int] | None = None, output: list[int] | None = None) -> Sampler:
     made = Sampler(len(configs), VOCAB, eos_ids=[0], device=CPU)
     for row, config in enumerate(configs):
-        made.join(Join(row, prompt or [1], output or [], config, seed=config.seed or row))
+        made.join(Join(row, prompt or [1], output or [], config.resolved(), seed=config.seed or row))
     return made
 
 

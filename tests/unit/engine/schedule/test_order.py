@@ -4,7 +4,7 @@ import pytest
 
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import StepResult
-from tonle.engine.request import GenerationConfig, Request, RequestPriority
+from tonle.engine.request import Request, RequestPriority, ResolvedConfig
 from tonle.engine.schedule import Scheduler, SchedulerLimits, sequence
 
 
@@ -16,7 +16,7 @@ def make(**changes: object) -> Scheduler:
 
 def ask(handle: int, size: int = 4, *, at: float = 0.0, priority: int = RequestPriority.NORMAL, salt: bytes = b"",
         new: int = 4) -> Request:  # fmt: skip
-    return Request(handle=handle, prompt=[handle % 50 + 1] * size, config=GenerationConfig(max_length=new),
+    return Request(handle=handle, prompt=[handle % 50 + 1] * size, config=ResolvedConfig(max_length=new),
                    priority=priority, arrived_s=at, salt=salt)  # fmt: skip
 
 
