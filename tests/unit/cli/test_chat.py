@@ -32,11 +32,11 @@ def test_a_pipe_is_one_message_per_line() -> None:
 
 def test_commands() -> None:
     front = FakeFront(lambda prompt, index: "yes")
-    lines = ["/help", "one", "/reset", "/system be kind", "two", "/fly", "/exit", "three"]
+    lines = ["/help", "one", "/clear", "/system be kind", "two", "/fly", "/exit", "three"]
     with serving(front) as url:
         done = tonle("chat", "--url", url, stdin="\n".join(lines))
     assert done.stdout == "yes\nyes\n"
-    assert "/system TEXT" in done.stderr
+    assert "/system [TEXT]" in done.stderr
     assert "there is no command /fly" in done.stderr
     assert asked(front) == ["<user>one <assistant>", "<system>be kind <user>two <assistant>"]
 
@@ -69,7 +69,7 @@ def test_on_a_terminal() -> None:
         person.type(CTRL_D)
         assert person.wait() == 0
     assert b"\x1b[2J" not in person.raw, "control characters of a model must not reach the terminal"
-    assert b"\x1b[1;36m" in person.raw, "it is in colour"
+    assert b"36;1m> " in person.raw, "it is in colour"
 
 
 def test_ctrl_c_stops_the_answer_only() -> None:
