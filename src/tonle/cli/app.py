@@ -38,6 +38,11 @@ VERBS = {
 _MODULES = {"pull": "models"}
 
 
+def _plain(message: str) -> str:
+    """A message about a wrong value without the vocabulary of the library that checked it."""
+    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+
+
 class Verbs(TyperGroup):
     """Finds subcommands by name and ends each the same way."""
 
@@ -58,6 +63,9 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _plain(error.message)
+            raise
         except TonleError as error:
             if os.environ.get(_DEBUG_VARIABLE):
                 raise

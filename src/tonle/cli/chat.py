@@ -76,9 +76,9 @@ def chat(
         backend: ChatBackend = RemoteBackend(url, model=model, api_key=api_key)
     else:
         backend = _local(flags | ({"model": model} if model else {}), config)
-    with asyncio.Runner() as runner:
+    with screen.typing_ahead(), asyncio.Runner() as runner:
         try:
-            with screen.typing_ahead(), screen.stderr().status(f"Loading {backend.name}"):
+            with screen.stderr().status(f"Loading {backend.name}"):
                 runner.run(backend.start())
             history_file = typed.history_path() if history else None
             ChatSession(runner, backend, Conversation(system), options, history_file=history_file).run()

@@ -80,8 +80,9 @@ class ChatSession:
         stats = AnswerStats()
         pieces: list[str] = []
         try:
-            with screen.typing_ahead():
-                self._answer(pieces, stats)
+            if self._interactive:
+                screen.mark_pasted_text(on=True)  # the line editor has switched it off
+            self._answer(pieces, stats)
         except KeyboardInterrupt:
             if not self._interactive:
                 raise

@@ -98,7 +98,10 @@ def _end_line(write: Callable[[str], None], last: str) -> None:
 
 @contextlib.contextmanager
 def typing_ahead() -> Iterator[None]:
-    """Keys pressed meanwhile, and pasted text, are not shown but kept for the next prompt. Ctrl-C works as ever."""
+    """Keys pressed while no prompt is shown are not echoed but kept for the next prompt. Ctrl-C works as ever.
+
+    Around all of a chat, and not around each answer: in between, the terminal would swallow a Ctrl-D.
+    """
     try:
         before = termios.tcgetattr(sys.stdin)
     except (OSError, ValueError, termios.error):  # not a terminal
@@ -107,17 +110,17 @@ def typing_ahead() -> Iterator[None]:
     quiet = [*before]
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
-    console = stdout() if sys.stdout.isatty() else stderr()
-    _set_bracketed_paste(console, on=True)
+    mark_pasted_text(on=True)
     try:
         yield
     finally:
-        _set_bracketed_paste(console, on=False)
+        mark_pasted_text(on=False)
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _set_bracketed_paste(console: Console, *, on: bool) -> None:
-    """While it is on, the terminal marks where pasted text begins and ends, so that its newlines are not Enter keys."""
+def mark_pasted_text(*, on: bool) -> None:
+    """Have the terminal mark where pasted text begins and ends, so that a newline in it is not an Enter key."""
+    console = stdout() if sys.stdout.isatty() else stderr()
     if console.is_terminal and not console.is_dumb_terminal:
         console.file.write("\x1b[?2004h" if on else "\x1b[?2004l")
         console.file.flush()

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tonle.cli import screen
-from tonle.cli.banner import Door, banner, warn_if_open
+from tonle.cli.banner import ServerInfo, banner, warn_if_open
 from tonle.cli.device import check_device
 from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
 from tonle.config.load import load
@@ -52,7 +52,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
         listeners = [
             stack.enter_context(listener) for listener in bind_all(settings.host, settings.port, settings.frontends)
         ]
-        warn_if_open(Door.of(listeners[0], settings), frontends=settings.frontends)
+        warn_if_open(ServerInfo.of(listeners[0], settings), frontends=settings.frontends)
         source = resolve(settings.model)
         run(_serve(settings, source, listeners))
 
@@ -72,7 +72,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
         trust_salt=settings.trust_salt,
     )
     text = load_text(source)
-    door = Door.of(listeners[0], settings)
+    door = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:
         took_s = time.monotonic() - began
@@ -156,7 +156,7 @@ async def _serve_behind_door(
     return await door.serve(listener, stop=stop, on_stop=close_replica)
 
 
-def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> None:
+def _announce(name: str, card: ModelCard, door: ServerInfo, took_s: float, *, chats: bool) -> None:
     from tonle.telemetry import logs
 
     if logs.is_json():

@@ -104,11 +104,14 @@ def _next_line(text: str) -> str:
 
 
 def _key_bindings() -> KeyBindings:
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import has_focus
     from prompt_toolkit.key_binding import KeyBindings
 
     bindings = KeyBindings()
+    editing = has_focus(DEFAULT_BUFFER)  # and not searching with Ctrl-R, where Enter takes what was found
 
-    @bindings.add("enter")
+    @bindings.add("enter", filter=editing)
     def _(event: Any) -> None:
         buffer = event.current_buffer
         if not is_open(buffer.text):
@@ -117,7 +120,7 @@ def _key_bindings() -> KeyBindings:
         text = _next_line(buffer.text)
         buffer.set_document(type(buffer.document)(text, len(text)))
 
-    @bindings.add("escape", "enter")
+    @bindings.add("escape", "enter", filter=editing)
     def _(event: Any) -> None:
         event.current_buffer.insert_text("\n")
 

@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -92,9 +93,10 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*args: str, **env: str) -> Iterator[Terminal]:
+def terminal(*args: str, columns: int = 100, **env: str) -> Iterator[Terminal]:
     """Run it on a terminal of its own, where Ctrl-C is a key."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, columns))
     process = subprocess.Popen(
         [*COMMAND, *args],
         stdin=theirs,
