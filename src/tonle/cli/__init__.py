@@ -1,8 +1,7 @@
-"""The command line: one verb per file, and the only place that wires rooms together.
+"""The command line: the subcommands of `tonle`, and the only package that connects all the others.
 
-Does: turn words and flags into calls, show progress and results to people. Does not: hold logic that a program would
-want; that lives in the rooms below. Imports heavy things inside the verbs, so that help is instant and `tonle bench`
-never loads torch.
+Does: turn arguments into calls, show progress and results. Does not: hold logic that a program would want; that is in
+the packages below. Heavy imports are inside the subcommands, so that help is instant and `tonle bench` never loads torch.
 """
 
 from __future__ import annotations
@@ -16,5 +15,5 @@ def main() -> None:
         from tonle.cli.app import app
 
         app(prog_name="tonle")
-    except KeyboardInterrupt:  # before a verb had begun
+    except KeyboardInterrupt:  # before a subcommand had begun
         sys.exit(130)

@@ -1,6 +1,6 @@
-"""The verbs under one roof, and how each of them ends: exit code 0, 1 (an error of ours), 2 (usage) or 130 (Ctrl-C).
+"""The subcommands of `tonle`, and how each of them ends: exit status 0, 1 (an error), 2 (usage) or 130 (Ctrl-C).
 
-A verb's module is imported when the verb is called, not before: help must not wait for an HTTP client.
+A subcommand's module is imported when it is called and not before: `tonle --help` must not wait for an HTTP client.
 """
 
 from __future__ import annotations
@@ -22,23 +22,29 @@ _DEBUG_VARIABLE = "TONLE_DEBUG"
 _INTERRUPTED = 130  # 128 + SIGINT, what shells report
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-# Each is the function of that name in the module of that name, and the first line of its help.
+# Each is a function of that name and the first line of its help. Its module has the same name, unless it is in _MODULES.
 VERBS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "gateway": "Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.",
-    "keys": "Make, list and revoke the API keys of a gateway.",
-    "ab": "Compare the arms of an experiment, from the audit trail.",
+    "keys": "Create, list and revoke the API keys of a gateway.",
+    "ab": "Compare the arms of an A/B experiment, from the audit trail.",
     "audit": "Check, search, export, replay and prune the audit trail.",
     "chat": "Chat with a model in the terminal.",
-    "run": "Answer one prompt and leave.",
-    "pull": "Fetch a model, so that it starts without a network later.",
-    "models": "List the models on this machine: fetched by Tonle, or in the hub's cache.",
+    "run": "Answer one prompt and exit.",
+    "pull": "Download a model, so that it can start without a network later.",
+    "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
 }
+_MODULES = {"pull": "models"}
+
+
+def _plain(message: str) -> str:
+    """A message about a wrong value without the vocabulary of the library that checked it."""
+    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
 
 
 class Verbs(TyperGroup):
-    """Finds verbs by name and ends each the same way."""
+    """Finds subcommands by name and ends each the same way."""
 
     def get_help_option(self, ctx: Any) -> Any:
         return plain_help_option(super().get_help_option, ctx)
@@ -47,7 +53,7 @@ class Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What an overview needs of a verb; `resolve_command` gets the verb itself."""
+        """As much as the overview needs; `resolve_command` loads the subcommand itself."""
         return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -57,6 +63,9 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _plain(error.message)
+            raise
         except TonleError as error:
             if os.environ.get(_DEBUG_VARIABLE):
                 raise
@@ -65,7 +74,7 @@ class Verbs(TyperGroup):
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(_INTERRUPTED) from interrupt
         except BrokenPipeError as error:
-            # Whoever read our output has had enough (`tonle run ... | head`). Python would complain again at exit.
+            # The reader of our output has closed it (`tonle run ... | head`). Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(_BROKEN_PIPE) from error
 
@@ -80,9 +89,9 @@ def _typer(**settings: Any) -> typer.Typer:
 
 
 def load_verb(name: str) -> Any:
-    """The verb as a command that can be run."""
-    verb = getattr(import_module(f"tonle.cli.{name}"), name)
-    if isinstance(verb, typer.Typer):  # it has verbs of its own
+    """A subcommand that can be run."""
+    verb = getattr(import_module(f"tonle.cli.{_MODULES.get(name, name)}"), name)
+    if isinstance(verb, typer.Typer):  # it has subcommands of its own
         return tidy(typer.main.get_command(verb))
     single = _typer()
     single.command(name)(verb)
@@ -98,7 +107,7 @@ def _show_version(*, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="[dim]Start here:[/dim]  tonle chat     [dim]Explain a verb:[/dim]  tonle serve --help")
+@app.callback(epilog="[dim]Start here:[/dim]  tonle chat     [dim]Help on a command:[/dim]  tonle serve --help")
 def about(
     version: Annotated[
         bool,
@@ -115,6 +124,6 @@ def about(
         bool, typer.Option("--debug", metavar="", help="Show where an error came from (also TONLE_DEBUG=1).")
     ] = False,
 ) -> None:
-    """Serve language models and talk to them: an engine of its own and an OpenAI-compatible server."""
+    """Serve language models and chat with them: an inference engine, an OpenAI-compatible server and a gateway."""
     if debug:
         os.environ[_DEBUG_VARIABLE] = "1"

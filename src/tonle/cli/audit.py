@@ -1,12 +1,13 @@
-"""`tonle audit`: check, search, export, replay and forget what a trail holds. Never loads torch.
+"""`tonle audit`: verify, search, export, replay and prune the audit trail. Never loads torch.
 
-Exit status: 0 all is well · 1 findings, differences or an error · 2 usage.
+Exit status: 0 success · 1 findings, differences or an error · 2 usage.
 """
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +32,12 @@ audit_records.register(audit)
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The audit directory.", show_default=False)]
 KeyOption = Annotated[
     Path | None,
-    typer.Option("--key-file", metavar="FILE", help="The signing key; public suffices to verify.", show_default=False),
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        help="The signing key; to verify, its public part is enough. Default: the one in DIR.",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.", show_default=False)]
 
@@ -47,7 +53,7 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find every edit, deletion, swap and truncation, one line each.
+    """Check that nothing was edited, deleted, swapped or cut off; print one line for each finding.
 
     [dim]Example:[/dim]  tonle audit verify audit --key-file /secure/audit.key
 
@@ -57,6 +63,7 @@ def verify(
 
     from tonle.audit.verify import verify as check
 
+    _check_day(day)
     report = check(directory, day=day, key_file=key_file, anchor=anchor)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
@@ -65,16 +72,18 @@ def verify(
             typer.echo(screen.harmless(str(finding)))
         for note in report.notes:
             screen.stderr().print(f"[dim]note: {note}[/dim]")
-        verdict = "in order" if report.ok else f"{len(report.findings)} findings"
-        days = f"{len(report.days)} day{'s' * (len(report.days) != 1)}"
-        screen.stderr().print(f"{report.num_records} records in {days}: {verdict} (key {report.key})")
+        verdict = "no findings" if report.ok else screen.count(len(report.findings), "finding")
+        records, days = screen.count(report.num_records, "record"), screen.count(len(report.days), "day")
+        screen.stderr().print(f"{records} in {days}: {verdict} (key {report.key or 'unknown'})")
     if not report.ok:
         raise typer.Exit(FOUND_SOMETHING)
 
 
 @audit.command("head")
 def head(directory: DirectoryArgument) -> None:
-    """Print where the chain ends: day, seq and link. Kept elsewhere, it proves later that nothing before it changed.
+    """Print the end of the chain: day, sequence number and link.
+
+    Stored elsewhere, the link later proves that nothing before it has changed (verify --anchor).
 
     [dim]Example:[/dim]  tonle audit head audit >> /elsewhere/heads
     """
@@ -89,25 +98,26 @@ def head(directory: DirectoryArgument) -> None:
 
 @audit.command("recover")
 def recover(directory: DirectoryArgument, key_file: KeyOption = None) -> None:
-    """Repair what a killed server left, as the server itself does when it starts. What it did is noted in the chain."""
+    """Repair a trail after a crash, as the server does when it starts. Repairs are noted in the chain."""
     from tonle.audit.recover import recover as repair
 
     notes = repair(_chain(directory, key_file))
     for name, value in notes.items():
-        typer.echo(screen.harmless(f"{name}: {value}"))
+        typer.echo(screen.harmless(f"{name}: {_in_words(value)}"))
     screen.stderr().print("repaired" if notes else "nothing to repair")
 
 
 @audit.command("prune")
 def prune(
     directory: DirectoryArgument,
-    keep_days: Annotated[int, typer.Option(metavar="N", min=1, help="Days that are kept, besides today.")],
+    keep_days: Annotated[int, typer.Option(metavar="N", min=1, help="Days to keep, besides today.")],
     content: Annotated[
-        bool, typer.Option("--content", metavar="", help="Remove words only; keep who, when, how long.")
+        bool,
+        typer.Option("--content", metavar="", help="Remove only prompts and answers; keep who, when and how long."),
     ] = False,
     key_file: KeyOption = None,
 ) -> None:
-    """Remove old days, or the words of their records. The chain stays valid and says what was removed.
+    """Remove old days, or only the prompts and answers in them. The chain stays valid and notes what was removed.
 
     [dim]Example:[/dim]  tonle audit prune audit --keep-days 90
     """
@@ -117,16 +127,25 @@ def prune(
 
     chain = _chain(directory, key_file)
     if not content:
-        for day in prune_days(chain, keep_days):
+        days = prune_days(chain, keep_days)
+        for day in days:
             typer.echo(f"removed {day}")
+        screen.stderr().print(
+            f"removed {screen.count(len(days), 'day')}" if days else f"nothing to remove: {_no_older_days(keep_days)}"
+        )
     else:
+        num_changed = 0
         for day in old_days(directory, keep_days):
             names = [
                 line.file for _, line in day_ledger.read_lines(chain.ledger(day).read_bytes()) if line.kind == "record"
             ]
             files = [path for name in names if name and (path := directory / day / name).exists()]
             changed = redact_records(chain, files, removing(CONTENT), reason=f"older than {keep_days} days")
-            typer.echo(f"{day}: {len(changed)} records without their words")
+            num_changed += len(changed)
+            if changed:
+                typer.echo(f"{day}: removed prompts and answers from {screen.count(len(changed), 'record')}")
+        if not num_changed:
+            screen.stderr().print(f"nothing to remove: {_no_older_days(keep_days)}, or their content is gone already")
     _refresh_index(directory)
 
 
@@ -136,21 +155,22 @@ def redact(
     record_id: Annotated[
         str | None, typer.Argument(metavar="ID", help="Short id, request id, response id or file.", show_default=False)
     ] = None,
-    field: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Remove this field; give it several times.")
-    ] = None,
+    field: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Remove this field; repeatable.")] = None,
     pattern: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Mask what this finds: email, phone, card, iban, ipv4, ..., or name=regex."),
+        typer.Option(
+            metavar="RULE",
+            help="Mask what this rule finds: email, phone, card, iban, ipv4, …, or name=regex; repeatable.",
+        ),
     ] = None,
-    every_record: Annotated[bool, typer.Option("--all", metavar="", help="In every record.")] = False,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the redaction.")] = "on request",
+    every_record: Annotated[bool, typer.Option("--all", metavar="", help="Redact every record.")] = False,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Stored with the redaction.")] = "on request",
     key_file: KeyOption = None,
 ) -> None:
-    """Remove fields, or mask personal data, in records that are already written. Their hashes still verify.
+    """Remove fields from records, or mask personal data in them. Their hashes still verify.
 
-    [dim]Examples:[/dim]  tonle audit redact audit 004adba9 --field user_input --field messages
-               tonle audit redact audit --all --pattern email --pattern phone
+    [dim]Example:[/dim]  tonle audit redact audit 004adba9 --field user_input --field messages
+    [dim]Example:[/dim]  tonle audit redact audit --all --pattern email --pattern phone
     """
     from tonle.audit.index import Index, Query
     from tonle.audit.redaction import Redactor
@@ -158,9 +178,9 @@ def redact(
     from tonle.audit.seal import SEALED
 
     if (record_id is None) != every_record:
-        raise InvalidRequest("name one record, or give --all")
+        raise InvalidRequest("give the id of one record, or --all")
     if bool(field) == bool(pattern):
-        raise InvalidRequest("give --field or --pattern")
+        raise InvalidRequest("give either --field or --pattern")
     for name in field or ():
         if name not in SEALED:
             raise InvalidRequest(f"{name} cannot be redacted; these can: {', '.join(SEALED)}", param=name)
@@ -171,9 +191,31 @@ def redact(
         else:
             files = [directory / row.day / row.file for row in index.find(Query(limit=None))]
     change = removing(field) if field else masking(Redactor(pattern or ()))
-    for path in redact_records(chain, files, change, reason=reason):
+    redacted = redact_records(chain, files, change, reason=reason)
+    for path in redacted:
         typer.echo(f"{path.parent.name}/{path.name}")
+    screen.stderr().print(f"redacted {screen.count(len(redacted), 'record')}" if redacted else "nothing to redact")
     _refresh_index(directory)
+
+
+def _check_day(day: str | None) -> None:
+    if day is None:
+        return
+    try:
+        datetime.date.fromisoformat(day)
+    except ValueError:
+        raise InvalidRequest(f"{day!r} is not a day; write it as 2025-01-31", param="day") from None
+
+
+def _no_older_days(keep_days: int) -> str:
+    return f"no records are older than {screen.count(keep_days, 'day')}"
+
+
+def _in_words(value: Any) -> str:
+    """A note of `recover` without Python's brackets; what is not known is left out."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items() if each is not None)
+    return ", ".join(map(str, value)) if isinstance(value, list) else "yes" if value is True else str(value)
 
 
 def _chain(directory: Path, key_file: Path | None) -> Chain:

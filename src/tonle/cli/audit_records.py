@@ -23,15 +23,20 @@ _TABLE_WIDTH = 1000
 
 DirectoryArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The audit directory.", show_default=False)]
 SinceOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="From this time on: 2025-01-31 or 2025-01-31T09:30, UTC.")
+    str | None, typer.Option(metavar="TIME", help="From this time on, in UTC: 2025-01-31 or 2025-01-31T09:30.")
 ]
-UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")]
-KeyIdOption = Annotated[str | None, typer.Option("--key", metavar="KEY_ID", help="Requests of this API key's id.")]
-ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Requests for this model.")]
+UntilOption = Annotated[str | None, typer.Option(metavar="TIME", help="Up to this time.")]
+KeyIdOption = Annotated[
+    str | None, typer.Option("--key", metavar="KEY_ID", help="Only requests made with the key of this id.")
+]
+ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Only requests for this model.")]
 StatusOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="ok, cached, refused, failed, cancelled or interrupted.")
+    str | None,
+    typer.Option(metavar="NAME", help="Only this status: ok, cached, refused, failed, cancelled or interrupted."),
 ]
-TextOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt or answer contains this.")]
+TextOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only records whose prompt or answer contains this.")
+]
 
 
 class FormatName(enum.StrEnum):
@@ -54,7 +59,7 @@ def query(
     model: ModelOption = None,
     status: StatusOption = None,
     text: TextOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most records.")] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
     newest: Annotated[bool, typer.Option("--newest", metavar="", help="Newest first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object per line.")] = False,
 ) -> None:
@@ -111,22 +116,32 @@ def export(
 
     wanted = _query(since, until, key, model, status, text, None)
     records = writers.read_records(_files(directory, wanted))
+    try:
+        num_records = _write(records, form, output)
+    except OSError as error:
+        if output is None:
+            raise
+        raise InvalidRequest(f"cannot write {output}: {error.strerror or error}") from None
+    screen.stderr().print(f"exported {screen.count(num_records, 'record')}")
+
+
+def _write(records: Iterator[dict[str, Any]], form: FormatName, output: Path | None) -> int:
+    """The number of records written. `output` None: to standard output."""
+    from tonle.audit import export as writers
+
     if form is FormatName.parquet:
         if output is None:
-            raise InvalidRequest("a Parquet file needs a name: --output FILE")
-        num_records = writers.write_parquet(records, output)
-    elif form is FormatName.csv:
+            raise InvalidRequest("Parquet cannot be written to standard output; give --output FILE")
+        return writers.write_parquet(records, output)
+    if form is FormatName.csv:
         if output is None:
-            num_records = writers.write_csv(records, sys.stdout)
-        else:
-            with output.open("w", encoding="utf-8", newline="") as table:
-                num_records = writers.write_csv(records, table)
-    elif output is None:
-        num_records = writers.write_jsonl(records, sys.stdout.buffer)
-    else:
-        with output.open("wb") as lines:
-            num_records = writers.write_jsonl(records, lines)
-    screen.stderr().print(f"{num_records} records")
+            return writers.write_csv(records, sys.stdout)
+        with output.open("w", encoding="utf-8", newline="") as table:
+            return writers.write_csv(records, table)
+    if output is None:
+        return writers.write_jsonl(records, sys.stdout.buffer)
+    with output.open("wb") as lines:
+        return writers.write_jsonl(records, lines)
 
 
 def replay(
@@ -135,20 +150,23 @@ def replay(
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only this record.")] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
     as_model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Ask for this model rather than the recorded one.")
+        str | None, typer.Option(metavar="MODEL", help="Ask for this model instead of the recorded one.")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", metavar="", help="Also requests that may differ by chance.")
+        bool,
+        typer.Option(
+            "--all", metavar="", help="Include requests whose answers may differ by chance (sampled without a seed)."
+        ),
     ] = False,
     since: SinceOption = None,
     until: UntilOption = None,
     key: KeyIdOption = None,
     model: ModelOption = None,
     text: TextOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Most records.")] = 100,
-    timeout: Annotated[float, typer.Option(metavar="N", help="Seconds for one answer.")] = 600.0,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
+    timeout: Annotated[float, typer.Option(metavar="N", help="Seconds to wait for one answer.")] = 600.0,
 ) -> None:
-    """Send recorded requests again and say whether the answers are the same, and where they first differ.
+    """Send recorded requests again, and report whether the answers are the same and where they first differ.
 
     [dim]Example:[/dim]  tonle audit replay audit --url http://127.0.0.1:8000 --since 2025-01-31
 
@@ -168,7 +186,7 @@ def replay(
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     verdicts: dict[str, int] = {}
-    unknown: dict[str | None, None] = {}  # in order: what stood behind names that this server does not have
+    unknown: dict[str | None, None] = {}  # in order: the recorded models behind names that this server does not have
     with httpx.Client(base_url=base, headers=headers, timeout=timeout) as client:
         for outcome in player.replay(read_records(files), client, model=as_model, everything=everything):
             verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
@@ -187,17 +205,17 @@ def _hint_as_model(behind: list[str]) -> None:
 
     name = behind[0] if len(behind) == 1 else "NAME"
     screen.stderr().print(
-        "This server does not have every model under its recorded name; that may be an alias of a gateway. "
+        "This server does not know every recorded model name; a name may be an alias of a gateway. "
         f"Ask for another with --as-model {escape(screen.harmless(name))}."
     )
 
 
 def reindex(directory: DirectoryArgument) -> None:
-    """Build the search index again from the files. Nothing but time is lost if it is deleted."""
+    """Rebuild the search index from the records. The index can be deleted at any time."""
     from tonle.audit.index import Index
 
     with Index(directory, rebuild=True) as index:
-        screen.stderr().print(f"{index.num_added} records")
+        screen.stderr().print(f"indexed {screen.count(index.num_added, 'record')}")
 
 
 def _query(
@@ -229,7 +247,7 @@ def _time(text: str | None) -> str | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(f"{text!r} is no time such as 2025-01-31 or 2025-01-31T09:30:00") from None
+        raise InvalidRequest(f"{text!r} is not a time; write it as 2025-01-31 or 2025-01-31T09:30:00") from None
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -249,7 +267,7 @@ def _show_table(rows: list[Row]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    # What may be long comes last: a narrow terminal then wraps that, and not what one reads first.
+    # What may be long comes last, so that a narrow terminal wraps that and not the rest.
     for column in ("Time", "Id", "Status", "Tokens", "ms", "Key", "Model"):
         table.add_column(column, justify="right" if column in ("Tokens", "ms") else "left", no_wrap=True)
     for row in rows:
@@ -264,7 +282,7 @@ def _show_table(rows: list[Row]) -> None:
     out = screen.stdout()
     out.width = max(out.width, _TABLE_WIDTH)  # one record, one line, also for grep
     out.print(table)
-    screen.stderr().print(f"{len(rows)} records")
+    screen.stderr().print(screen.count(len(rows), "record"))
 
 
 def _to_seconds(time: str) -> str:

@@ -1,4 +1,4 @@
-"""What `tonle serve` tells a person when it is ready: the model, the address, who may call, and a line to paste."""
+"""What `tonle serve` prints when it is ready: the model, the address, who may call it, and a command to paste."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _KEY_HEADER = '-H "Authorization: Bearer $TONLE_API_KEY"'  # a variable: the key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Where callers come in, and who may."""
+class ServerInfo:
+    """Where clients connect, and what they need for it."""
 
     host: str  # as bound
     port: int
@@ -35,7 +35,7 @@ class Door:
     audit_dir: str | None = None
 
     @classmethod
-    def of(cls, listener: socket.socket, settings: ServeConfig) -> Door:
+    def of(cls, listener: socket.socket, settings: ServeConfig) -> ServerInfo:
         host, port = listener.getsockname()[:2]
         return cls(
             host=host,
@@ -47,37 +47,37 @@ class Door:
 
     @property
     def url(self) -> str:
-        """Where a program on this machine reaches us."""
+        """For a program on this machine."""
         return local_url(self.host, self.port, tls=self.tls)
 
     @property
     def is_open(self) -> bool:
-        """Other machines can reach it, and need no key."""
+        """Other machines can reach the server, and need no key."""
         return not self.has_keys and not ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
 
     @property
     def address(self) -> str:
-        """As bound; where that is every interface, also what works here."""
+        """As bound; if that is every interface, also the address that works on this machine."""
         if self.host not in EVERYWHERE:
             return f"{self.url}/v1"
-        return f"{url_of(self.host, self.port, tls=self.tls)}/v1, on every network interface; here {self.url}/v1"
+        return f"{url_of(self.host, self.port, tls=self.tls)}/v1, on every network interface; on this machine {self.url}/v1"
 
     @property
     def keys(self) -> str:
         if self.has_keys:
-            return "needed, as a bearer token"
-        return "none: anyone who reaches the port may call" if self.is_open else "none: this machine only"
+            return "required, as a bearer token"
+        return "none: anyone who can reach the port may use it" if self.is_open else "none: this machine only"
 
 
-def warn_if_open(door: Door, *, frontends: int) -> None:
-    """A container behind a gateway is right to listen everywhere; a laptop is not. Only its owner knows which it is."""
-    if not door.is_open:
+def warn_if_open(server: ServerInfo, *, frontends: int) -> None:
+    """Warn rather than refuse: listening everywhere is right in a container behind a gateway, and wrong on a laptop."""
+    if not server.is_open:
         return
-    own_key = "" if frontends > 1 else "Give --api-key, or "  # keys do not go with several front ends
+    own_key = "" if frontends > 1 else "Give --api-key, or "  # --api-key does not work with several front ends
     advice = f"{own_key}{'let' if own_key else 'Let'} only `tonle gateway` reach it, or listen on 127.0.0.1"
     log.warning(
         "%s is open to the network and no API key is needed: anyone who reaches port %d can use this server. %s",
-        door.host, door.port, advice,
+        server.host, server.port, advice,
     )  # fmt: skip
 
 
@@ -87,11 +87,11 @@ def weights(card: ModelCard) -> str:
         return f"random, {card.dtype} on {card.device}"
     if kept == card.dtype:
         return f"{kept} on {card.device}"
-    return f"{kept} in the file; computed values are {card.dtype}, on {card.device}"
+    return f"{kept} in the file, computed in {card.dtype} on {card.device}"
 
 
-def banner(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> str:
-    """What a person wants to know first, and a line to paste."""
+def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, chats: bool) -> str:
+    """What the user wants to know first, and a command to paste."""
     from rich.markup import escape
 
     facts = {
@@ -99,21 +99,21 @@ def banner(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool
         "Weights": weights(card),
         "Context": f"{card.context_length} tokens",
         "KV cache": f"{card.num_blocks * card.block_size} tokens, up to {card.max_num_seqs} requests at once",
-        "API": door.address,
-        "Docs": f"{door.url}/docs",
-        "Keys": door.keys,
-        "Audit": door.audit_dir or "off",
+        "API": server.address,
+        "Docs": f"{server.url}/docs",
+        "Keys": server.keys,
+        "Audit": server.audit_dir or "off",
     }
     lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]
     lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
-    how = "Try it, with one of the keys in TONLE_API_KEY:" if door.has_keys else "Try it:"
-    return "\n".join([*lines, f"\n  [dim]{how}[/dim]", f"  {escape(_curl(name, door, chats=chats))}\n"])
+    how = "Try it, with a key in TONLE_API_KEY:" if server.has_keys else "Try it:"
+    return "\n".join([*lines, f"\n  [dim]{how}[/dim]", f"  {escape(_curl(name, server, chats=chats))}\n"])
 
 
-def _curl(name: str, door: Door, *, chats: bool) -> str:
+def _curl(name: str, server: ServerInfo, *, chats: bool) -> str:
     path, body = "/v1/completions", {"model": name, "prompt": "The capital of Cambodia is", "max_tokens": 16}
     if chats:
         question = {"role": "user", "content": "What is the capital of Cambodia?"}
         path, body = "/v1/chat/completions", {"model": name, "messages": [question]}
-    headers = ["-H 'Content-Type: application/json'", *([_KEY_HEADER] if door.has_keys else [])]
-    return " ".join([f"curl {door.url}{path}", *headers, "-d", shlex.quote(json.dumps(body))])
+    headers = ["-H 'Content-Type: application/json'", *([_KEY_HEADER] if server.has_keys else [])]
+    return " ".join([f"curl {server.url}{path}", *headers, "-d", shlex.quote(json.dumps(body))])

@@ -31,11 +31,15 @@ _load = partial(typer.Option, rich_help_panel="Load")
 _prompts = partial(typer.Option, rich_help_panel="Prompts")
 _report = partial(typer.Option, rich_help_panel="Report")
 
-_CONCURRENCY = "Closed loop: users who each wait for their answer; 1,4,16 is one level each. Default: 1."
-_RATE = "Open loop instead: requests per second, arriving at random (Poisson); a list is one level each."
-_REQUESTS = "Requests per level. Default: 4 per user and at least 8, or 20 s of arrivals; no limit with --duration."
-_KIND = "Synthetic prompts: ids (exact length), words (fitted length), or auto: ids if the server takes them."
-_FILE = 'Prompts from a JSONL file: {"prompt": …} or {"messages": […]} on each line, optionally with "max_tokens".'
+_CONCURRENCY = (
+    "Closed loop: N users, each waiting for an answer before the next request; 1,4,16 runs three levels. Default: 1."
+)
+_RATE = "Open loop: N requests per second, arriving at random (Poisson); a list runs one level for each."
+_REQUESTS = (
+    "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
+)
+_KIND = "Synthetic prompts: ids (exact length), words (approximate length), or auto: ids if the server accepts them."
+_FILE = 'Read prompts from a JSONL file: {"prompt": …} or {"messages": […]} on each line, optionally "max_tokens".'
 
 
 class EndpointName(enum.StrEnum):
@@ -51,33 +55,34 @@ class PromptKindName(enum.StrEnum):
 
 def bench(
     url: Annotated[str, _target(metavar="URL", help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, _target(metavar="MODEL", help="Default: the first that /v1/models lists.")] = None,
+    model: Annotated[
+        str | None, _target(metavar="MODEL", help="Model to ask for. Default: the first one that /v1/models lists.")
+    ] = None,
     api_key: Annotated[
         str | None, _target(metavar="KEY", help="Bearer token; never saved.", envvar="OPENAI_API_KEY")
     ] = None,
     endpoint: Annotated[
         EndpointName | None,
-        _target(
-            metavar="NAME", help="chat or completions. Default: completions; chat for lines of --file with messages."
-        ),
+        _target(metavar="NAME", help="chat or completions. Default: completions, or chat if --file holds messages."),
     ] = None,
     insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
     concurrency: Annotated[str | None, _load(metavar="N,...", help=_CONCURRENCY)] = None,
     rate: Annotated[str | None, _load(metavar="N,...", help=_RATE)] = None,
     requests: Annotated[int | None, _load(metavar="N", help=_REQUESTS)] = None,
     duration: Annotated[
-        float | None, _load(metavar="N", help="Seconds per level; requests under way then are awaited.")
+        float | None, _load(metavar="N", help="Seconds per level; requests still running at the end are finished.")
     ] = None,
-    warmup: Annotated[int, _load(metavar="N", help="Requests before each level that are not counted.")] = 2,
-    timeout: Annotated[float, _load(metavar="N", help="Seconds until a request counts as failed.")] = 600.0,
+    warmup: Annotated[int, _load(metavar="N", help="Uncounted requests before each level.")] = 2,
+    timeout: Annotated[float, _load(metavar="N", help="Seconds after which a request counts as failed.")] = 600.0,
     input_tokens: Annotated[
-        str, _prompts(metavar="N|N-N", help="Tokens of a prompt: 128, or a range such as 32-400.")
+        str, _prompts(metavar="N|N-N", help="Tokens per prompt: 128, or a range such as 32-400.")
     ] = "128",
     output_tokens: Annotated[
-        str, _prompts(metavar="N|N-N", help="Tokens of an answer: 64, or a range such as 128-512.")
+        str, _prompts(metavar="N|N-N", help="Tokens per answer: 64, or a range such as 128-512.")
     ] = "64",
     shared_prefix_tokens: Annotated[
-        int, _prompts(metavar="N", help="Tokens all prompts begin with, before their own.")
+        int,
+        _prompts(metavar="N", help="Tokens that all prompts have in common at the start, in addition to their own."),
     ] = 0,
     prompt_kind: Annotated[PromptKindName, _prompts(metavar="NAME", help=_KIND)] = PromptKindName.auto,
     file: Annotated[Path | None, _prompts(metavar="FILE", help=_FILE)] = None,
@@ -86,18 +91,27 @@ def bench(
         _prompts(
             "--ignore-eos/--no-ignore-eos",
             metavar="",
-            help="Ask for answers of full length. Default: yes, but not with --file.",
+            help="Ask for answers of full length. Default: yes, unless --file is given.",
         ),
     ] = None,
-    temperature: Annotated[float, _prompts(metavar="N", help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, _prompts(metavar="N", help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.0,
     seed: Annotated[
-        int, _prompts(metavar="N", help="Same seed, same prompts; another one misses a warm prefix cache.")
+        int,
+        _prompts(
+            metavar="N", help="The same seed gives the same prompts; a new one avoids hits in a warm prefix cache."
+        ),
     ] = 0,
     extra_body: Annotated[
-        str | None, _prompts(metavar="JSON", help="JSON object merged into every request; null takes a field out.")
+        str | None, _prompts(metavar="JSON", help="JSON object merged into every request; null removes a field.")
     ] = None,
-    json_file: Annotated[Path | None, _report("--json", metavar="FILE", help="Save the whole report here.")] = None,
-    save_requests: Annotated[bool, _report("--save-requests", metavar="", help="Also save a row per request.")] = False,
+    json_file: Annotated[
+        Path | None, _report("--json", metavar="FILE", help="Save the full report to this file.")
+    ] = None,
+    save_requests: Annotated[
+        bool, _report("--save-requests", metavar="", help="Include one row per request in the report.")
+    ] = False,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:
     """Measure an OpenAI-compatible server: time to first token, time per token, throughput.
@@ -147,10 +161,12 @@ def _users(concurrency: str | None, rate: str | None) -> tuple[int, ...]:
     if concurrency is None:
         return (1,)
     if rate is not None:
-        raise ConfigError("--concurrency (closed loop) and --rate (open loop) exclude each other", param="rate")
+        raise ConfigError("give --concurrency (closed loop) or --rate (open loop), not both", param="rate")
     numbers = parse_numbers(concurrency, "concurrency")
     if any(number != int(number) for number in numbers):
-        raise ConfigError(f"concurrency counts users: {concurrency!r} has a fraction", param="concurrency")
+        raise ConfigError(
+            f"--concurrency must be a whole number or a list of them, not {concurrency!r}", param="concurrency"
+        )
     return tuple(int(number) for number in numbers)
 
 
@@ -160,9 +176,9 @@ def _object(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"extra_body is not JSON: {error}", param="extra_body") from None
+        raise ConfigError(f"--extra-body is not JSON: {error}", param="extra_body") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"extra_body must be a JSON object, not {text!r}", param="extra_body")
+        raise ConfigError(f"--extra-body must be a JSON object, not {text!r}", param="extra_body")
     return value
 
 

@@ -1,12 +1,12 @@
-"""`Conversation`: what was said so far, and what to forget when it no longer fits."""
+"""`Conversation`: the messages so far, and which to drop when they no longer fit."""
 
 from __future__ import annotations
 
-from tonle.cli.voices import Message
+from tonle.cli.backends import Message
 
 
 class Conversation:
-    """Owns the messages of one chat: after the system's, user and assistant take turns."""
+    """Owns the messages of one chat: the system message, then user and assistant in turn."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
@@ -14,7 +14,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """As a model is asked."""
+        """All of them, as a model is given them."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self._turns]
 
@@ -25,15 +25,15 @@ class Conversation:
         self._turns.append({"role": "assistant", "content": text})
 
     def take_back(self) -> None:
-        """Forget the question that got no answer."""
+        """Drop the last question, which got no answer."""
         self._turns.pop()
 
     def forget_oldest(self) -> bool:
-        """Drop the oldest question with its answer. False: only the present question is left."""
+        """Drop the oldest question with its answer. False: only the current question is left."""
         if len(self._turns) < 3:
             return False
         del self._turns[:2]
         return True
 
-    def reset(self) -> None:
+    def clear(self) -> None:
         self._turns.clear()

@@ -1,16 +1,18 @@
-"""`tonle keys`: make, list and revoke API keys of a gateway. A running gateway notices within a second."""
+"""`tonle keys`: create, list and revoke the API keys of a gateway. A running gateway notices within a second."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import enum
+import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption
@@ -18,15 +20,8 @@ from tonle.config.load import load_gateway
 from tonle.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tonle.config.gateway import GatewayConfig
-    from tonle.gateway.api_keys.key import Key, KeyLimits
-    from tonle.gateway.api_keys.store import KeyStore
-
-
-class Action(enum.StrEnum):
-    create = "create"
-    list = "list"
-    revoke = "revoke"
+    from tonle.gateway.api_keys.key import Key
+    from tonle.gateway.state_store import StateStore
 
 
 class ScopeName(enum.StrEnum):
@@ -35,119 +30,165 @@ class ScopeName(enum.StrEnum):
     admin = "admin"
 
 
-_LIMIT = "KeyLimits of the new key"
+_LIMITS = "Limits (default: the gateway's own)"
 _TABLE_WIDTH = 200
-PATIENCE_S = 10.0  # a person can wait longer for a server than a request can
+PATIENCE_S = 10.0  # a person can wait longer for a database than a request can
+
+keys = typer.Typer(
+    name="keys",
+    help="Create, list and revoke the API keys of a gateway.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--state-db",
+        metavar="PLACE",
+        help="Where the gateway keeps its keys: a file, redis://… or postgresql://… (also TONLE_STATE_DB).",
+        show_default=False,
+    ),
+]
 
 
-def keys(
-    action: Annotated[
-        Action, typer.Argument(metavar="ACTION", help="What to do: create, list or revoke.", show_default=False)
-    ],
-    key_id: Annotated[
-        str | None, typer.Argument(metavar="KEY_ID", help="With revoke: which key.", show_default=False)
-    ] = None,
-    name: Annotated[str, typer.Option(metavar="TEXT", help="With create: who or what it is for.")] = "",
+def _limit(what: str) -> Any:
+    return typer.Option(metavar="N", min=1, help=what, rich_help_panel=_LIMITS, show_default=False)
+
+
+@keys.command("create")
+def create(
+    name: Annotated[str, typer.Option(metavar="TEXT", help="Who or what the key is for.", show_default=False)],
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(metavar="NAME", help="What it may do: models, metrics, admin. Default: models."),
+        typer.Option(metavar="NAME", help="What it may do: models, metrics or admin; repeatable. Default: models."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Models it may use; give it several times. Default: all.")
+        list[str] | None, typer.Option(metavar="MODEL", help="A model it may use; repeatable. Default: all models.")
     ] = None,
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Keys of one tenant share cached answers.")] = "",
-    requests_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
-    max_concurrent: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
-    tokens_per_day: Annotated[int | None, typer.Option(metavar="N", min=1, rich_help_panel=_LIMIT)] = None,
-    state_db: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Where the gateway keeps them: its file, redis://… or postgresql://… (also TONLE_STATE_DB).",
-            show_default=False,
-        ),
-    ] = None,
+    tenant: Annotated[
+        str, typer.Option(metavar="NAME", help="Keys of one tenant share cached answers.", show_default=False)
+    ] = "",
+    requests_per_minute: Annotated[int | None, _limit("Requests per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, _limit("Tokens per minute, prompts and answers.")] = None,
+    max_concurrent: Annotated[int | None, _limit("Requests at the same time.")] = None,
+    tokens_per_day: Annotated[int | None, _limit("Tokens per day (UTC), prompts and answers.")] = None,
+    state_db: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make, list and revoke the API keys of a gateway.
-
-    A new key is printed once, on a line of its own; only its hash is kept. Where the keys are is read from the same
-    file and variables as the gateway's settings.
+    """Create a key and print it once; the gateway stores only its hash.
 
     [dim]Example:[/dim]  tonle keys create --name alice --requests-per-minute 60
     """
-    from tonle.gateway.api_keys.key import KeyLimits
+    from tonle.gateway.api_keys.key import SCOPES, KeyLimits, draw
 
-    if action is Action.create and not name:
-        raise ConfigError("give the key a name: tonle keys create --name NAME", param="name")
-    if action is Action.revoke and key_id is None:
-        raise ConfigError("say which key: tonle keys revoke KEY_ID", param="key_id")
-    settings = load_gateway({"state_db": state_db} if state_db else {}, file=config)
+    if not name.strip():
+        raise ConfigError("the name of a key must not be empty", param="name")
     limits = KeyLimits(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
         tokens_per_day=tokens_per_day,
     )
-    wish = _Wish(name=name, scopes=scope or [ScopeName.models], models=model or [], tenant=tenant, limits=limits)
+    scopes = tuple(each for each in SCOPES if each in (scope or [ScopeName.models]))
+    key, secret = draw(name, scopes=scopes, models=tuple(model or ()), limits=limits, tenant=tenant)
 
-    async def act(store: KeyStore) -> None:
-        match action:
-            case Action.create:
-                await _create(store, wish)
-            case Action.list:
-                _show(await store.all())
-            case Action.revoke:
-                key = await store.revoke(key_id or "")
-                screen.stderr().print(f"{key.id} is revoked.")
+    async def add(state: StateStore) -> None:
+        await state.keys.add(key)
 
-    asyncio.run(_with_store(settings, act))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
-    """What the new key shall be like."""
-
-    name: str
-    scopes: list[ScopeName]
-    models: list[str]
-    tenant: str
-    limits: KeyLimits
-
-
-async def _with_store(settings: GatewayConfig, act: Callable[[KeyStore], Awaitable[None]]) -> None:
-    from tonle.config.gateway import default_state_db
-    from tonle.gateway.state_store import state_of
-
-    state = state_of(settings.state_db or str(default_state_db()), timeout_s=max(PATIENCE_S, settings.store_timeout_s))
-    try:
-        await state.open()
-        await act(state.keys)
-    finally:
-        await state.close()
-
-
-async def _create(store: KeyStore, wish: _Wish) -> None:
-    from tonle.gateway.api_keys.key import SCOPES, draw
-
-    scopes = tuple(each for each in SCOPES if each in wish.scopes)
-    key, secret = draw(wish.name, scopes=scopes, models=tuple(wish.models), limits=wish.limits, tenant=wish.tenant)
-    await store.add(key)
-    screen.stderr().print(f"{key.id} for {wish.name}. This is the only time it is shown:")
+    _with_state(state_db, config, add)
+    screen.stderr().print(f"Created key {key.id} for {name}. It is shown only this once:", markup=False)
     typer.echo(secret)
 
 
-def _show(keys: list[Key]) -> None:
-    table = Table("id", "name", "scopes", "models", "limits", "tenant", "created", "state", box=None)
+@keys.command("list")
+def show_all(
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", metavar="", help="Print JSON, with the fields of GET /admin/keys.", show_default=False),
+    ] = False,
+    state_db: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """List the keys and what they may do.
+
+    [dim]Example:[/dim]  tonle keys list --json
+    """
+
+    async def read(state: StateStore) -> None:
+        found = await state.keys.all()
+        if as_json:
+            used = await _used_today(state, [key.id for key in found])
+            entries = {"keys": [shown_key(key, used) for key in found]}
+            typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        elif found:
+            _show_table(found)
+        else:
+            screen.stderr().print("No keys yet. [bold]tonle keys create --name NAME[/bold] creates one.")
+
+    from tonle.gateway.admin import shown_key
+
+    _with_state(state_db, config, read)
+
+
+@keys.command("revoke")
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="Its id, as `tonle keys list` shows it.")],
+    state_db: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Revoke a key. A running gateway refuses it within a second.
+
+    [dim]Example:[/dim]  tonle keys revoke KEY_ID
+    """
+
+    async def end(state: StateStore) -> None:
+        key = await state.keys.revoke(key_id)
+        screen.stderr().print(f"Revoked key {key.id} ({key.name}).", markup=False)
+
+    _with_state(state_db, config, end)
+
+
+def _with_state(state_db: str | None, config: Path | None, use: Callable[[StateStore], Awaitable[None]]) -> None:
+    """Where the state is comes from the same flag, file and variables as the gateway's settings."""
+    from tonle.config.gateway import default_state_db
+    from tonle.gateway.state_store import state_of
+
+    settings = load_gateway({"state_db": state_db} if state_db else {}, file=config)
+    place = settings.state_db or str(default_state_db())
+
+    async def main() -> None:
+        state = state_of(place, timeout_s=max(PATIENCE_S, settings.store_timeout_s))
+        try:
+            await state.open()
+            await use(state)
+        finally:
+            await state.close()
+
+    asyncio.run(main())
+
+
+async def _used_today(state: StateStore, key_ids: list[str]) -> dict[str, int]:
+    """Tokens by key. From a file, what a running gateway has saved so far."""
+    if state.counts is not None:
+        return await state.counts.used_today(key_ids)
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    return {} if state.usage is None else await state.usage.usage(today)
+
+
+def _show_table(keys: list[Key]) -> None:
+    table = Table("id", "name", "scopes", "models", "limits", "tenant", "created (UTC)", "status", box=None)
     for key in keys:
         limits = {name: value for name in key.limits.__struct_fields__ if (value := getattr(key.limits, name))}
         created = datetime.datetime.fromtimestamp(key.created, datetime.UTC).strftime("%Y-%m-%d %H:%M")
         shown = ", ".join(f"{name}={value}" for name, value in limits.items())
-        table.add_row(
+        cells = (
             key.id, key.name, ", ".join(key.scopes), ", ".join(key.models) or "all", shown or "-", key.tenant or "-",
             created, "valid" if key.revoked is None else "revoked",
         )  # fmt: skip
+        table.add_row(*(Text(screen.harmless(cell)) for cell in cells))
     out = screen.stdout()
-    out.width = max(out.width, _TABLE_WIDTH)  # an id that is cut is of no use
+    out.width = max(out.width, _TABLE_WIDTH)  # wide enough that no id is cut
     out.print(table)

@@ -1,4 +1,4 @@
-"""`tonle models`: what can be served without a network."""
+"""`tonle models` and `tonle pull`: the models on this machine, and how to add one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tonle.cli import screen
+from tonle.cli.flags import ConfigOption, ModelArgument
+from tonle.config.load import load
 
 if TYPE_CHECKING:
     from tonle.models.source import ModelSource
@@ -18,10 +20,10 @@ _UNBROKEN = 10_000  # columns
 
 def models(
     as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print JSON rather than a table.", show_default=False)
+        bool, typer.Option("--json", metavar="", help="Print JSON instead of a table.", show_default=False)
     ] = False,
 ) -> None:
-    """List the models on this machine: fetched by Tonle, or in the hub's cache.
+    """List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.
 
     [dim]Example:[/dim]  tonle models --json
     """
@@ -33,7 +35,19 @@ def models(
     elif found:
         _show_table(found)
     else:
-        screen.stderr().print("No model here yet. [bold]tonle pull[/bold] fetches the default one.")
+        screen.stderr().print("No models yet. [bold]tonle pull[/bold] downloads the default one.")
+
+
+def pull(model: ModelArgument = None, config: ConfigOption = None) -> None:
+    """Download a model, so that it can start without a network later.
+
+    [dim]Example:[/dim]  tonle pull Qwen/Qwen2.5-0.5B-Instruct
+    """
+    from tonle.models.source import resolve
+
+    settings = load({"model": model} if model else {}, file=config)
+    source = resolve(settings.model)
+    screen.stdout().print(f"[bold]{source.name}[/bold] is at {source.path}")
 
 
 def _entry(source: ModelSource) -> dict[str, str | int]:

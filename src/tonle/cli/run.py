@@ -1,4 +1,4 @@
-"""`tonle run`: one prompt, one answer. The answer goes to standard output, everything about it to standard error."""
+"""`tonle run`: one prompt, one answer. The answer goes to standard output, all else to standard error."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from tonle.cli import screen
+from tonle.cli.answer_options import MaxTokensOption, SeedOption, SystemOption, TemperatureOption, TopPOption, summary
+from tonle.cli.backends import AnswerOptions, AnswerStats, ChatBackend, Message, Prompt
 from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, with_flags
-from tonle.cli.sampling import (
-    MaxTokensOption,
-    SeedOption,
-    SystemOption,
-    TemperatureOption,
-    TopPOption,
-    summary,
-)
-from tonle.cli.voices import Message, Prompt, Sampling, Tally, Voice
 from tonle.config.load import load
 
 
 @with_flags("model", *ENGINE_FLAGS)
 def run(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to answer; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     raw: Annotated[
         bool,
         typer.Option(
@@ -36,7 +29,9 @@ def run(
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", metavar="", help="Print answer and statistics as one JSON object.", show_default=False),
+        typer.Option(
+            "--json", metavar="", help="Print the answer and its statistics as one JSON object.", show_default=False
+        ),
     ] = False,
     system: SystemOption = None,
     temperature: TemperatureOption = None,
@@ -47,69 +42,63 @@ def run(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Answer one prompt and leave.
+    """Answer one prompt and exit.
 
-    The answer goes to standard output as it comes, statistics to standard error.
+    The answer is streamed to standard output; statistics go to standard error.
 
     [dim]Example:[/dim]  tonle run "Why is the sky blue?" --temperature 0
     [dim]Example:[/dim]  git diff | tonle run - --system "Write a commit message for this change."
     """
     if raw and system:
-        raise typer.BadParameter("there is no place for it in a raw prompt", param_hint="--system")
+        raise typer.BadParameter("it cannot be combined with --raw", param_hint="--system")
     text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
+    if not text.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
-    from tonle.cli.voices.engine import EngineVoice
+    from tonle.cli.backends.local import LocalBackend
     from tonle.models.source import resolve
     from tonle.telemetry import logs
 
     settings = load(flags, file=config)
     logs.configure("WARNING")
     check_device(settings.device)
-    voice = EngineVoice(resolve(settings.model, chat_template=settings.chat_template), settings.engine(), chats=not raw)
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
-    asyncio.run(_run(voice, text if raw else _chat(text, system), sampling, as_json=as_json))
+    backend = LocalBackend(
+        resolve(settings.model, chat_template=settings.chat_template), settings.engine(), chats=not raw
+    )
+    options = AnswerOptions(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    asyncio.run(_run(backend, text if raw else _chat(text, system), options, as_json=as_json))
 
 
 def _chat(text: str, system: str | None) -> list[Message]:
-    told = [{"role": "system", "content": system}] if system else []
-    return [*told, {"role": "user", "content": text}]
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": text}]
 
 
-async def _run(voice: Voice, prompt: Prompt, sampling: Sampling, *, as_json: bool) -> None:
-    tally, text = Tally(), ""
+async def _run(backend: ChatBackend, prompt: Prompt, options: AnswerOptions, *, as_json: bool) -> None:
+    stats, pieces = AnswerStats(), list[str]()
     notes = screen.stderr()
     try:
-        with notes.status(f"Loading {voice.name}"):
-            await voice.start()
-        async with contextlib.aclosing(voice.answer(prompt, sampling, tally)) as pieces:
-            async for piece in pieces:
-                text += piece
-                if not as_json:
-                    _write(piece)
+        with notes.status(f"Loading {backend.name}"):
+            await backend.start()
+        answer = backend.answer(prompt, options, stats)
+        with contextlib.nullcontext(pieces.append) if as_json else screen.streaming(screen.stdout()) as take:
+            async with contextlib.aclosing(answer):
+                async for piece in answer:
+                    take(piece)
     finally:
-        await voice.close()
+        await backend.close()
     if as_json:
-        typer.echo(json.dumps(_report(voice.name, text, tally), ensure_ascii=False))
-        return
-    if not text.endswith("\n"):
-        _write("\n")
-    notes.print(f"[dim]{summary(tally, tally.max_tokens)}[/dim]")
+        typer.echo(json.dumps(_report(backend.name, "".join(pieces), stats), ensure_ascii=False))
+    else:
+        notes.print(summary(stats), style="dim", markup=False)
 
 
-def _write(text: str) -> None:
-    """Control characters are data for a file and orders for a terminal."""
-    sys.stdout.write(screen.harmless(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def _report(model: str, text: str, tally: Tally) -> dict[str, Any]:
+def _report(model: str, text: str, stats: AnswerStats) -> dict[str, Any]:
     return {
         "model": model,
         "text": text,
-        "finish_reason": tally.finish_reason,
-        "prompt_tokens": tally.prompt_tokens,
-        "completion_tokens": tally.completion_tokens,
-        "ttft_s": tally.ttft_s,
-        "tokens_per_s": tally.tokens_per_s,
+        "finish_reason": stats.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "ttft_s": stats.ttft_s,
+        "tokens_per_s": stats.tokens_per_s,
     }

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tonle.cli import screen
-from tonle.cli.banner import Door, banner, warn_if_open
+from tonle.cli.banner import ServerInfo, banner, warn_if_open
 from tonle.cli.device import check_device
 from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
 from tonle.config.load import load
@@ -50,7 +50,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
         listeners = [
             stack.enter_context(listener) for listener in bind_all(settings.host, settings.port, settings.frontends)
         ]
-        warn_if_open(Door.of(listeners[0], settings), frontends=settings.frontends)
+        warn_if_open(ServerInfo.of(listeners[0], settings), frontends=settings.frontends)
         source = resolve(settings.model, chat_template=settings.chat_template)
         shorten_thread_switches()
         run(_serve(settings, source, listeners))
@@ -63,7 +63,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
     text = load_text(source)
-    door = Door.of(listeners[0], settings)
+    door = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:
         took_s = time.monotonic() - began
@@ -114,7 +114,7 @@ async def _serve_alone(
     say_stopped(num_cut)
 
 
-def _announce(name: str, card: ModelCard, door: Door, took_s: float, *, chats: bool) -> None:
+def _announce(name: str, card: ModelCard, door: ServerInfo, took_s: float, *, chats: bool) -> None:
     from tonle.telemetry import logs
 
     if logs.is_json():

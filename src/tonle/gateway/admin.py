@@ -56,7 +56,7 @@ class Admin:
     async def list_keys(self, exchange: Exchange) -> None:
         keys = await self._need_store().all()
         used = await self._limiter.used_today([key.id for key in keys])
-        _send(exchange, {"keys": [_shown(key, used) for key in keys]})
+        _send(exchange, {"keys": [shown_key(key, used) for key in keys]})
 
     async def create_key(self, exchange: Exchange) -> None:
         self._need_store()
@@ -65,12 +65,12 @@ class Admin:
             wanted.name, scopes=wanted.scopes, models=wanted.models, limits=wanted.all_limits(), tenant=wanted.tenant
         )
         await self._ring.add(key)
-        _send(exchange, {"key": secret, **_shown(key, {})}, status=201)
+        _send(exchange, {"key": secret, **shown_key(key, {})}, status=201)
 
     async def revoke_key(self, exchange: Exchange) -> None:
         self._need_store()
         key = await self._ring.revoke(exchange.path.rpartition("/")[2])
-        _send(exchange, _shown(key, await self._limiter.used_today([key.id])))
+        _send(exchange, shown_key(key, await self._limiter.used_today([key.id])))
 
     async def list_backends(self, exchange: Exchange) -> None:
         _send(exchange, {"backends": [shown_backend(backend) for backend in self._pool.backends]})
@@ -93,7 +93,7 @@ class Admin:
         return self._ring.store
 
 
-def _shown(key: Key, used: dict[str, int]) -> dict[str, Any]:
+def shown_key(key: Key, used: dict[str, int]) -> dict[str, Any]:
     """Without the digest."""
     shown: dict[str, Any] = msgspec.to_builtins(key)
     del shown["digest"]

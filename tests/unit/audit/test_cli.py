@@ -38,7 +38,7 @@ def trail(tmp_path: Path) -> Path:
 def test_verify_exits_0_or_1_and_names_the_file(trail: Path) -> None:
     done = tonle("verify", trail)
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "3 records in 1 day: in order" in done.stderr
+    assert "3 records in 1 day: no findings" in done.stderr
     path = files(trail)[1]
     path.write_bytes(path.read_bytes().replace(b"engine died", b"all is fine"))
     done = tonle("verify", trail)
@@ -80,7 +80,7 @@ def test_query(trail: Path, condition: list[str], outputs: int) -> None:
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == outputs
-    assert f"{outputs} records" in tonle("query", trail, *condition).stderr
+    assert ("1 record" if outputs == 1 else f"{outputs} records") in tonle("query", trail, *condition).stderr
 
 
 def test_a_record_is_one_line_however_narrow_the_terminal(trail: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +154,8 @@ def test_prune(tmp_path: Path, content: bool) -> None:
     done = tonle("prune", tmp_path, "--keep-days", 7, *(["--content"] if content else []))
     assert done.exit_code == 0, done.output
     assert "2025-01-30" in done.stdout
+    assert ("from 2 records" in done.stdout) if content else ("removed 2 days" in done.stderr)
+    assert "nothing to remove" in tonle("prune", tmp_path, "--keep-days", 7, *(["--content"] if content else [])).stderr
     assert len(tonle("query", tmp_path, "--json").stdout.splitlines()) == (4 if content else 1)
     assert tonle("verify", tmp_path).exit_code == 0
 

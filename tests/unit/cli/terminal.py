@@ -1,4 +1,4 @@
-"""The `tonle` command as people meet it: in a process of its own, on pipes or on a terminal."""
+"""The `tonle` command as users run it: in a process of its own, on pipes or on a terminal."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 COMMAND = [sys.executable, "-c", "from tonle.cli import main; main()"]
 DEADLINE_S = 40.0
+_STATE = tempfile.TemporaryDirectory(prefix="tonle-state-")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, without settings somebody may have in theirs."""
+    """Ours, without settings of the developer's own, and with a state directory that no other test shares."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TONLE_", "OPENAI_"))}
     if "TONLE_CACHE_DIR" in os.environ:
         clean["TONLE_CACHE_DIR"] = os.environ["TONLE_CACHE_DIR"]
-    return clean | {"TERM": "xterm-256color"} | more
+    # This terminal does not tell where its cursor is; without the variable, prompt_toolkit would ask and wait.
+    fixed = {
+        "TERM": "xterm-256color",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "XDG_STATE_HOME": tempfile.mkdtemp(dir=_STATE.name),
+    }
+    return clean | fixed | more
 
 
 def tonle(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -84,9 +93,10 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*args: str, **env: str) -> Iterator[Terminal]:
+def terminal(*args: str, columns: int = 100, **env: str) -> Iterator[Terminal]:
     """Run it on a terminal of its own, where Ctrl-C is a key."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, columns))
     process = subprocess.Popen(
         [*COMMAND, *args],
         stdin=theirs,

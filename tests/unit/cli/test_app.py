@@ -92,9 +92,9 @@ def test_nothing_heavy_is_imported_for_help(args: list[str], modules: list[str])
         (["serve", "--no-such-flag"], "No such option"),
         (["run"], "Missing argument 'PROMPT'"),
         (["run", "hi", "--temperature", "-1"], "--temperature"),
-        (["run", "hi", "--raw", "--system", "x"], "no place for it in a raw prompt"),
+        (["run", "hi", "--raw", "--system", "x"], "it cannot be combined with --raw"),
         (["run", "-"], "the prompt is empty"),
-        (["chat", "--url", "http://127.0.0.1:1", "--device", "cpu"], "--device is for an engine of our own"),
+        (["chat", "--url", "http://127.0.0.1:1", "--device", "cpu"], "--device cannot be used with it"),
     ],
 )
 def test_wrong_usage_ends_with_2(args: list[str], said: str) -> None:

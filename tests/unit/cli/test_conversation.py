@@ -16,7 +16,7 @@ def test_turns_and_system() -> None:
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    conversation.reset()
+    conversation.clear()
     assert contents(conversation) == ["be brief"]
 
 

@@ -42,6 +42,6 @@ def test_pull_says_where_a_model_is(caches: dict[str, str], tmp_path: Path) -> N
 
 
 def test_pull_without_a_network_says_so(caches: dict[str, str]) -> None:
-    done = tonle("pull", "nobody/nothing", **caches)
+    done = tonle("pull", "nowhere/nothing", **caches)
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: 'nobody/nothing' is neither a path on this machine nor could it be fetched")
+    assert done.stderr.startswith("Error: 'nowhere/nothing' is neither a path on this machine nor could it be fetched")

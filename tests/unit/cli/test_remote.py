@@ -9,24 +9,24 @@ import pytest
 
 from tests.fakes.front import CACHED_TOKENS, FakeFront
 from tests.http.serving import serving
-from tonle.cli.voices import Message, Prompt, Sampling, Tally
-from tonle.cli.voices.remote import RemoteVoice
+from tonle.cli.backends import AnswerOptions, AnswerStats, Message, Prompt
+from tonle.cli.backends.remote import RemoteBackend
 from tonle.errors import CallerError, ContextOverflow, InternalError
 
 QUESTION: list[Message] = [{"role": "user", "content": "hello"}]
 
 
 def ask(
-    url: str, prompt: Prompt, sampling: Sampling | None = None, *, model: str | None = None
-) -> tuple[str, Tally, str]:
-    async def main() -> tuple[str, Tally, str]:
-        voice, tally = RemoteVoice(url, model=model), Tally()
+    url: str, prompt: Prompt, options: AnswerOptions | None = None, *, model: str | None = None
+) -> tuple[str, AnswerStats, str]:
+    async def main() -> tuple[str, AnswerStats, str]:
+        backend, stats = RemoteBackend(url, model=model), AnswerStats()
         try:
-            await voice.start()
-            pieces = [piece async for piece in voice.answer(prompt, sampling or Sampling(), tally)]
-            return "".join(pieces), tally, voice.name
+            await backend.start()
+            pieces = [piece async for piece in backend.answer(prompt, options or AnswerOptions(), stats)]
+            return "".join(pieces), stats, backend.name
         finally:
-            await voice.close()
+            await backend.close()
 
     return asyncio.run(main())
 
@@ -34,11 +34,11 @@ def ask(
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_a_chat_is_answered_and_counted(suffix: str) -> None:
     with serving(FakeFront()) as url:
-        text, tally, name = ask(url + suffix, QUESTION)
-    assert (text, name, tally.finish_reason) == ("សួស្តី, I am scripted.", "scripted", "stop")
-    assert (tally.completion_tokens, tally.cached_tokens, tally.exact) == (len(text.encode()) + 1, CACHED_TOKENS, True)
-    assert tally.ttft_s is not None
-    assert tally.context_length == 512
+        text, stats, name = ask(url + suffix, QUESTION)
+    assert (text, name, stats.finish_reason) == ("សួស្តី, I am scripted.", "scripted", "stop")
+    assert (stats.completion_tokens, stats.cached_tokens, stats.exact) == (len(text.encode()) + 1, CACHED_TOKENS, True)
+    assert stats.ttft_s is not None
+    assert stats.context_length == 512
 
 
 def test_line_separators_inside_an_answer_survive() -> None:
@@ -50,8 +50,8 @@ def test_line_separators_inside_an_answer_survive() -> None:
 def test_text_is_continued_as_it_is_and_sampling_arrives() -> None:
     front = FakeFront(lambda prompt, index: f"({prompt})")
     with serving(front) as url:
-        text, tally, _ = ask(url, "abc", Sampling(temperature=0.25, top_p=0.5, max_tokens=3, seed=7))
-    assert (text, tally.finish_reason) == ("(ab", "length")
+        text, stats, _ = ask(url, "abc", AnswerOptions(temperature=0.25, top_p=0.5, max_tokens=3, seed=7))
+    assert (text, stats.finish_reason) == ("(ab", "length")
     config = front.submitted[0][0].config
     assert (config.temperature, config.top_p, config.max_length, config.seed) == (0.25, 0.5, 3, 7)
 
@@ -82,14 +82,14 @@ def test_an_engine_that_dies_in_mid_answer() -> None:
         ask(url, QUESTION)
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     with pytest.raises(CallerError, match=r"no server answers at http://127.0.0.1:1 .* Is it running\?"):
         ask("127.0.0.1:1", QUESTION)
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://host:port"])
 def test_no_url_at_all(url: str) -> None:
-    with pytest.raises(CallerError, match="is no URL"):
+    with pytest.raises(CallerError, match="is not a valid URL"):
         ask(url, QUESTION)
 
 
@@ -98,12 +98,12 @@ def test_leaving_early_cancels_at_the_server() -> None:
     front.stall_after = 3
 
     async def main(url: str) -> None:
-        voice = RemoteVoice(url)
-        await voice.start()
-        async with contextlib.aclosing(voice.answer(QUESTION, Sampling(), Tally())) as pieces:
+        backend = RemoteBackend(url)
+        await backend.start()
+        async with contextlib.aclosing(backend.answer(QUESTION, AnswerOptions(), AnswerStats())) as pieces:
             await anext(pieces)
         assert await asyncio.to_thread(front.cancelled.get, timeout=60)
-        await voice.close()
+        await backend.close()
 
     with serving(front) as url:
         asyncio.run(main(url))

@@ -26,7 +26,7 @@ def test_the_answer_alone_is_on_standard_output(small: dict[str, str]) -> None:
     done = tonle("run", "-", "-t", "0", "-n", "8", stdin="hello there", **small)
     assert done.stdout == report["text"] if report["text"].endswith("\n") else f"{report['text']}\n"
     assert (report["model"], report["completion_tokens"], report["finish_reason"]) == ("tiny-llama", 8, "length")
-    assert "8 tokens" in done.stderr and "cut at --max-tokens 8" in done.stderr
+    assert "8 tokens" in done.stderr and "cut off at max_tokens 8" in done.stderr
 
 
 def test_a_system_message_comes_first() -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from tonle.cli import screen
-from tonle.cli.sampling import summary
-from tonle.cli.voices import Tally
+from tonle.cli.answer_options import summary
+from tonle.cli.backends import AnswerStats
 
 
 def test_a_models_words_cannot_give_orders_to_a_terminal() -> None:
@@ -14,13 +14,13 @@ def test_sizes_and_durations() -> None:
     assert [screen.duration(s) for s in (0.0421, 0.9, 1.25, 61)] == ["42 ms", "900 ms", "1.2 s", "61.0 s"]
 
 
-def answered(**more: object) -> Tally:
-    return Tally(10.0, 10.5, 12.5, prompt_tokens=20, completion_tokens=101, finish_reason="stop", **more)  # type: ignore[arg-type]
+def answered(**more: object) -> AnswerStats:
+    return AnswerStats(10.0, 10.5, 12.5, prompt_tokens=20, completion_tokens=101, finish_reason="stop", **more)  # type: ignore[arg-type]
 
 
 def test_summary_counts_what_a_reader_sees() -> None:
     assert answered().tokens_per_s == 50.0  # the first token belongs to the waiting
-    assert summary(answered(context_length=8192), 512) == (
+    assert summary(answered(context_length=8192)) == (
         "101 tokens · 50.0 tok/s · first token after 500 ms · context 121 of 8192"
     )
 
@@ -28,11 +28,13 @@ def test_summary_counts_what_a_reader_sees() -> None:
 def test_summary_says_why_an_answer_is_short() -> None:
     cut = answered()
     cut.finish_reason = "length"
-    assert summary(cut, 101).endswith("cut at --max-tokens 101")
-    assert summary(cut, 512).endswith("cut: the context is full")
+    cut.max_tokens = 101
+    assert summary(cut).endswith("cut off at max_tokens 101")
+    cut.context_length = 121
+    assert summary(cut).endswith("cut off: the context is full")
     cut.finish_reason = None
-    assert summary(cut, 512).endswith("stopped")
+    assert summary(cut).endswith("stopped")
 
 
 def test_summary_admits_what_it_does_not_know() -> None:
-    assert summary(Tally(exact=False, finish_reason="stop"), 512) == "0 pieces"
+    assert summary(AnswerStats(exact=False, finish_reason="stop")) == "0 pieces"

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
-from tonle.cli.banner import Door, banner, weights
+from tonle.cli.banner import ServerInfo, banner, weights
 from tonle.edge.listening import bind
 from tonle.engine.messages import ModelCard
 
@@ -124,7 +124,7 @@ def test_json_logs_have_no_banner_between_them(tiny_folder: Path) -> None:
     assert any("is ready at" in json.loads(line)["message"] for line in err.splitlines())
 
 
-HERE = Door(host="127.0.0.1", port=8000)
+HERE = ServerInfo(host="127.0.0.1", port=8000)
 
 
 @pytest.mark.parametrize("chats", [True, False])
@@ -144,10 +144,10 @@ def pasted(shown: str) -> list[str]:
 
 
 def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
-    door = Door(host="127.0.0.1", port=8000, has_keys=True, audit_dir="/var/audit")
-    shown = banner("m", CARD, door, 1.5, chats=True)
+    server = ServerInfo(host="127.0.0.1", port=8000, has_keys=True, audit_dir="/var/audit")
+    shown = banner("m", CARD, server, 1.5, chats=True)
     assert "Authorization: Bearer $TONLE_API_KEY" in pasted(shown)
-    assert "needed, as a bearer token" in shown and "/var/audit" in shown
+    assert "required, as a bearer token" in shown and "/var/audit" in shown
 
 
 @pytest.mark.parametrize(
@@ -163,17 +163,17 @@ def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
     ],
 )
 def test_a_door_knows_who_can_reach_it(host: str, has_keys: bool, is_open: bool, bound: str, here: str) -> None:
-    door = Door(host=host, port=80, has_keys=has_keys)
-    assert (door.is_open, door.url) == (is_open, here)
-    assert door.address.startswith(bound)
+    server = ServerInfo(host=host, port=80, has_keys=has_keys)
+    assert (server.is_open, server.url) == (is_open, here)
+    assert server.address.startswith(bound)
 
 
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        ("Q4_1", "Q4_1 in the file; computed values are float32, on cpu"),
+        ("Q4_1", "Q4_1 in the file, computed in float32 on cpu"),
         ("F32", "float32 on cpu"),
-        ("bfloat16", "bfloat16 in the file; computed values are float32, on cpu"),
+        ("bfloat16", "bfloat16 in the file, computed in float32 on cpu"),
         ("", "random, float32 on cpu"),
     ],
 )

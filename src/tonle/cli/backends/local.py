@@ -1,4 +1,4 @@
-"""`EngineVoice`: an engine of our own, in a process of its own. No HTTP, and no torch in this process."""
+"""`LocalBackend`: an engine in a child process. No HTTP, and no torch in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from tonle.cli.voices import Prompt, Sampling, Tally
+from tonle.cli.backends import AnswerOptions, AnswerStats, Prompt
 from tonle.config.engine import EngineConfig
 from tonle.engine.front import Front, Generation
 from tonle.engine.messages import ModelCard
@@ -18,9 +18,10 @@ from tonle.models.source import ModelSource
 
 _ROOM_SHARE = 4  # an answer gets at least a quarter of the context, unless it may not be that long
 _POLL_S = 0.05
+_TEMPERATURE = 0.7  # where the user gave none
 
 
-class EngineVoice:
+class LocalBackend:
     def __init__(self, source: ModelSource, config: EngineConfig, *, chats: bool) -> None:
         """`chats`: it will be asked with messages, so the model must have a chat template. Raises `ModelError`."""
         self._text = load_text(source)
@@ -43,24 +44,19 @@ class EngineVoice:
     async def close(self) -> None:
         await self._engine.stop()
 
-    async def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
+    async def answer(self, prompt: Prompt, options: AnswerOptions, stats: AnswerStats) -> AsyncGenerator[str, None]:
         card = await self._card()
         tokens = self._text.encode(prompt) if isinstance(prompt, str) else self._text.encode_chat(list(prompt))
-        tally.asked_s = time.monotonic()
-        tally.context_length = card.context_length
-        wanted = sampling.max_tokens or card.defaults.max_chat_tokens or card.context_length
-        tally.max_tokens = min(wanted, card.defaults.max_tokens_limit or wanted)
-        config = GenerationConfig(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            max_length=_room(len(tokens), tally.max_tokens, card.context_length),
-        )
-        generation = self._front.submit(tokens, config)
+        stats.asked_s = time.monotonic()
+        stats.context_length = card.context_length
+        wanted = options.max_tokens or card.defaults.max_chat_tokens or card.context_length
+        limit = min(wanted, card.defaults.max_tokens_limit or wanted)
+        stats.max_tokens = _room(len(tokens), limit, card.context_length)
+        generation = self._front.submit(tokens, _generation_config(options, stats.max_tokens))
         try:
             async for delta in generation:
-                _count(generation, tally)
-                tally.finish_reason = delta.finish_reason
+                _count(generation, stats)
+                stats.finish_reason = delta.finish_reason
                 if delta.text:
                     yield delta.text
         finally:
@@ -73,20 +69,31 @@ class EngineVoice:
         return card
 
 
-def _room(num_prompt_tokens: int, max_tokens: int, context_length: int) -> int:
-    """How long the answer may get: as long as asked for, or what the context has left if that is enough for one."""
+def _generation_config(options: AnswerOptions, max_length: int) -> GenerationConfig:
+    """What the user asked for, and defaults for what the user did not give."""
+    return GenerationConfig(
+        temperature=_TEMPERATURE if options.temperature is None else options.temperature,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        seed=options.seed,
+        max_length=max_length,
+    )
+
+
+def _room(num_prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
+    """Tokens the answer may have: `max_tokens`, or all that the context has left if that is enough for an answer."""
     room = context_length - num_prompt_tokens
-    if room < max(1, min(max_tokens, context_length // _ROOM_SHARE)):
+    wanted = context_length if max_tokens is None else max_tokens
+    if room < max(1, min(wanted, context_length // _ROOM_SHARE)):
         raise ContextOverflow(
             f"the prompt has {num_prompt_tokens} tokens and the context holds {context_length}: "
             "that leaves too little room for an answer. Shorten the prompt"
         )
-    return min(max_tokens, room)
+    return min(wanted, room)
 
 
-def _count(generation: Generation, tally: Tally) -> None:
-    tally.first_s = generation.timings.first_token_s
-    tally.last_s = time.monotonic()
-    tally.prompt_tokens = generation.usage.prompt_tokens
-    tally.cached_tokens = generation.usage.cached_tokens
-    tally.completion_tokens = generation.usage.completion_tokens
+def _count(generation: Generation, stats: AnswerStats) -> None:
+    stats.first_s = generation.timings.first_token_s
+    stats.last_s = time.monotonic()
+    stats.prompt_tokens = generation.usage.prompt_tokens
+    stats.cached_tokens = generation.usage.cached_tokens
+    stats.completion_tokens = generation.usage.completion_tokens

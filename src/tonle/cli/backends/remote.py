@@ -1,4 +1,4 @@
-"""`RemoteVoice`: any OpenAI-compatible server, over HTTP."""
+"""`RemoteBackend`: any OpenAI-compatible server, over HTTP."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 import httpx
 
-from tonle.cli.voices import Prompt, Sampling, Tally
+from tonle.cli.backends import AnswerOptions, AnswerStats, Prompt
 from tonle.errors import CallerError, ContextOverflow, InternalError
 
 _CONNECT_TIMEOUT_S = 10.0
 
 
-class RemoteVoice:
+class RemoteBackend:
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         """`url` with or without /v1. `model` None: the first one the server lists."""
         self._model = model
         self._base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._context_length: int | None = None  # if the server says
-        # No limit on reading: a long prompt on a busy server takes its time, and Ctrl-C is at hand.
+        # No limit on reading: a busy server may take long over a long prompt, and the user has Ctrl-C.
         with self._translated():
             self._client = httpx.AsyncClient(
                 base_url=f"{self._base}/v1/",
@@ -51,44 +51,48 @@ class RemoteVoice:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
-        path, body = self._request(prompt, sampling)
-        tally.asked_s = time.monotonic()
-        tally.context_length = self._context_length
+    async def answer(self, prompt: Prompt, options: AnswerOptions, stats: AnswerStats) -> AsyncGenerator[str, None]:
+        path, body = self._request(prompt, options)
+        stats.max_tokens = body.get("max_tokens")
+        stats.asked_s = time.monotonic()
+        stats.context_length = self._context_length
         with self._translated():
             async with self._client.stream("POST", path, json=body) as response:
                 await _check(response)
                 told = response.headers.get("x-tonle-max-tokens", "")
-                tally.max_tokens = int(told) if told.isdecimal() else sampling.max_tokens
+                stats.max_tokens = int(told) if told.isdecimal() else options.max_tokens
                 async for chunk in _events(response):
-                    if text := _take(chunk, tally):
+                    if text := _take(chunk, stats):
                         yield text
-        if tally.finish_reason is None:
+        if stats.finish_reason is None:
             raise InternalError(f"{self._base} ended its answer before it was complete")
 
-    def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, dict[str, Any]]:
-        chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-        body: dict[str, Any] = {
-            "model": self._model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **{name: value for name, value in chosen.items() if value is not None},
+    def _request(self, prompt: Prompt, options: AnswerOptions) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        given = {
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "max_tokens": self._max_tokens(options.max_tokens),
+            "seed": options.seed,
         }
-        if sampling.max_tokens is not None:
-            # An answer that may fill the context leaves no room for the question.
-            room = sampling.max_tokens if self._context_length is None else self._context_length // 2
-            body["max_tokens"] = min(sampling.max_tokens, room)
+        body |= {name: value for name, value in given.items() if value is not None}
         if isinstance(prompt, str):
             return "completions", body | {"prompt": prompt}
         return "chat/completions", body | {"messages": prompt}
 
+    def _max_tokens(self, wanted: int | None) -> int | None:
+        """A server refuses a prompt that leaves less room than this: ask for no more than the prompt can spare."""
+        if self._context_length is None:
+            return wanted
+        return self._context_length // 4 if wanted is None else min(wanted, self._context_length // 2)
+
     @contextlib.contextmanager
     def _translated(self) -> Any:
-        """Foreign errors become ours here, and nowhere else."""
+        """Turn httpx's errors, and malformed replies, into ours."""
         try:
             yield
         except httpx.InvalidURL as error:
-            raise CallerError(f"{self._base} is no URL: {error}") from error
+            raise CallerError(f"{self._base} is not a valid URL: {error}") from error
         except httpx.ConnectError as error:
             raise CallerError(f"no server answers at {self._base} ({error}). Is it running?") from error
         except httpx.HTTPError as error:
@@ -98,7 +102,7 @@ class RemoteVoice:
 
 
 async def _check(response: httpx.Response) -> None:
-    """Raise what the server refused with."""
+    """Raises the error that the server answered with."""
     if response.is_success:
         return
     body = await response.aread()
@@ -109,7 +113,7 @@ async def _check(response: httpx.Response) -> None:
         message, code = body.decode(errors="replace").strip()[:200] or response.reason_phrase, None
     if code == "context_length_exceeded" or "context length" in message:
         raise ContextOverflow(message)
-    raise CallerError(f"the server says {response.status_code}: {message}")
+    raise CallerError(f"the server answered {response.status_code}: {message}")
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -123,22 +127,24 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 yield json.loads(payload)
 
 
-def _take(chunk: dict[str, Any], tally: Tally) -> str:
+def _take(chunk: dict[str, Any], stats: AnswerStats) -> str:
     """Count what a chunk brings, and return its text."""
     if error := chunk.get("error"):
-        raise InternalError(f"the server stopped: {error.get('message', error) if isinstance(error, dict) else error}")
+        raise InternalError(
+            f"the server reported an error: {error.get('message', error) if isinstance(error, dict) else error}"
+        )
     text = ""
     for choice in chunk.get("choices") or ():
         text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-        tally.finish_reason = choice.get("finish_reason") or tally.finish_reason
+        stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
     if text:
-        tally.last_s = time.monotonic()
-        tally.first_s = tally.first_s or tally.last_s
-        tally.completion_tokens += 1
-        tally.exact = False
+        stats.last_s = time.monotonic()
+        stats.first_s = stats.first_s or stats.last_s
+        stats.completion_tokens += 1
+        stats.exact = False
     if usage := chunk.get("usage"):
-        tally.prompt_tokens = usage.get("prompt_tokens") or 0
-        tally.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        tally.completion_tokens = usage.get("completion_tokens") or tally.completion_tokens
-        tally.exact = True
+        stats.prompt_tokens = usage.get("prompt_tokens") or 0
+        stats.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        stats.completion_tokens = usage.get("completion_tokens") or stats.completion_tokens
+        stats.exact = True
     return text

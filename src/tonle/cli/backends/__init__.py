@@ -1,9 +1,9 @@
-"""Who answers in `tonle chat` and `tonle run`: an engine of our own, or a server somewhere.
+"""The back ends of `tonle chat` and `tonle run`: an engine started for the purpose, or a running server.
 
-Does: one way to ask either, with the same counts and moments. Does not: keep a conversation or print.
+Does: one interface for both, with the same counts and times. Does not: keep a conversation or print.
 
-    engine.EngineVoice    starts an engine in a process of its own
-    remote.RemoteVoice    asks any OpenAI-compatible server
+    local.LocalBackend      starts an engine in a child process
+    remote.RemoteBackend    calls any OpenAI-compatible server
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Message = dict[str, str]  # role, content
-Prompt = str | list[Message]  # text as it is, or a chat
+Prompt = str | list[Message]  # text to continue, or a chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How to answer. None = the model's or the server's default."""
+class AnswerOptions:
+    """What the user said about how to answer. None: not given, so the model or the server decides."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -27,8 +27,8 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class Tally:
-    """One answer in numbers. Filled while the answer is read; moments are `time.monotonic()` seconds."""
+class AnswerStats:
+    """One answer in numbers, filled while the answer is read. Times are `time.monotonic()` seconds."""
 
     asked_s: float = 0.0
     first_s: float | None = None
@@ -36,8 +36,8 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     completion_tokens: int = 0
-    max_tokens: int | None = None  # most that this answer may have; None: a server did not say
-    context_length: int | None = None  # None: a server did not say
+    max_tokens: int | None = None  # the limit in effect; None: the server's own
+    context_length: int | None = None  # None: the server did not say
     finish_reason: str | None = None  # None: not finished
     exact: bool = True  # False: completion_tokens counts pieces of text, because the server did not count
 
@@ -53,8 +53,8 @@ class Tally:
         return (self.completion_tokens - 1) / (self.last_s - self.first_s)
 
 
-class Voice(Protocol):
-    """Use from one event loop. Closing the generator that `answer` returns really ends the work behind it."""
+class ChatBackend(Protocol):
+    """Use from one event loop. Closing the generator that `answer` returns also stops the work behind it."""
 
     @property
     def name(self) -> str:
@@ -62,11 +62,11 @@ class Voice(Protocol):
         ...
 
     async def start(self) -> None:
-        """Until it can be asked. Raises `TonleError`."""
+        """Return once it can answer. Raises `TonleError`."""
         ...
 
-    def answer(self, prompt: Prompt, sampling: Sampling, tally: Tally) -> AsyncGenerator[str, None]:
-        """The answer piece by piece. Raises `ContextOverflow` if the prompt leaves no room for one."""
+    def answer(self, prompt: Prompt, options: AnswerOptions, stats: AnswerStats) -> AsyncGenerator[str, None]:
+        """The answer, piece by piece. Raises `ContextOverflow` if the prompt leaves no room for one."""
         ...
 
     async def close(self) -> None: ...
