@@ -50,7 +50,7 @@ MaxTokensOption = Annotated[
         "-n",
         metavar="N",
         min=1,
-        help="Longest answer, in tokens. Default: as long as the context allows.",
+        help="Longest answer, in tokens. Default: 1024 on a CPU, what the context leaves on a GPU.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
