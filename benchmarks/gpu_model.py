@@ -71,7 +71,13 @@ def main() -> int:
     began = time.perf_counter()
     reference = load(source, device=device, dtype=dtype)
     print(f"{source.name} on {device}, {reference.dtype}: read in {time.perf_counter() - began:.1f} s")
-    config = EngineConfig(device=str(device), dtype=arguments.dtype, memory_pool_size=2**30, max_batch_size=CROWD)
+    config = EngineConfig(
+        device=str(device),
+        dtype=arguments.dtype,
+        memory_pool_size=2**30,
+        max_batch_size=CROWD,
+        generation_config="none",
+    )  # the reference knows no repetition penalty
     prompts = prompts_of(text)
     with InferenceEngine(source.path, config=config) as engine:
         alone = [generate(engine, [prompt])[0] for prompt in prompts]
