@@ -165,7 +165,10 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
                 assert (await place.post("/admin/keys", wish)).status_code == 400
             assert (await place.post("/admin/keys", {"name": "x"}, key=KEY)).status_code == 403
             for wish, message in (
-                ({"name": "x", "scopes": ["models", "zz"]}, "scopes[1] must be one of admin, metrics, models"),
+                (
+                    {"name": "x", "scopes": ["models", "zz"]},
+                    "scopes[1] must be one of admin, metrics, models, priority",
+                ),
                 ({"name": "x", "limits": {"tokens": 3}}, "there is no field limits.tokens"),
                 ({"scopes": []}, "name is missing"),
             ):

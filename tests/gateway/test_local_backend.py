@@ -128,7 +128,7 @@ def test_a_hedged_stream_takes_the_object_of_the_winner(tmp_path: Path) -> None:
         async with running_gateway(tmp_path, slow, other, hedge_after_s=0.05, prefix_affinity=False) as place:
             make_local(place, 1)
             reply = await place.ask(stream=True)
-            assert (reply.text, reply.headers["x-tonle-backend"]) == ("<Phnom>< Penh>", "b1")
+            assert reply.text == "<Phnom>< Penh>" and "x-tonle-backend" not in reply.headers
             slow.hang.set()
         (record,) = place.records()
         assert (record["output"], record["usage"], record["route"]["why"]) == ("Phnom Penh", USAGE, "hedge")

@@ -208,7 +208,7 @@ def test_tonle_serve_has_the_same_door(tmp_path: Path) -> None:
     save_folder("llama", model)
     audit = tmp_path / "audit"
     with tonle_serve(model, "--kv-cache-memory", "64MiB", "--api-key", "secret", "--audit-dir", str(audit)) as server:
-        body = {"prompt": "hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": "hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True, "use_cache": True}
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 401
         whole = httpx.post(f"{server.url}/v1/completions", json=body, headers=AUTH, timeout=60)
         assert whole.status_code == 200 and whole.json()["usage"]["completion_tokens"] == 5

@@ -1,4 +1,4 @@
-"""`docs/walk.md` is true: a request really passes its stops, in its order."""
+"""`docs/walk.md` is true: requests really pass its stops, in its order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import re
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,21 +16,26 @@ import httpx
 import pytest
 
 from tests.fakes.checkpoints import tiny_model, tiny_tokenizer
+from tests.gateway.running_gateway import Upstream, running_gateway
 from tonle.config.engine import EngineConfig
+from tonle.config.serve import ServeConfig
+from tonle.edge.listening import bind, url_of
 from tonle.engine.build import build
 from tonle.engine.front import Front
 from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import Stop
 from tonle.engine.text import Text
-from tonle.replica.app import build_app
+from tonle.replica.serve import build_server
 
 ROOT = Path(__file__).parents[2]
 STOP = re.compile(r"\[`([\w.]+)`\]\(\.\./(src/[\w/.]+)\)")
+QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
 
 
-def stops(text: str) -> list[tuple[str, str]]:
-    """(file, qualified name) of every stop, in order."""
-    return [(str(ROOT / path), name) for name, path in STOP.findall(text)]
+def stops(text: str, numbered: str = "") -> list[tuple[str, str]]:
+    """(file, qualified name) of every stop, in order; of those whose line begins like `numbered` only."""
+    lines = [line for line in text.splitlines() if re.match(numbered, line)]
+    return [(str(ROOT / path), name) for name, path in STOP.findall("\n".join(lines))]
 
 
 @pytest.fixture(scope="module")
@@ -37,47 +44,78 @@ def walk() -> str:
 
 
 def test_every_stop_exists(walk: str) -> None:
-    assert len(stops(walk)) > 20
+    assert len(stops(walk)) > 40
     for file, name in stops(walk):
         source = Path(file).read_text()
         for part in name.split("."):
             assert re.search(rf"^\s*(async def|def|class) {part}\b", source, re.M), f"{name} is not in {file}"
 
 
-def test_a_request_passes_the_stops_in_order(walk: str) -> None:
-    numbered = "\n".join(line for line in walk.splitlines() if re.match(r"\d+\. ", line))
-    expected = stops(numbered)
-    wanted = set(expected)
-    visited: list[tuple[str, str]] = []
+class Watch:
+    """Notes the first visit of each stop, on every thread."""
 
-    def watch(frame: FrameType, event: str, _: Any) -> None:
+    def __init__(self, expected: list[tuple[str, str]]) -> None:
+        self.visited: list[tuple[str, str]] = []
+        self._wanted = set(expected)
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         stop = (frame.f_code.co_filename, frame.f_code.co_qualname)
-        if event == "call" and stop in wanted and stop not in visited:
-            visited.append(stop)
+        if event == "call" and stop in self._wanted and stop not in self.visited:
+            self.visited.append(stop)
 
-    body = asyncio.run(_ask(watch))
-    assert "[DONE]" in body
-    assert visited == expected
+    def __enter__(self) -> Watch:
+        threading.setprofile(self)
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
 
 
-async def _ask(watch: Any) -> str:
+def test_a_request_passes_the_stops_in_order(walk: str) -> None:
+    expected = stops(walk, r"\d+\. ")
+    assert len(expected) > 30
+
+    async def main() -> list[tuple[str, str]]:
+        with Watch(expected) as watch:
+            async with served() as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+                reply = await client.post("/v1/chat/completions", json=QUESTION)
+        assert reply.status_code == 200 and "[DONE]" in reply.text, reply.text
+        return watch.visited
+
+    assert asyncio.run(main()) == expected
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[str]:
+    """The server of a small real model, its engine on a thread."""
     aio = asyncio.get_running_loop()
     mailbox = ThreadMailbox(lambda message: aio.call_soon_threadsafe(front.deliver, message) and None)
     front = Front(Text.from_live(tiny_tokenizer()), "tiny", mailbox.put)
     loop, card = build(tiny_model("llama"), EngineConfig(max_sequence_length=256, memory_pool_size=2**20), mailbox)
-    front.deliver(card)
-    threading.setprofile(watch)  # for the loop's thread
+    front.card = card  # as if delivered, which is a stop of the walk
     thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
-    sys.setprofile(watch)
+    server, listener = build_server(front, ServeConfig()), bind("127.0.0.1", 0)
+    await server.start(listener)
     try:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(build_app(front)), base_url="http://tonle")
-        question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
-        reply = await client.post("/v1/chat/completions", json=question)
+        yield url_of(*listener.getsockname()[:2])
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        await server.stop(drain_s=1)
         mailbox.put(Stop())
         thread.join(10)
-    assert reply.status_code == 200, reply.text
-    return reply.text
+
+
+def test_a_request_passes_the_stops_of_a_gateway_in_order(walk: str, tmp_path: Path) -> None:
+    expected = stops(walk, r"- G\d+\. ")
+    assert len(expected) > 8
+
+    async def main() -> list[tuple[str, str]]:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            with Watch(expected) as watch:
+                reply = await place.ask(stream=True)
+        assert reply.status_code == 200 and "[DONE]" in reply.text
+        return watch.visited
+
+    assert asyncio.run(main()) == expected

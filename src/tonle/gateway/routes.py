@@ -124,6 +124,11 @@ class Routes:
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
 
     @property
+    def paths(self) -> list[str]:
+        """Those with one fixed name."""
+        return list(self._exact)
+
+    @property
     def patterns(self) -> list[str]:
         named = (self._model, self._key, self._drain, self._resume)
         return [*self._exact, *(found.pattern for found in named)]

@@ -8,8 +8,8 @@ import pytest
 
 from tonle.cache import CachedResponse, Flight, ResponseCache, cache_key, may_reuse
 from tonle.cache.response_cache import MAX_BYTES, MAX_SIZE
-from tonle.config import kinds
-from tonle.config.gateway import KNOBS
+from tonle.config import values
+from tonle.config.gateway import SETTINGS
 from tonle.errors import ConfigError
 
 
@@ -137,5 +137,5 @@ def test_senseless_sizes_are_refused(wrong: dict[str, int]) -> None:
 
 
 def test_the_settings_show_the_limits_that_hold_without_them() -> None:
-    assert KNOBS["cache_max_size"].kind.show(None) == str(MAX_SIZE)
-    assert KNOBS["cache_max"].kind.show(None) == kinds.show_size(MAX_BYTES)
+    assert SETTINGS["cache_max_size"].type.show(None) == str(MAX_SIZE)
+    assert SETTINGS["cache_max"].type.show(None) == values.show_size(MAX_BYTES)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.unit.edge.certificates import Authority, Pair
-from tonle.cli.banner import Door
+from tonle.cli.banner import ServerInfo
 from tonle.config.gateway import GatewayConfig
 from tonle.config.serve import ServeConfig
 from tonle.config.server import ServerConfig
@@ -191,5 +191,5 @@ def test_settings_that_do_not_go_together(
 def test_urls() -> None:
     assert url_of("10.0.0.1", 1, tls=True) == "https://10.0.0.1:1" and url_of("10.0.0.1", 1) == "http://10.0.0.1:1"
     assert local_url("::", 1, tls=True) == "https://[::1]:1"
-    door = Door(host="0.0.0.0", port=1, tls=True)
+    door = ServerInfo(host="0.0.0.0", port=1, tls=True)
     assert door.url == "https://127.0.0.1:1" and door.address.startswith("https://0.0.0.0:1/v1")

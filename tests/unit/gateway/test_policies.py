@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tonle.config.rows import ArmRow, BackendRow
 
 from tonle.config.gateway import GatewayConfig
+from tonle.config.routing import ArmConfig, BackendConfig
 from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.backends.backend import Backend, ModelEntry
 from tonle.gateway.backends.backend_pool import BackendPool
@@ -30,12 +30,12 @@ from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel
 
 
 def backend(name: str, **fields: Any) -> Backend:
-    row = BackendRow(url=f"http://{name}:1", name=name, **{"models": ("m",), "kind": "openai", **fields})
+    row = BackendConfig(url=f"http://{name}:1", name=name, **{"models": ("m",), "kind": "openai", **fields})
     return Backend(row, GatewayConfig())
 
 
 def request(
-    text: str = "hello", *, prompt_tokens: int = 10, arm: ArmRow | None = None, failed: Any = ()
+    text: str = "hello", *, prompt_tokens: int = 10, arm: ArmConfig | None = None, failed: Any = ()
 ) -> RouteRequest:
     parsed = ParsedRequest(
         body={"prompt": text}, raw=b"", rewritten=False, warnings=(), asked_model="m", stream=False, wants_usage=False,
@@ -77,9 +77,9 @@ def test_only_available_backends_are_kept() -> None:
 
 def test_an_arm_may_name_its_backend() -> None:
     candidates = Candidates([backend("a"), backend("b")], "load")
-    named = of_arm(candidates, request(arm=ArmRow(name="x", weight=1, backend="b")))
+    named = of_arm(candidates, request(arm=ArmConfig(name="x", weight=1, backend="b")))
     assert (names(named), named.why) == (["b"], "experiment")
-    assert of_arm(candidates, request(arm=ArmRow(name="x", weight=1))) is candidates
+    assert of_arm(candidates, request(arm=ArmConfig(name="x", weight=1))) is candidates
     assert of_arm(candidates, request()) is candidates
 
 

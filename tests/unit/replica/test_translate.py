@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tonle.replica.conversation import template_messages
 
 from tests.fakes.front import FakeFront
 from tonle.engine.request import RequestPriority, ResolvedConfig
 from tonle.errors import InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, ContentPart, Message
+from tonle.replica.template_messages import template_messages
 from tonle.replica.translate import EngineRequest, chat_order, completion_order
 
 FRONT = FakeFront()

@@ -9,7 +9,7 @@ import msgspec
 from tests.fakes.front import END, ByteText
 from tonle.engine.request import TokenLogprob
 from tonle.protocol.openai import PromptLogprob
-from tonle.replica.logprobs import LOWEST, CompletionScribe, chat_logprobs, prompt_logprobs
+from tonle.replica.wire_logprobs import LOWEST, CompletionLogprobWriter, chat_logprobs, prompt_logprobs
 
 TEXT = ByteText()
 
@@ -18,7 +18,7 @@ def test_json_never_sees_infinity() -> None:
     record = TokenLogprob(97, -math.inf, [(98, -math.inf)])
     (entry,) = chat_logprobs([record], TEXT).content
     assert entry.logprob == entry.top_logprobs[0].logprob == LOWEST
-    piece = CompletionScribe(TEXT, skip_special_tokens=True).write([97], [record])
+    piece = CompletionLogprobWriter(TEXT, skip_special_tokens=True).write([97], [record])
     assert piece.token_logprobs == [LOWEST] and piece.top_logprobs == [{"b": LOWEST, "a": LOWEST}]
     assert b"null" not in msgspec.json.encode(piece)
 
@@ -34,13 +34,13 @@ def test_chosen_token_outside_the_best() -> None:
 
 def test_tokens_that_read_the_same() -> None:
     record = TokenLogprob(0x80, -0.1, [(0x80, -0.1), (0x81, -0.9)])
-    piece = CompletionScribe(TEXT, skip_special_tokens=True).write([0x80], [record])
+    piece = CompletionLogprobWriter(TEXT, skip_special_tokens=True).write([0x80], [record])
     assert piece.top_logprobs == [{"\ufffd": -0.1}]
 
 
 def test_offsets_run_on_over_pieces() -> None:
     for skip, width in ((True, 0), (False, len("<end>"))):
-        scribe = CompletionScribe(TEXT, skip_special_tokens=skip)
+        scribe = CompletionLogprobWriter(TEXT, skip_special_tokens=skip)
         tokens = [*"ក".encode(), END, 97, 98]
         offsets = [scribe.write([token], [None]).text_offset[0] for token in tokens]
         assert offsets == [0, 0, 0, 1, 1 + width, 2 + width]
