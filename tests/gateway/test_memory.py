@@ -52,7 +52,7 @@ def test_objects_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert not {kind: count for kind, count in grown.items() if count > 60}, grown.most_common(5)
             trail = place.gateway.trail
             assert trail is not None and not trail._open and not trail.num_queued
-            assert all(not backend.gate._inside and not backend.gate._lines for backend in place.gateway.pool.backends)
+            assert all(not backend.gate._inside and not backend.gate._queues for backend in place.gateway.pool.backends)
 
     run(main())
 
