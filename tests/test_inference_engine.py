@@ -277,7 +277,7 @@ class TestInferenceEngineIntegration:
         assert told in (texts, ["".join(texts)])  # a slow reader gets both tokens at once
 
     def test_hold_clusters_is_checked(self) -> None:
-        with pytest.raises(ConfigError, match="hold_clusters 'never' is none of auto, always"):
+        with pytest.raises(ConfigError, match="hold_clusters must be auto or always, not 'never'"):
             EngineConfig(hold_clusters="never").validate()
 
     def test_leaving_a_stream_frees_its_work(self, engine: InferenceEngine) -> None:

@@ -13,9 +13,9 @@ from time import perf_counter
 
 import msgspec
 
+from tonle.bench.answer_stream import StreamedAnswer, error_text
 from tonle.bench.measure import Sample
 from tonle.bench.receive import Received, send
-from tonle.bench.stream import StreamedAnswer, error_text
 from tonle.bench.workload import Job
 from tonle.edge.client import HttpClient, UpstreamError
 

@@ -13,8 +13,8 @@ Runs: on one event loop.
         found.land(await compute())  # also wakes identical requests
 """
 
-from tonle.cache.key import cache_key, may_reuse
+from tonle.cache.cache_key import cache_key, may_reuse
+from tonle.cache.cache_store import Cache, CachedResponse, CacheStats, Flight
 from tonle.cache.response_cache import ResponseCache
-from tonle.cache.store import Cache, CachedResponse, CacheStats, Flight
 
 __all__ = ["Cache", "CacheStats", "CachedResponse", "Flight", "ResponseCache", "cache_key", "may_reuse"]

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from tonle.cache.cache_store import CachedResponse, CacheStats, Flight
 from tonle.cache.redis_client import RedisClient
-from tonle.cache.store import CachedResponse, CacheStats, Flight
 from tonle.errors import StoreLost
 
 log = logging.getLogger("tonle.cache")

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tonle.cache.store import CachedResponse, CacheStats, Flight
+from tonle.cache.cache_store import CachedResponse, CacheStats, Flight
 from tonle.errors import ConfigError
 
 MIB = 1024**2

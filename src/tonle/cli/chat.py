@@ -14,7 +14,7 @@ from tonle.cli.chat_session import ChatSession
 from tonle.cli.conversation import Conversation
 from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, ModelArgument, with_flags
-from tonle.config.load import load
+from tonle.config.load_settings import load
 
 
 @with_flags(*ENGINE_FLAGS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption, with_flags
 from tonle.config.gateway import SETTINGS, GatewayConfig
-from tonle.config.load import load_gateway
+from tonle.config.load_settings import load_gateway
 
 if TYPE_CHECKING:
     from tonle.gateway.gateway import Gateway

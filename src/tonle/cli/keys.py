@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption
-from tonle.config.load import load_gateway
+from tonle.config.load_settings import load_gateway
 from tonle.errors import ConfigError
 
 if TYPE_CHECKING:

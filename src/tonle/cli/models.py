@@ -10,7 +10,7 @@ import typer
 
 from tonle.cli import screen
 from tonle.cli.flags import ConfigOption, ModelArgument
-from tonle.config.load import load
+from tonle.config.load_settings import load
 
 if TYPE_CHECKING:
     from tonle.models.source import ModelSource

@@ -15,7 +15,7 @@ from tonle.cli.answer_options import MaxTokensOption, SeedOption, SystemOption, 
 from tonle.cli.backends import AnswerOptions, AnswerStats, ChatBackend, Message, Prompt
 from tonle.cli.device import check_device
 from tonle.cli.flags import ENGINE_FLAGS, ConfigOption, with_flags
-from tonle.config.load import load
+from tonle.config.load_settings import load
 
 
 @with_flags("model", *ENGINE_FLAGS)

@@ -14,7 +14,7 @@ from tonle.cli import screen
 from tonle.cli.banner import ServerInfo, banner, warn_if_open
 from tonle.cli.device import check_device
 from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
-from tonle.config.load import load
+from tonle.config.load_settings import load
 from tonle.config.serve import ServeConfig
 from tonle.errors import TonleError
 

@@ -66,7 +66,7 @@ class WordWrapper:
             self._word += cluster
             self._column += wide
             return cluster
-        return self._wrapped(cluster, wide)
+        return self._wrapped(cluster, wide, limit)
 
     def _placed_space(self, cluster: str, limit: int) -> str:
         self._end_word()
@@ -78,12 +78,15 @@ class WordWrapper:
         self._column += wide
         return cluster
 
-    def _wrapped(self, cluster: str, wide: int) -> str:
+    def _wrapped(self, cluster: str, wide: int, limit: int) -> str:
         before, word = self._line, self._word
         moves = bool(word) and bool(before.strip())  # else the word began this line, and is longer than it
-        self._line, self._word = "", (word if moves else "") + cluster
-        self._column = sum(map(_width, clusters(self._word))) if moves else wide
-        return f"\r{before}\x1b[K\n{self._word}" if moves else f"\n{cluster}"
+        width = sum(map(_width, clusters(word))) + wide
+        fits = moves and width <= limit
+        self._line, self._word, self._column = "", (word if fits else "") + cluster, width if fits else wide
+        if not moves:
+            return f"\n{cluster}"
+        return f"\r{before}\x1b[K\n{word}{'' if fits else chr(10)}{cluster}"
 
     def _may_break_before(self, cluster: str) -> bool:
         if not self._word or _CLOSING.match(cluster):

@@ -21,7 +21,8 @@ import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
-from tonle.engine.front import Front, Generation
+from tonle.engine.front import Front
+from tonle.engine.generation import Generation
 from tonle.engine.loop import Loop
 from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import DropCache, Failed, Step, Stop, ToFront

@@ -13,8 +13,8 @@ from msgspec import Meta
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
 from tonle.gateway.api_keys.key import Key, KeyLimits, Scope, draw
+from tonle.gateway.api_keys.key_store import KeyStore
 from tonle.gateway.api_keys.ring import KeyRing
-from tonle.gateway.api_keys.store import KeyStore
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.limits.limiter import Limiter

@@ -182,11 +182,12 @@ class Gateway:
         freeze_objects()
         if on_ready is not None:
             on_ready()
-        with _signals(stop, self.server):
+        with _signals(stop, self.server) as asked:
             await stop.wait()
             if self._local is not None:
                 self._local.on_drain()
-            goodbye.say_stopping(self.server.num_active, self.config.drain_s)
+            if asked.is_set() or self.server.num_active:  # else the reason to stop is told elsewhere
+                goodbye.say_stopping(self.server.num_active, self.config.drain_s)
             reminder = asyncio.create_task(goodbye.remind(lambda: self.server.num_active, self.config.drain_s))
             try:
                 await self.stop()
@@ -196,12 +197,15 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event, server: HttpServer) -> Iterator[None]:
+def _signals(stop: asyncio.Event, server: HttpServer) -> Iterator[asyncio.Event]:
+    """The event is set once a signal has come."""
+    asked = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield asked
         return
 
     def on_signal() -> None:
+        asked.set()
         if stop.is_set():
             log.warning("stopping at once")
             server.end_requests()
@@ -212,7 +216,7 @@ def _signals(stop: asyncio.Event, server: HttpServer) -> Iterator[None]:
     for number in numbers:
         loop.add_signal_handler(number, on_signal)
     try:
-        yield
+        yield asked
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

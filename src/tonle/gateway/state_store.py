@@ -12,7 +12,7 @@ from typing import Protocol
 from tonle.cache.redis_client import RedisClient
 from tonle.config.stores import POSTGRES, REDIS, scheme_of
 from tonle.errors import ConfigError, StoreLost
-from tonle.gateway.api_keys.store import KeyStore
+from tonle.gateway.api_keys.key_store import KeyStore
 from tonle.gateway.limits.shared_counts import SharedCounts
 from tonle.gateway.limits.usage_saver import UsageStore
 

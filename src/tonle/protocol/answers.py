@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tonle.protocol import sse
-from tonle.protocol.replies import Delta, EventReader, Reply, content_text, decode_reply
+from tonle.protocol.replies import EventReader, Reply, ReplyDelta, content_text, decode_reply
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
@@ -172,7 +172,7 @@ class Collector:
             if (delta := part.delta or part.message) is not None:
                 self._take_delta(choice, delta)
 
-    def _take_delta(self, choice: Choice, delta: Delta) -> None:
+    def _take_delta(self, choice: Choice, delta: ReplyDelta) -> None:
         if delta.content:
             choice.pieces.append(content_text(delta.content))
         elif thought := delta.reasoning_content or delta.reasoning:

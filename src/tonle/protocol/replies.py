@@ -13,7 +13,7 @@ import msgspec
 from tonle.protocol.sse import DATA, END, payload, split
 
 
-class Delta(msgspec.Struct, gc=False):
+class ReplyDelta(msgspec.Struct, gc=False):
     """A message, or a piece of one."""
 
     content: str | list[Any] | None = None
@@ -24,8 +24,8 @@ class Delta(msgspec.Struct, gc=False):
 
 class ReplyChoice(msgspec.Struct, gc=False):
     index: int = 0
-    delta: Delta | None = None  # chat, streamed
-    message: Delta | None = None  # chat, whole
+    delta: ReplyDelta | None = None  # chat, streamed
+    message: ReplyDelta | None = None  # chat, whole
     text: str | None = None  # completions
     token_ids: list[int] | None = None  # from servers that send them: tokens may be ahead of their text
     finish_reason: str | None = None

@@ -18,7 +18,7 @@ from tonle.protocol.openai import ChatRequest, CompletionRequest
 from tonle.replica import endpoints
 from tonle.replica.chat_answer import ChatAnswer
 from tonle.replica.completion_answer import CompletionAnswer
-from tonle.replica.endpoints import Reply
+from tonle.replica.endpoints import EndpointReply
 from tonle.replica.generate import EndpointKind, generate
 from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.translate import chat_order, completion_order
@@ -27,7 +27,7 @@ log = logging.getLogger("tonle.replica")
 
 SALT_HEADER = "x-tonle-salt"
 
-Endpoint = Callable[[Replica, ReplicaRequest], Awaitable[Reply]]
+Endpoint = Callable[[Replica, ReplicaRequest], Awaitable[EndpointReply]]
 
 CHAT = EndpointKind(ChatRequest, chat_order, ChatAnswer, id_prefix="chatcmpl")
 COMPLETION = EndpointKind(CompletionRequest, completion_order, CompletionAnswer, id_prefix="cmpl")
@@ -80,6 +80,6 @@ class ReplicaTransport:
         """Nothing is held."""
 
 
-def _error(error: BaseException) -> Reply:
+def _error(error: BaseException) -> EndpointReply:
     found = error_reply(error)
-    return Reply(msgspec.json.encode(found.body), status=found.status, headers=dict(found.headers))
+    return EndpointReply(msgspec.json.encode(found.body), status=found.status, headers=dict(found.headers))

@@ -1,6 +1,6 @@
 """Everything that is not generation: models, tokenize, health, docs.
 
-Does: answer from what is known at once. Does not: cause work in the engine, or send: each returns a `Reply`.
+Does: answer from what is known at once. Does not: cause work in the engine, or send: each returns a `EndpointReply`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from tonle.replica.template_messages import template_messages
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EndpointReply:
     body: bytes
     status: int = 200
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    return Reply(msgspec.json.encode(body), status=status, headers=headers or {})
+def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> EndpointReply:
+    return EndpointReply(msgspec.json.encode(body), status=status, headers=headers or {})
 
 
-async def models(replica: Replica, request: ReplicaRequest) -> Reply:
+async def models(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     """503 until the model is there: some orchestrators use this as their readiness probe."""
     return _json(ModelList(data=[_model(replica, name) for name in replica.names]))
 
 
-async def model(replica: Replica, request: ReplicaRequest) -> Reply:
+async def model(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     return _json(_model(replica, replica.resolve(request.path.removeprefix("/v1/models/"))))
 
 
@@ -57,7 +57,7 @@ def _model(replica: Replica, name: str) -> ModelInfo:
     return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
 
 
-async def tokenize(replica: Replica, request: ReplicaRequest) -> Reply:
+async def tokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     asked, warnings = parse(request.body, TokenizeRequest)
     replica.resolve(asked.model)
     replica.check_strict(request, warnings)
@@ -82,7 +82,7 @@ def _split(asked: TokenizeRequest, text: Text) -> list[int]:
     return text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
 
 
-async def detokenize(replica: Replica, request: ReplicaRequest) -> Reply:
+async def detokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     asked, warnings = parse(request.body, DetokenizeRequest)
     replica.resolve(asked.model)
     replica.check_strict(request, warnings)
@@ -93,14 +93,14 @@ async def detokenize(replica: Replica, request: ReplicaRequest) -> Reply:
     return _json(Detokenized(prompt=text, warnings=warnings or UNSET), headers=warning_headers(warnings))
 
 
-async def ready(replica: Replica, request: ReplicaRequest) -> Reply:
+async def ready(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     reason = replica.why_not_ready()
     if reason is None:
         return _json({"status": "ready"})
     return _json({"status": "not ready", "reason": reason}, status=503)
 
 
-async def health(replica: Replica, request: ReplicaRequest) -> Reply:
+async def health(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     reason, stats = replica.why_not_ready(), replica.front.stats
     body = Health(
         status="healthy" if reason is None else "unhealthy",
@@ -114,14 +114,14 @@ async def health(replica: Replica, request: ReplicaRequest) -> Reply:
     return _json(body, status=200 if reason is None else 503)
 
 
-async def openapi_json(replica: Replica, request: ReplicaRequest) -> Reply:
+async def openapi_json(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     return _json(openapi())
 
 
-async def docs(replica: Replica, request: ReplicaRequest) -> Reply:
+async def docs(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     base_url = f"{request.header('x-forwarded-proto') or 'http'}://{request.header('host') or 'localhost:8000'}"
-    return Reply(docs_page(replica.front.name, base_url).encode(), content_type="text/html; charset=utf-8")
+    return EndpointReply(docs_page(replica.front.name, base_url).encode(), content_type="text/html; charset=utf-8")
 
 
-async def not_supported(replica: Replica, request: ReplicaRequest) -> Reply:
+async def not_supported(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     raise NotFound(f"{request.path} is not supported yet. GET /docs lists what there is.")

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from tonle.edge.client import Sink, UpstreamError
-from tonle.engine.front import Front, Generation
+from tonle.engine.front import Front
+from tonle.engine.generation import Generation
 from tonle.engine.messages import ModelCard
 from tonle.engine.request import Delta, Usage
 from tonle.engine.text import Text

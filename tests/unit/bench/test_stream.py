@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonle.bench.stream import StreamedAnswer, error_text
+from tonle.bench.answer_stream import StreamedAnswer, error_text
 
 
 def data(document: Any) -> bytes:

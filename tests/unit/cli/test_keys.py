@@ -6,10 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from tonle.gateway.keys.key import draw
-
 from tests.unit.cli.terminal import tonle
 from tonle.gateway.admin import shown_key
+from tonle.gateway.api_keys.key import draw
 
 
 def test_create_list_revoke(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,8 @@ def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:
 
 def test_an_engine_that_died_is_awaited(tiny_folder: Path) -> None:
     async def use(backend: LocalBackend) -> None:
-        assert backend._engine._process is not None
-        backend._engine._process.kill()
+        assert backend._engine.pid is not None
+        os.kill(backend._engine.pid, signal.SIGKILL)
         while backend._front.ready:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         _, stats = await ask(backend, QUESTION, max_tokens=2)

@@ -11,7 +11,7 @@ from tonle.audit.audit_options import from_config, from_environ
 from tonle.config.audit import AuditConfig
 from tonle.config.cache_dir import cache_dir
 from tonle.config.gateway import GatewayConfig
-from tonle.config.load import load, load_gateway
+from tonle.config.load_settings import load, load_gateway
 from tonle.config.serve import ServeConfig
 from tonle.config.setting import settings_of
 from tonle.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 
 from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
-from tonle.config.load import load, load_gateway
+from tonle.config.load_settings import load, load_gateway
 from tonle.config.serve import SETTINGS, ServeConfig, Setting
 from tonle.errors import ConfigError
 from tonle.models.default_model import NAME

@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.engine.text.corpus import CORPUS
 from tests.unit.engine.text.tokenizers_for_tests import EOS, PlainTokenizer, byte_level_tokenizer
-from tonle.engine.front import Front, Generation
+from tonle.engine.front import Front
+from tonle.engine.generation import Generation
 from tonle.engine.messages import LoopStats, ModelCard, Step, ToEngine
 from tonle.engine.request import Delta, GenerationConfig, TokenLogprob
 from tonle.engine.text import Text, load_text

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from tests.fakes.checkpoints import tiny_tokenizer
-from tonle.engine.front import Front, Generation
+from tonle.engine.front import Front
+from tonle.engine.generation import Generation
 from tonle.engine.messages import LoopStats, ModelCard, Step, Submit, ToEngine
 from tonle.engine.request import GenerationConfig, GenerationResult, TokenLogprob
 from tonle.engine.text import Text

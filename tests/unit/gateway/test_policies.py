@@ -43,7 +43,7 @@ def request(
     )  # fmt: skip
     model = ResolvedModel("m", "m", ModelEntry(id="m"), 1, None if arm is None else "e", arm)
     call: Any = None
-    return RouteRequest(AcceptedRequest(call, LOCAL_CALLER, parsed, model, "salt"), failed)
+    return RouteRequest(AcceptedRequest(call, LOCAL_CALLER, parsed, model, "owner", "salt"), failed)
 
 
 def names(candidates: Candidates) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tonle.config.gateway import SETTINGS, GatewayConfig
-from tonle.config.load import load_gateway
+from tonle.config.load_settings import load_gateway
 from tonle.config.stores import place_of
 from tonle.errors import ConfigError
 from tonle.gateway.gateway import Gateway

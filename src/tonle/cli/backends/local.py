@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 
 from tonle.cli.backends import AnswerOptions, AnswerStats, Prompt
 from tonle.config.engine import EngineConfig
-from tonle.engine.front import Front, Generation
+from tonle.engine.front import Front
+from tonle.engine.generation import Generation
 from tonle.engine.messages import ModelCard
 from tonle.engine.process import EngineProcess
 from tonle.engine.request import GenerationConfig

@@ -82,9 +82,9 @@ class RemoteBackend:
 
     def _max_tokens(self, wanted: int | None) -> int | None:
         """A server refuses a prompt that leaves less room than this: ask for no more than the prompt can spare."""
-        if self._context_length is None:
+        if self._context_length is None or wanted is None:
             return wanted
-        return self._context_length // 4 if wanted is None else min(wanted, self._context_length // 2)
+        return min(wanted, self._context_length // 2)
 
     @contextlib.contextmanager
     def _translated(self) -> Any:

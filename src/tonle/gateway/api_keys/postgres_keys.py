@@ -7,7 +7,7 @@ import secrets
 import msgspec
 
 from tonle.gateway.api_keys.key import Key
-from tonle.gateway.api_keys.store import in_order, revoked
+from tonle.gateway.api_keys.key_store import in_order, revoked
 from tonle.gateway.postgres import Postgres
 
 

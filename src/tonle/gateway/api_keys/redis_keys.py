@@ -15,7 +15,7 @@ import msgspec
 
 from tonle.cache.redis_client import RedisClient
 from tonle.gateway.api_keys.key import Key
-from tonle.gateway.api_keys.store import in_order, revoked
+from tonle.gateway.api_keys.key_store import in_order, revoked
 
 KEYS, VERSION, SECRET = "tonle:keys", "tonle:keys:version", "tonle:secret:"
 

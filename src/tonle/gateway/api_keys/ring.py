@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from tonle.gateway.api_keys.key import Key, digest_of
-from tonle.gateway.api_keys.store import KeyStore
+from tonle.gateway.api_keys.key_store import KeyStore
 
 log = logging.getLogger("tonle.gateway")
 

@@ -18,7 +18,7 @@ import msgspec
 
 from tonle.errors import ConfigError
 from tonle.gateway.api_keys.key import Key
-from tonle.gateway.api_keys.store import in_order, revoked
+from tonle.gateway.api_keys.key_store import in_order, revoked
 
 ResultT = TypeVar("ResultT")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tonle.bench.measure import TokenSource
-from tonle.protocol.replies import Delta, EventReader, Reply
+from tonle.protocol.replies import EventReader, Reply, ReplyDelta
 
 MAX_MESSAGE_CHARS = 300
 
@@ -95,7 +95,7 @@ class StreamedAnswer:
         return len(self.arrivals_s), "chunks"
 
 
-def _says_something(delta: Delta) -> bool:
+def _says_something(delta: ReplyDelta) -> bool:
     """False for the chunk that only opens a chat answer (`role`)."""
     return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
