@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.bench.scripted import Behaviour, Cut, ScriptedServer, Step, json_reply, serving
-from tonle.bench.receive import Received, send
+from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.errors import ConfigError
 
@@ -56,8 +56,10 @@ def with_client(server: ScriptedServer, work: Any, **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def get(client: HttpClient, path: str = "/v1/completions", timeout_s: float = 10.0) -> Coroutine[Any, Any, Received]:
-    return send(client, client.request("GET", path, b"", {}), timeout_s=timeout_s)
+def get(
+    client: HttpClient, path: str = "/v1/completions", timeout_s: float = 10.0
+) -> Coroutine[Any, Any, BufferedReply]:
+    return fetch(client, client.request("GET", path, b"", {}), timeout_s=timeout_s)
 
 
 def scripted(*steps: Step, **behaviour: Any) -> Behaviour:
@@ -89,9 +91,9 @@ def test_prepare_opens_connections_ahead() -> None:
 
 
 def test_a_request_says_who_it_is_for() -> None:
-    async def work(client: HttpClient) -> Received:
+    async def work(client: HttpClient) -> BufferedReply:
         request = client.request("POST", "/v1/completions", b'{"a":1}', {"X-More": "1"})
-        return await send(client, request, timeout_s=60)
+        return await fetch(client, request, timeout_s=60)
 
     with serving(scripted(json_reply(418, {"x": "y"}))) as server:
         reply = with_client(server, work, api_key="k")
@@ -161,7 +163,7 @@ def test_a_timed_out_connection_is_not_used_again() -> None:
     def script(asked: Any) -> list[Step]:
         return [2.0, json_reply(200, {"late": True})] if asked.number == 0 else [json_reply(200, {"late": False})]
 
-    async def work(client: HttpClient) -> Received:
+    async def work(client: HttpClient) -> BufferedReply:
         with pytest.raises(UpstreamError):
             await get(client, timeout_s=0.2)
         return await get(client)
