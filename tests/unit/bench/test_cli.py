@@ -74,8 +74,8 @@ def test_nobody_there_is_two() -> None:
     ("args", "why"),
     [
         (["--concurrency", "two"], "concurrency"),
-        (["--concurrency", "1.5"], "fraction"),
-        (["--concurrency", "2", "--rate", "1"], "exclude"),
+        (["--concurrency", "1.5"], "whole number"),
+        (["--concurrency", "2", "--rate", "1"], "not both"),
         (["--rate", "0"], "rate"),
         (["--input-tokens", "9-3"], "input_tokens"),
         (["--extra-body", "[1]"], "JSON object"),
