@@ -95,7 +95,7 @@ class RemoteBackend:
 
     def _max_tokens(self, wanted: int | None) -> int | None:
         """A server refuses a prompt that leaves less room than this: ask for no more than the prompt can spare."""
-        if wanted is None or self._context_length is None:
+        if self._context_length is None or wanted is None:
             return wanted
         return min(wanted, self._context_length // 2)
 
