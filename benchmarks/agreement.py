@@ -28,14 +28,16 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import httpx
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.needs import development_tool
 from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
 from benchmarks.peers.servers import ours
 from tonle.bench import BenchOptions, Span, run_bench
+
+httpx = development_tool("httpx")
 
 INPUT_TOKENS = 128
 OUTPUT_TOKENS = 32

@@ -18,12 +18,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-
 from benchmarks.gateway_load import KEY
 from benchmarks.needs import development_tool
 from benchmarks.peers.process import free_port
 
+httpx = development_tool("httpx")
 psutil = development_tool("psutil")
 
 READY_S = 120.0

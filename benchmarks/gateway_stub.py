@@ -60,7 +60,9 @@ def application(gap_s: float) -> Any:
 
 
 if __name__ == "__main__":
-    import uvicorn
+    from benchmarks.needs import development_tool
 
     gap_s = float(sys.argv[2]) / 1000 if len(sys.argv) > 2 else 0.0
-    uvicorn.run(application(gap_s), port=int(sys.argv[1]), log_level="warning", access_log=False, lifespan="off")
+    development_tool("uvicorn").run(
+        application(gap_s), port=int(sys.argv[1]), log_level="warning", access_log=False, lifespan="off"
+    )

@@ -23,13 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks.closed_loop import summarize
 from benchmarks.http_users import Outcome, Users
 from benchmarks.needs import development_tool
 from benchmarks.workload import SHAPES, Job, serving, write_config
 
+httpx = development_tool("httpx")
 psutil = development_tool("psutil")
 
 KEY = "sk-benchmark"

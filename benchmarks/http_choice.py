@@ -53,9 +53,11 @@ def serve(name: str, port: int) -> None:
         shorten_thread_switches()
         run(main())
     elif name == "uvicorn":
-        import uvicorn
+        from benchmarks.needs import development_tool
 
-        uvicorn.run(application(0.0), port=port, log_level="warning", access_log=False, lifespan="off")
+        development_tool("uvicorn").run(
+            application(0.0), port=port, log_level="warning", access_log=False, lifespan="off"
+        )
     elif name == "granian":
         from granian import Granian
 
@@ -101,8 +103,9 @@ async def call_many(name: str, url: str, num_requests: int, *, stream: bool) -> 
     left = num_requests
     headers = {"content-type": "application/json"}
     if name == "httpx":
-        import httpx
+        from benchmarks.needs import development_tool
 
+        httpx = development_tool("httpx")
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=USERS)) as client:
 
             async def one() -> None:

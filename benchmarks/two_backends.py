@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 import tonle
+from benchmarks.needs import development_tool
 from benchmarks.peers import files
 from benchmarks.peers.process import RunningServer, end_cleanly_when_terminated, free_port
 from benchmarks.peers.servers import VLLM_PYTHON
@@ -35,6 +35,8 @@ from tonle.audit.chain import Chain
 from tonle.audit.recover import recover
 from tonle.audit.signing_keys import load_key
 from tonle.audit.verify import verify
+
+httpx = development_tool("httpx")
 
 MODEL, PUBLIC = "smol", "smol-ab"
 KEYS = ("key-of-one-tenant", "key-of-another")

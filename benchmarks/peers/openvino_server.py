@@ -4,7 +4,7 @@
 
 Does: tokenize, stream one event per token, detokenize; greedy only. The pipeline works in a process of its own
 (`openvino_pipeline.py`), so that neither ever waits for the other's Python; one message per step passes between them.
-Does not: sample, chat, cancel. Runs in OpenVINO's environment: uvicorn on uvloop and httptools, as Tonle's server does.
+Does not: sample, chat, cancel. Runs in OpenVINO's environment: uvicorn on uvloop and httptools, which Tonle's server uses, too.
 """
 
 from __future__ import annotations

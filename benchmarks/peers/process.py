@@ -16,10 +16,9 @@ from pathlib import Path
 from time import perf_counter, sleep
 from types import FrameType, TracebackType
 
-import httpx
-
 from benchmarks.needs import development_tool
 
+httpx = development_tool("httpx")
 psutil = development_tool("psutil")
 
 READY_POLL_S = 0.02

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from tests.gateway.running_gateway import Upstream, run, running_gateway
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Address, HttpClient
 from tonle.edge.exchange import Exchange
 from tonle.edge.server import MAX_HEAD_BYTES, HttpServer, ServerConnection, ServerLimits
 from tonle.gateway.admission import Gate, Ticket
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
 from tonle.protocol.answers import Collector

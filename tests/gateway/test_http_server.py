@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway, until
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Address, HttpClient, UpstreamError
-from tonle.gateway.backends.buffered_reply import BufferedReply
 
 
 async def raw(place: RunningGateway, data: bytes, *, until: bytes = b"") -> bytes:

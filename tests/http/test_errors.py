@@ -15,8 +15,8 @@ import pytest
 
 from tests.fakes.front import FakeFront
 from tests.http.serving import events, serving
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.errors import CapacityError, ConfigError, ModelError
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.replica import Replica, ReplicaOptions
 

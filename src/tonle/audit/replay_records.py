@@ -1,23 +1,35 @@
 """`replay`: send recorded requests again and see whether the answers are the same.
 
 Does: rebuild the request from its record, without streaming; compare texts. Does not: repeat what cannot repeat: a
-request that samples without a seed is passed over unless asked for.
+request that samples without a seed is passed over unless asked for; or know HTTP: the caller sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any, Literal, NamedTuple
 
-import httpx
 import msgspec
 
 from tonle.audit.seal import CONTENT
+from tonle.errors import InternalError
 from tonle.protocol.answers import Collector
+from tonle.protocol.replies import body_message
 
 Verdict = Literal["same", "different", "failed", "skipped"]
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
+
+
+class ServerReply(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+# Sends a body to a path (`/v1/…`). Raises `InternalError` if this request failed; what else it raises ends the replay.
+Send = Callable[[str, dict[str, Any]], ServerReply]
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +67,9 @@ def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def replay(
-    records: Iterable[dict[str, Any]], client: httpx.Client, *, model: str | None = None, everything: bool = False
+    records: Iterable[dict[str, Any]], send: Send, *, model: str | None = None, everything: bool = False
 ) -> Iterator[ReplayResult]:
-    """One outcome per record. `client` has the server's base URL; `model` replaces the recorded one."""
+    """One outcome per record. `model` replaces the recorded one."""
     for record in records:
         reason = _why_not(record, everything=everything)
         body = request_of(record) if reason is None else None
@@ -68,7 +80,7 @@ def replay(
             continue
         if model is not None:
             body["model"] = model
-        yield _send(record, body, client)
+        yield _replay_one(record, body, send)
 
 
 def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
@@ -79,18 +91,17 @@ def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
     return None
 
 
-def _send(record: dict[str, Any], body: dict[str, Any], client: httpx.Client) -> ReplayResult:
+def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> ReplayResult:
     try:
-        response = client.post(record["endpoint"], json=body)
-    except httpx.HTTPError as error:
-        return ReplayResult(id=record["id"], verdict="failed", detail=str(error) or type(error).__name__)
-    collector = Collector(response.headers.get("content-type"))
-    collector.feed(response.content)
+        reply = send(record["endpoint"], body)
+    except InternalError as error:
+        return ReplayResult(id=record["id"], verdict="failed", detail=error.message)
+    collector = Collector(reply.content_type)
+    collector.feed(reply.body)
     answer = collector.finish()
-    if response.status_code != httpx.codes.OK:
-        detail = answer.error.get("message") if isinstance(answer.error, dict) else response.text[:200]
-        said = f"the server says {response.status_code}: {detail}"
-        if response.status_code != httpx.codes.NOT_FOUND or not _names_model(answer.error):
+    if reply.status != HTTPStatus.OK:
+        said = f"the server says {reply.status}: {body_message(reply.body)}"
+        if reply.status != HTTPStatus.NOT_FOUND or not _names_model(answer.error):
             return ReplayResult(id=record["id"], verdict="failed", detail=said)
         route = record.get("route") or {}
         answered_by = route.get("model") if route.get("model") != body.get("model") else None

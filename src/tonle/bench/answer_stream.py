@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tonle.bench.measure import TokenSource
-from tonle.protocol.replies import EventReader, Reply, ReplyDelta
-
-MAX_MESSAGE_CHARS = 300
+from tonle.protocol.replies import EventReader, Reply, ReplyDelta, error_text
 
 
 class StreamedAnswer:
@@ -103,13 +101,3 @@ def _says_something(delta: ReplyDelta) -> bool:
 def _count(counts: Any, name: str) -> int | None:
     found = counts.get(name) if isinstance(counts, dict) else None
     return found if isinstance(found, int) else None
-
-
-def error_text(error: Any) -> str:
-    """The message inside an OpenAI-style error object, or what stands in its place, as one printable line."""
-    if isinstance(error, dict):
-        for name in ("message", "detail", "error"):
-            if error.get(name):
-                return error_text(error[name])
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"

@@ -11,13 +11,12 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 
-import msgspec
-
-from tonle.bench.answer_stream import StreamedAnswer, error_text
+from tonle.bench.answer_stream import StreamedAnswer
 from tonle.bench.measure import Sample
-from tonle.bench.receive import Received, send
 from tonle.bench.workload import Job
+from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
+from tonle.protocol.replies import body_message
 
 TRUNCATED = "truncated stream"
 
@@ -33,7 +32,9 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
     answer = StreamedAnswer()
     start_s = perf_counter()
     try:
-        reply = await send(client, request, timeout_s=timeout_s, on_data=answer.feed)
+        reply = await fetch(
+            client, request, timeout_s=timeout_s, on_data=lambda piece: answer.feed(piece, perf_counter())
+        )
         answer.finish(perf_counter())
         failure = _judge(reply, answer)
     except UpstreamError as error:
@@ -60,7 +61,7 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
     )
 
 
-def _judge(reply: Received, answer: StreamedAnswer) -> str | None:
+def _judge(reply: BufferedReply, answer: StreamedAnswer) -> str | None:
     """What is wrong with an answer that arrived whole; None = nothing."""
     if reply.status != 200:
         return f"HTTP {reply.status}: {body_message(reply.body)}"
@@ -71,14 +72,6 @@ def _judge(reply: Received, answer: StreamedAnswer) -> str | None:
     if answer.last_s is None and "event-stream" not in reply.content_type:
         return f"unreadable answer: not an event stream but {reply.content_type or 'of no content type'}"
     return f"{TRUNCATED}: ended without finish reason or [DONE]"
-
-
-def body_message(body: bytes) -> str:
-    """The error message in a body, JSON or not."""
-    try:
-        return error_text(msgspec.json.decode(body))
-    except msgspec.MsgspecError:
-        return error_text(body.decode("utf-8", "replace"))
 
 
 async def closed_loop(

@@ -52,7 +52,7 @@ class Bench:
         self._options = options
         self._watch = watch or NoWatch()
         self._event_loop = event_loop
-        address = Address.parse(options.url if "://" in options.url else f"http://{options.url}")
+        address = Address.parse(options.url, scheme="http")
         self._client = HttpClient(address, api_key=options.api_key, verify_tls=options.verify_tls)
         self._target: Target | None = None
         self._levels: list[LevelReport] = []

@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from tonle.bench.drive import body_message, send_job
+from tonle.bench.drive import send_job
 from tonle.bench.measure import Sample
 from tonle.bench.options import BenchOptions
-from tonle.bench.receive import Received, send
 from tonle.bench.words import WORDS
 from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
+from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
 from tonle.errors import ConfigError
-from tonle.protocol.replies import read_models
+from tonle.protocol.replies import body_message, read_models
 
 ASK_TIMEOUT_S = 30.0  # for questions that need no model
 MIN_POOL = 64  # different token ids, so that prompts differ
@@ -56,7 +56,7 @@ async def explore(client: HttpClient, options: BenchOptions) -> Target:
 
 async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str]) -> str:
     try:
-        reply = await send(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
+        reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
     except UpstreamError as error:
         if not error.sent:
             raise ConfigError(
@@ -82,7 +82,7 @@ async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str
     return names[0]
 
 
-def _model_names(reply: Received) -> list[str]:
+def _model_names(reply: BufferedReply) -> list[str]:
     if reply.status != 200:
         return []
     try:
@@ -170,7 +170,7 @@ class _Prober:
         for body in bodies:
             request = self._client.request("POST", "/tokenize", msgspec.json.encode(body), {})
             try:
-                reply = await send(self._client, request, timeout_s=ASK_TIMEOUT_S)
+                reply = await fetch(self._client, request, timeout_s=ASK_TIMEOUT_S)
                 tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens if reply.status == 200 else []
             except (UpstreamError, msgspec.MsgspecError):
                 continue

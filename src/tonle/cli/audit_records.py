@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,8 @@ from tonle.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from tonle.audit.index import Query, Row
+    from tonle.audit.replay_records import Send
+    from tonle.cli.remote_server import RemoteServer
 
 SOME_DIFFER = 1
 _TABLE_WIDTH = 1000
@@ -146,7 +150,9 @@ def _write(records: Iterator[dict[str, Any]], form: FormatName, output: Path | N
 
 def replay(
     directory: DirectoryArgument,
-    url: Annotated[str, typer.Option(metavar="URL", help="The server to ask, with or without /v1.")],
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The server to ask, with or without /v1. Proxies are not used.")
+    ],
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Only this record.")] = None,
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Bearer token.", envvar="OPENAI_API_KEY")] = None,
     as_model: Annotated[
@@ -172,32 +178,48 @@ def replay(
 
     Exit status: 0 all the same, 1 some differ or failed.
     """
-    import httpx
-
     from tonle.audit import replay_records as player
     from tonle.audit.export import read_records
     from tonle.audit.index import Index
+    from tonle.cli.remote_server import RemoteServer
 
     if record_id is None:
         files = list(_files(directory, _query(since, until, key, model, None, text, limit)))
     else:
         with Index(directory) as index:
             files = [index.locate(record_id)]
-    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    server = RemoteServer(url, api_key=api_key)
     verdicts: dict[str, int] = {}
     unknown: dict[str | None, None] = {}  # in order: the recorded models behind names that this server does not have
-    with httpx.Client(base_url=base, headers=headers, timeout=timeout) as client:
-        for outcome in player.replay(read_records(files), client, model=as_model, everything=everything):
-            verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
-            if outcome.unknown_model:
-                unknown[outcome.answered_by] = None
-            typer.echo(screen.harmless(str(outcome)))
-    screen.stderr().print(", ".join(f"{number} {verdict}" for verdict, number in verdicts.items()) or "no records")
+    with asyncio.Runner() as runner:
+        send = _sender(runner, server, timeout)
+        try:
+            for outcome in player.replay(read_records(files), send, model=as_model, everything=everything):
+                verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
+                if outcome.unknown_model:
+                    unknown[outcome.answered_by] = None
+                typer.echo(screen.harmless(str(outcome)))
+        finally:
+            server.close()
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+            if counts or not files:
+                screen.stderr().print(counts or "no records")
     if unknown:
         _hint_as_model([name for name in unknown if name])
     if verdicts.keys() & {"different", "failed"}:
         raise typer.Exit(SOME_DIFFER)
+
+
+def _sender(runner: asyncio.Runner, server: RemoteServer, timeout_s: float) -> Send:
+    from tonle.audit.replay_records import ServerReply
+
+    def send(path: str, body: dict[str, Any]) -> ServerReply:
+        reply = runner.run(server.post(path, body, timeout_s=timeout_s))
+        if reply.status == HTTPStatus.UNAUTHORIZED:  # so will be all others
+            raise server.refusal(reply, reply.body)
+        return ServerReply(reply.status, reply.content_type, reply.body)
+
+    return send
 
 
 def _hint_as_model(behind: list[str]) -> None:

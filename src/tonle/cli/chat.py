@@ -26,7 +26,7 @@ def chat(
             "--url",
             metavar="URL",
             help="Talk to this OpenAI-compatible server instead of starting an engine. "
-            "MODEL is then a name that the server knows; default: the first one it lists.",
+            "MODEL is then a name that the server knows; default: the first one it lists. Proxies are not used.",
             show_default=False,
         ),
     ] = None,

@@ -13,6 +13,8 @@ benchmark takes from the server it measures on the same machine (docs/benchmarki
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import socket
 import ssl
 import time
@@ -68,13 +70,15 @@ class Address:
     prefix: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
-        """Read `http://host:8000`, with or without `/v1`."""
-        parts = urlsplit(url)
+    def parse(cls, url: str, *, scheme: str | None = None) -> Address:
+        """Read `http://host:8000`, with or without `/v1`. `scheme` is for a URL that has none; None: it must have one."""
         try:
+            parts = urlsplit(url if scheme is None or "://" in url else f"{scheme}://{url}")
             port = parts.port
-        except ValueError:
-            raise ConfigError(f"url {url!r} has no valid port", param="url") from None
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a valid URL: {error}", param="url") from None
+        if "@" in parts.netloc:
+            raise ConfigError("a URL cannot have a user name or password in it; give an API key instead", param="url")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url {url!r} must look like http://127.0.0.1:8000", param="url")
         tls = parts.scheme == "https"
@@ -237,8 +241,20 @@ class ClientConnection(asyncio.Protocol):
 class HttpClient:
     """Owns the connections to one server; as many as there are requests at once."""
 
-    def __init__(self, address: Address, *, api_key: str | None = None, verify_tls: bool = True) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        api_key: str | None = None,
+        verify_tls: bool = True,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError(
+                "the API key contains a line break or another character that HTTP cannot send", param="api_key"
+            )
         self.address = address
+        self._connect_timeout_s = connect_timeout_s
         self.reconnects = 0  # requests sent again because the server had closed their idle connection
         self._tls = _tls_context(verify=verify_tls) if address.tls else None
         self._idle: list[ClientConnection] = []
@@ -301,19 +317,19 @@ class HttpClient:
     async def connect(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     ClientConnection, self.address.host, self.address.port, ssl=self._tls
                 )
         except TimeoutError:
             raise UpstreamError("connection timeout", self.address.netloc, sent=False) from None
-        except ConnectionRefusedError:
-            raise UpstreamError("connection refused", self.address.netloc, sent=False) from None
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:  # UnicodeError: cannot be a host name
             raise UpstreamError("host not found", f"{self.address.host} ({error})", sent=False) from None
         except ssl.SSLError as error:
             raise UpstreamError("TLS error", str(error), sent=False) from None
         except OSError as error:
+            if _is_refusal(error):
+                raise UpstreamError("connection refused", self.address.netloc, sent=False) from None
             raise UpstreamError("connection failed", str(error), sent=False) from None
         return connection
 
@@ -321,6 +337,12 @@ class HttpClient:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Also of a host with several addresses, such as `localhost`: that error has no number, only the text of each."""
+    numbers = [str(error.errno)] if error.errno else re.findall(r"\[Errno (\d+)\]", str(error))
+    return {*numbers} == {str(errno.ECONNREFUSED)}
 
 
 def _tls_context(*, verify: bool) -> ssl.SSLContext:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Sink, UpstreamError
 from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
 from tonle.gateway.parsed_request import ParsedRequest

@@ -12,8 +12,8 @@ from typing import Any
 
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.call import Call
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, ShadowCopy, StageResults, as_fields

@@ -16,13 +16,13 @@ import msgspec
 
 from tonle import __version__
 from tonle.config.gateway import GatewayConfig
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
 from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
 from tonle.gateway.gateway_metrics import GatewayMetrics

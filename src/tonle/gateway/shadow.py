@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tonle.config.routing import ShadowConfig
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.fast_metrics import FastCounter
 from tonle.gateway.outgoing import copy_for, headers_for
 from tonle.gateway.stage_results import AcceptedRequest, ShadowCopy

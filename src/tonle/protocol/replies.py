@@ -1,4 +1,4 @@
-"""What OpenAI-compatible servers send, read leniently: replies, chunks of streams (`EventReader`), model lists.
+"""What OpenAI-compatible servers send, read leniently: replies, chunks of streams (`EventReader`), errors, model lists.
 
 Does: decode the fields that gateway, audit and benchmark look at; all others are skipped without being built. Does not: put
 chunks together (`answers.py`), or declare what this server sends (`openai.py`).
@@ -47,6 +47,7 @@ class Reply(msgspec.Struct, gc=False):
     message: Any = None
 
 
+MAX_MESSAGE_CHARS = 300
 _THEN_DONE = b"\n\ndata: [DONE]"
 
 decode_reply = msgspec.json.Decoder(Reply).decode
@@ -112,6 +113,24 @@ def content_text(content: str | list[Any]) -> str:
         return content
     texts = [part.get("text") if isinstance(part, dict) else part for part in content]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def error_text(error: Any) -> str:
+    """The message inside an OpenAI-style error object, or what stands in its place, as one printable line."""
+    if isinstance(error, dict):
+        for name in ("message", "detail", "error"):
+            if error.get(name):
+                return error_text(error[name])
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"
+
+
+def body_message(body: bytes) -> str:
+    """The error message in a body, JSON or not."""
+    try:
+        return error_text(msgspec.json.decode(body))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return error_text(body.decode("utf-8", "replace"))
 
 
 class ModelEntry(msgspec.Struct):

@@ -1,6 +1,6 @@
 """Log lines: one format, one place to set it up.
 
-Does: configure the loggers `tonle` and `uvicorn` to write to stderr, as lines for people or as JSON for collectors.
+Does: configure the logger `tonle` to write to stderr, as lines for people or as JSON for collectors.
 Does not: touch the root logger; a program that embeds Tonle keeps its own.
 """
 
@@ -34,16 +34,14 @@ def configure(level: str | int, *, json: bool = False) -> None:
         raise ConfigError(f"log level {level!r} is none of DEBUG, INFO, WARNING, ERROR", param="log_level")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json else Lines())
-    # uvicorn's INFO tells of sockets and processes; the CLI says that better
-    for name, least in (("tonle", number), ("uvicorn", max(number, logging.WARNING))):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.setLevel(least)
-        logger.propagate = False
+    logger = logging.getLogger("tonle")
+    logger.handlers[:] = [handler]
+    logger.setLevel(number)
+    logger.propagate = False
 
 
 def room(logger_name: str) -> str:
-    """`tonle.engine.loop` -> `engine`; `uvicorn.error` -> `uvicorn`."""
+    """`tonle.engine.loop` -> `engine`; `asyncio` -> `asyncio`."""
     parts = logger_name.split(".")
     return parts[1] if parts[0] == "tonle" and len(parts) > 1 else parts[0]
 

@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 from tests.fakes.front import FakeFront
 from tests.http.serving import serving
 from tests.unit.audit.trails import BODY, CHAT, ask, files, records, running, write_days
+from tests.unit.bench.scripted import Behaviour, Cut, Step, json_reply
+from tests.unit.bench.scripted import serving as scripted_serving
 from tonle.audit import day_ledger
 from tonle.audit.index import INDEX_NAME, Index, Query
 from tonle.cli.app import app
@@ -211,7 +213,58 @@ def test_replay(tmp_path: Path) -> None:
         done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "nobody")
         assert done.stdout.startswith("failed")
         assert "--as-model NAME" in done.stderr
-    assert tonle("replay", tmp_path, "--url", "http://127.0.0.1:9").exit_code == 1
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Three records that can be replayed."""
+    with running(tmp_path) as trail:
+        for name in ("one", "two", "three"):
+            body = {"messages": [{"role": "user", "content": name}], "max_tokens": 64, "temperature": 0}
+            ask(trail, body=body, output="yes")
+    return tmp_path
+
+
+def replies(*replies: list[Step]) -> Behaviour:
+    return Behaviour(script=lambda asked: replies[asked.number])
+
+
+YES: list[Step] = [json_reply(200, {"choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]})]
+
+
+def test_replay_without_a_server_stops_at_once(three: Path) -> None:
+    done = tonle("replay", three, "--url", "127.0.0.1:9")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "Error: no server answers at http://127.0.0.1:9 (connection refused: 127.0.0.1:9). Is it"
+    )
+    assert tonle("replay", three, "--url", "http://[::1").exit_code == 1
+
+
+def test_replay_says_how_to_give_a_key(three: Path) -> None:
+    with scripted_serving(Behaviour(key="right", script=lambda asked: YES)) as server:
+        done = tonle("replay", three, "--url", server.url)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "needs an API key (no such key). Give one with --api-key or OPENAI_API_KEY." in done.stderr
+        assert len(server.asked) == 1, "the key is as wrong for the others"
+        assert tonle("replay", three, "--url", server.url, "--api-key", "right").exit_code == 0
+        assert {asked.path for asked in server.asked} == {CHAT}
+
+
+def test_a_request_that_fails_does_not_end_the_replay(three: Path) -> None:
+    refused: list[Step] = [json_reply(500, {"error": {"message": "out of\norder"}})]
+    with scripted_serving(replies(YES, refused, [Cut()], [Cut()])) as server:
+        done = tonle("replay", three, "--url", server.url)
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("same: ") and second.endswith(": the server says 500: out of order")
+    assert third.endswith("broke: connection closed: by the server, before it answered")
+    assert (done.exit_code, done.stderr) == (1, "1 same, 2 failed\n")
+
+
+def test_an_answer_that_takes_too_long(three: Path) -> None:
+    with scripted_serving(replies([30.0])) as server:
+        done = tonle("replay", three, "--url", server.url, "--limit", "1", "--timeout", "0.2")
+    assert done.exit_code == 1 and "timeout: " in done.stdout and "0.2 s" in done.stdout
 
 
 def test_replay_points_to_the_model_behind_an_alias(tmp_path: Path) -> None:

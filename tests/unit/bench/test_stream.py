@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonle.bench.answer_stream import StreamedAnswer, error_text
+from tonle.bench.answer_stream import StreamedAnswer
 
 
 def data(document: Any) -> bytes:
@@ -122,13 +122,6 @@ def test_carriage_returns_and_missing_spaces() -> None:
 def test_an_error_in_the_stream_is_a_failure() -> None:
     answer = read(completion("a") + data({"error": {"message": "engine died", "code": 500}}) + DONE)
     assert answer.failure == "error in stream: engine died"
-
-
-def test_error_messages_become_one_printable_line() -> None:
-    assert error_text({"error": {"message": "a\n\tb\x1b[31m  c"}}) == "a b [31m c"
-    assert error_text({"error": "plain"}) == "plain"
-    assert error_text({"code": 3}) == "{'code': 3}"
-    assert len(error_text("x" * 5000)) < 400
 
 
 def test_garbage_is_a_failure_and_does_not_raise() -> None:

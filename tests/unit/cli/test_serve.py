@@ -36,13 +36,15 @@ CARD = ModelCard(
 
 
 @contextmanager
-def server(*args: str, command: list[str] = COMMAND) -> Iterator[subprocess.Popen[str]]:
+def server(
+    *args: str, command: list[str] = COMMAND, variables: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [*command, "serve", "--port", "0", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment() | (variables or {}),
     )
     try:
         yield process

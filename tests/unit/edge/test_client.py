@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import shutil
+import socket
 import ssl
 import subprocess
-from collections.abc import Coroutine
+import threading
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.bench.scripted import Behaviour, Cut, ScriptedServer, Step, json_reply, serving
-from tonle.bench.receive import Received, send
+from tests.unit.bench.scripted import STREAM_HEAD, Behaviour, Cut, ScriptedServer, Step, frame, json_reply, serving
+from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import Address, HttpClient, UpstreamError
+from tonle.edge.streamed_reply import stream
 from tonle.errors import ConfigError
 
 
@@ -39,10 +44,30 @@ def test_an_address_reads_back_without_v1() -> None:
     assert str(Address.parse("http://a:80")) == "http://a"
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "localhost:9000", "http://", "http://a:port", "http://a:99999"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a", "localhost:9000", "http://", "http://a:port", "http://a:99999", "http://[::1"]
+)
 def test_a_bad_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Address.parse(url)
+
+
+def test_a_scheme_may_be_assumed() -> None:
+    assert Address.parse("localhost:9000/v1", scheme="http") == Address("localhost", 9000)
+    assert Address.parse("https://a", scheme="http") == Address("a", 443, tls=True)
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Address.parse("http://me:secret@models.example")
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nX-Admin: 1", "ключ"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HttpClient(Address("a", 80), api_key=key)
+    assert key not in caught.value.message
 
 
 def with_client(server: ScriptedServer, work: Any, **options: Any) -> Any:
@@ -56,8 +81,10 @@ def with_client(server: ScriptedServer, work: Any, **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def get(client: HttpClient, path: str = "/v1/completions", timeout_s: float = 10.0) -> Coroutine[Any, Any, Received]:
-    return send(client, client.request("GET", path, b"", {}), timeout_s=timeout_s)
+def get(
+    client: HttpClient, path: str = "/v1/completions", timeout_s: float = 10.0
+) -> Coroutine[Any, Any, BufferedReply]:
+    return fetch(client, client.request("GET", path, b"", {}), timeout_s=timeout_s)
 
 
 def scripted(*steps: Step, **behaviour: Any) -> Behaviour:
@@ -89,9 +116,9 @@ def test_prepare_opens_connections_ahead() -> None:
 
 
 def test_a_request_says_who_it_is_for() -> None:
-    async def work(client: HttpClient) -> Received:
+    async def work(client: HttpClient) -> BufferedReply:
         request = client.request("POST", "/v1/completions", b'{"a":1}', {"X-More": "1"})
-        return await send(client, request, timeout_s=60)
+        return await fetch(client, request, timeout_s=60)
 
     with serving(scripted(json_reply(418, {"x": "y"}))) as server:
         reply = with_client(server, work, api_key="k")
@@ -140,6 +167,104 @@ def test_no_server_there() -> None:
     assert place in str(caught.value) and not caught.value.sent
 
 
+def test_no_server_at_any_address_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` often has two; asyncio then raises an error without a number."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def both(*_: Any, **__: Any) -> list[Any]:
+            kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+            return [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.2", 1))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", both)
+        await HttpClient(Address("several.example", 1)).connect()
+
+    with pytest.raises(UpstreamError) as caught:
+        asyncio.run(work())
+    assert str(caught.value) == "connection refused: several.example:1" and not caught.value.sent
+
+
+def test_a_name_that_cannot_be_a_host() -> None:
+    with pytest.raises(UpstreamError) as caught:
+        asyncio.run(HttpClient(Address.parse("http://a..b")).connect())
+    assert caught.value.kind == "host not found" and not caught.value.sent
+
+
+def test_a_stream_is_read_as_it_arrives() -> None:
+    """The server sends its second piece after it was asked twice: the first one was handed out before the end."""
+    asked_again = threading.Event()
+
+    def script(asked: Any) -> Iterator[Step]:
+        if asked.path == "/completions":
+            asked_again.set()
+            yield json_reply(200, {})
+            return
+        yield STREAM_HEAD
+        yield frame(b"one")
+        while not asked_again.is_set():
+            yield 0.01
+        yield frame(b"two") + b"0\r\n\r\n"
+
+    async def work(client: HttpClient) -> list[bytes]:
+        async with stream(client, client.request("GET", "/v1/completions", b"", {}), first_s=30, silence_s=30) as reply:
+            assert (reply.status, reply.content_type) == (200, "text/event-stream")
+            pieces = [await anext(reply)]
+            await get(client, "/completions")
+            return [*pieces, await reply.read()]
+
+    with serving(Behaviour(script=script)) as server:
+        assert with_client(server, work) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("how", ["left", "cancelled", "before the head"])
+def test_leaving_a_stream_hangs_up(how: str) -> None:
+    async def read(client: HttpClient, begun: asyncio.Event) -> None:
+        request = client.request("GET", "/v1/completions", b"", {})
+        async with stream(client, request, first_s=math.inf, silence_s=math.inf) as reply:
+            await anext(reply)
+            begun.set()
+            if how == "cancelled":
+                await anext(reply)
+
+    async def work() -> None:
+        hung_up, asked, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            if how != "before the head":
+                writer.write(STREAM_HEAD + frame(b"one"))
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            hung_up.set()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(60):
+            client = HttpClient(Address("127.0.0.1", server.sockets[0].getsockname()[1]))
+            reading = asyncio.create_task(read(client, begun))
+            await (asked if how == "before the head" else begun).wait()
+            if how != "left":
+                reading.cancel()
+            await asyncio.wait([reading])
+            await hung_up.wait()
+            assert reading.cancelled() == (how != "left")
+            client.close()
+
+    asyncio.run(work())
+
+
+def test_a_stream_that_breaks_off_gives_what_came_first() -> None:
+    async def work(client: HttpClient) -> None:
+        async with stream(client, client.request("GET", "/v1/completions", b"", {}), first_s=30, silence_s=30) as reply:
+            assert await anext(reply) == b"one"
+            with pytest.raises(UpstreamError, match="connection closed"):
+                await anext(reply)
+
+    with serving(scripted(STREAM_HEAD, frame(b"one"), Cut())) as server:
+        with_client(server, work)
+
+
 def test_an_idle_connection_the_server_closed_is_replaced_once() -> None:
     """The second request finds its connection cut without an answer; the third request's own new connection too."""
 
@@ -161,7 +286,7 @@ def test_a_timed_out_connection_is_not_used_again() -> None:
     def script(asked: Any) -> list[Step]:
         return [2.0, json_reply(200, {"late": True})] if asked.number == 0 else [json_reply(200, {"late": False})]
 
-    async def work(client: HttpClient) -> Received:
+    async def work(client: HttpClient) -> BufferedReply:
         with pytest.raises(UpstreamError):
             await get(client, timeout_s=0.2)
         return await get(client)

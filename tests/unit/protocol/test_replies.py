@@ -1,4 +1,4 @@
-"""Replies of many servers: events cut anywhere, content in parts, model lists."""
+"""Replies of many servers: events cut anywhere, content in parts, errors, model lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tonle.protocol.answers import Collector
-from tonle.protocol.replies import EventReader, Reply, content_text, read_models
+from tonle.protocol.replies import EventReader, Reply, body_message, content_text, error_text, read_models
 
 STREAM = (
     b": a comment\n\n"
@@ -93,3 +93,19 @@ def test_model_lists() -> None:
     for wrong in (b"", b"[]", b'{"data": [{}]}', b"<html>"):
         with pytest.raises(msgspec.MsgspecError):
             read_models(wrong)
+
+
+def test_error_messages_become_one_printable_line() -> None:
+    assert error_text({"error": {"message": "a\n\tb\x1b[31m  c"}}) == "a b [31m c"
+    assert error_text({"error": "plain"}) == "plain"
+    assert error_text({"code": 3}) == "{'code': 3}"
+    assert len(error_text("x" * 5000)) < 400
+
+
+@pytest.mark.parametrize("body", [b'{"error": {"message": "no"}}', b'{"detail": "no"}', b"no", b'"no"'])
+def test_the_message_of_a_body(body: bytes) -> None:
+    assert body_message(body) == "no"
+
+
+def test_a_body_that_is_no_text_has_a_message() -> None:
+    assert body_message(b'"\xff\xfe"') == '"\ufffd\ufffd"'

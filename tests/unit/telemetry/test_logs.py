@@ -14,13 +14,12 @@ from tonle.telemetry.logs import configure, room
 
 @pytest.fixture(autouse=True)
 def _restore() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("tonle", "uvicorn")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    logger = logging.getLogger("tonle")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
-        logger.propagate = propagate
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,4 +57,4 @@ def test_unknown_level() -> None:
 
 
 def test_rooms() -> None:
-    assert room("tonle.engine.loop") == "engine" and room("tonle") == "tonle" and room("uvicorn.error") == "uvicorn"
+    assert room("tonle.engine.loop") == "engine" and room("tonle") == "tonle" and room("other.error") == "other"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import UpstreamError
 from tonle.errors import NotFound
 from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.protocol.replies import ModelEntry, read_models
 
 log = logging.getLogger("tonle.gateway")
