@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from tonle.config import load
+from tonle.config import load_settings as load
 from tonle.config.audit import MIDDLEWARE_SETTINGS
 from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
