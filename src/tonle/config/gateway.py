@@ -14,7 +14,6 @@ from tonle.config import values
 from tonle.config.routing import BackendConfig, ExperimentConfig, ShadowConfig, mapping, objects
 from tonle.config.server import ServerConfig, cache_by_default_setting, port_setting
 from tonle.config.setting import QUEUE, ROUTING, STATE, Setting, setting, settings_of
-from tonle.config.stores import state_place
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -78,12 +77,6 @@ class GatewayConfig(ServerConfig):
 
     port: int = port_setting(8080)
 
-    state_db: str | None = _state(
-        None,
-        values.optional(state_place(), none="the file $XDG_STATE_HOME/tonle/gateway.db"),
-        "Where keys made by `tonle keys` and their usage are stored: a file, or redis://… or postgresql://… to share "
-        "them between gateways.",
-    )
     state_on_loss: str = _state(
         "refuse",
         values.choice("refuse", "serve"),

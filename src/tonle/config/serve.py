@@ -37,7 +37,7 @@ _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context",
 # What one process must do for all requests, so that it does not go with several front ends.
 _OF_ONE_PROCESS = (
     "api_key", "admin_key", "audit_dir", "requests_per_minute", "tokens_per_minute", "max_concurrent_per_key",
-    "tokens_per_day", "cors_origins", "ssl_certfile", "ssl_keyfile",
+    "tokens_per_day", "state_db",
 )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ class ServeConfig(ServerConfig):
             if getattr(self, name):
                 serve, gateway = self._behind_gateway()
                 raise ConfigError(
-                    f"--frontends {self.frontends} does not work with {name}: keys, limits, records and HTTPS are the work "
+                    f"--frontends {self.frontends} does not work with {name}: keys, limits and records are the work "
                     f"of one process. Let that be a gateway in front of the server, with these two commands:\n"
                     f"  {serve}\n  {gateway}",
                     param="frontends",

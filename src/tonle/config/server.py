@@ -11,8 +11,8 @@ from typing import Any
 
 from tonle.config import values
 from tonle.config.audit import AuditConfig
-from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, setting
-from tonle.config.stores import MEMORY, cache_place
+from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, setting
+from tonle.config.stores import MEMORY, cache_place, state_place
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -110,6 +110,14 @@ class ServerConfig(AuditConfig):
         "x-forwarded-for",
         values.choice("x-forwarded-for", "forwarded"),
         "Header in which those proxies send it; the other one is ignored.",
+    )
+
+    state_db: str | None = setting(
+        STATE,
+        None,
+        values.optional(state_place(), none="the file $XDG_STATE_HOME/tonle/gateway.db"),
+        "Where keys made by `tonle keys` or POST /admin/keys and their usage are stored: a file, or redis://… or "
+        "postgresql://… to share them between gateways. `tonle serve` uses it if this or an admin key is set.",
     )
 
     requests_per_minute: int | None = _limit("Requests per minute.")

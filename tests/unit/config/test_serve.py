@@ -65,7 +65,7 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
 @pytest.mark.parametrize(
     "door",
     [{"api_key": ("hush",)}, {"admin_key": ("hush",)}, {"audit_dir": "audit"}, {"requests_per_minute": 3},
-     {"cors_origins": ("https://a",)}],
+     {"state_db": "keys.db"}],
 )  # fmt: skip
 def test_what_one_process_does_needs_one_front_end_or_a_gateway(door: dict[str, Any]) -> None:
     ServeConfig(**door).validate()
@@ -78,7 +78,7 @@ def test_what_one_process_does_needs_one_front_end_or_a_gateway(door: dict[str, 
 def test_the_two_commands_of_that_refusal_can_be_run() -> None:
     config = ServeConfig(
         model="org/name", frontends=4, host="0.0.0.0", port=0, api_key=("hush",), audit_dir="audit",
-        requests_per_minute=3, cors_origins=("https://a", "https://b"),
+        requests_per_minute=3, admin_key=("a",),
     )  # fmt: skip
     with pytest.raises(ConfigError) as refused:
         config.validate()
@@ -90,7 +90,7 @@ def test_the_two_commands_of_that_refusal_can_be_run() -> None:
     front = load_gateway(_flags(gateway[2:]), environ={})
     assert front.backends[0].url == "http://127.0.0.1:8000"
     assert (front.host, front.api_key, front.audit_dir) == ("0.0.0.0", ("KEY",), "audit")
-    assert (front.requests_per_minute, front.cors_origins) == (3, ("https://a", "https://b"))
+    assert (front.requests_per_minute, front.admin_key) == (3, ("KEY",))
 
 
 def _flags(words: list[str]) -> dict[str, Any]:
