@@ -13,7 +13,9 @@ import pytest
 from tests.gateway.running_gateway import Upstream, run, running_gateway
 from tonle.edge.client import Address, HttpClient
 from tonle.edge.exchange import Exchange
-from tonle.edge.server import MAX_HEAD_BYTES, HttpServer, ServerConnection, ServerLimits
+from tonle.edge.reader import MAX_HEAD_BYTES
+from tonle.edge.connection import ServerConnection
+from tonle.edge.server import HttpServer, ServerLimits
 from tonle.gateway.admission import Gate, Ticket
 from tonle.gateway.backends.buffered_reply import BufferedReply
 from tonle.gateway.relay import Relay
@@ -40,6 +42,9 @@ class Wire(asyncio.Transport):
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

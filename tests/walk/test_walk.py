@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tonle.replica.app import build_app
 
 from tests.fakes.checkpoints import tiny_model, tiny_tokenizer
 from tonle.config.engine import EngineConfig
@@ -20,7 +21,6 @@ from tonle.engine.front import Front
 from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import Stop
 from tonle.engine.text import Text
-from tonle.replica.app import build_app
 
 ROOT = Path(__file__).parents[2]
 STOP = re.compile(r"\[`([\w.]+)`\]\(\.\./(src/[\w/.]+)\)")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import msgspec
+from tonle.replica.logprobs import LOWEST, CompletionScribe, chat_logprobs, prompt_logprobs
 
 from tests.fakes.front import END, ByteText
 from tonle.engine.request import TokenLogprob
 from tonle.protocol.openai import PromptLogprob
-from tonle.replica.logprobs import LOWEST, CompletionScribe, chat_logprobs, prompt_logprobs
 
 TEXT = ByteText()
 
