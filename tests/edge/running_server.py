@@ -79,6 +79,10 @@ class Handler:
             raise ZeroDivisionError("on purpose")
         if path == "/wait-stream":
             await self._wait()
+        if path == "/stream-slowly":
+            for _ in range(int(WAIT_S / 0.01)):
+                exchange.write(b"data: x\n\n")
+                await asyncio.sleep(0.01)
         if path == "/large-stream":
             for _ in range(4000):
                 exchange.write(b"x" * 4096)

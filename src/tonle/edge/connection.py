@@ -26,6 +26,7 @@ MAX_PIPELINED = 8  # requests of one connection that wait for the one before; mo
 PARSE_BYTES = 8 * 1024  # at a time: how far past MAX_PIPELINED requests are read
 WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, whoever produces the answer is asked to wait
 RESET_POLL_S = 0.1  # how often a caller who sends no more is looked at: it may be gone
+PROBE_S = 10  # between the kernel's probes of such a caller
 LINGER_S = 5.0  # for a caller who was refused to read why; what it still sends is thrown away
 
 CALLER_HUNG_UP = "the caller hung up"
@@ -84,15 +85,28 @@ class ServerConnection(asyncio.Protocol):
         """The caller sends no more. It may wait for its answers all the same, or be gone: the two look alike until
         something is written, which a socket that was closed answers with a reset."""
         self._reader.stop()
-        if self._closing or self.idle or self._is_tls:
+        if self._closing:
+            return False
+        if self.idle or self._is_tls:
+            self.close()
             return False
         if not self._half_closed:
             self._half_closed = True
-            active = self._active
-            if active is not None and not active.http_1_0 and not active.head_sent:
-                self.send(CONTINUE)  # means nothing to a caller who did not ask for it: RFC 9110, section 15.2.1
+            self._provoke_reset()
             self._loop.call_later(RESET_POLL_S, self._look_for_reset)
         return True
+
+    def _provoke_reset(self) -> None:
+        """From a socket that was closed. A stream does so with its next piece; where there is none, and in HTTP/1.0, the
+        kernel's probes do, when the caller's kernel has forgotten the connection: after a minute."""
+        active = self._active
+        if active is not None and not active.http_1_0 and not active.head_sent:
+            self.send(CONTINUE)  # means nothing to a caller who did not ask for it: RFC 9110, section 15.2.1
+        if self._transport is not None and hasattr(socket, "TCP_KEEPIDLE"):
+            callers = self._transport.get_extra_info("socket")
+            callers.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            callers.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S)
+            callers.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
 
     def _look_for_reset(self) -> None:
         if self._transport is None or self._transport.is_closing():
