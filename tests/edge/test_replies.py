@@ -75,6 +75,14 @@ def test_rfc_9112_9_3_http_1_0_closes_unless_asked(place: RunningServer) -> None
     assert (first.headers["connection"], last.headers["connection"]) == ("keep-alive", "close")
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("options", [["keep-alive, Close"], ["close", "keep-alive"], ["keep-alive", "close"]])
+def test_rfc_9112_9_3_close_wins_over_keep_alive(place: RunningServer, version: str, options: list[str]) -> None:
+    head = get("/1", *(f"Connection: {option}" for option in options), version=version)
+    (reply,) = place.ask(head + get("/smuggled"))
+    assert (reply.headers["connection"], place.handler.paths) == ("close", ["/1"])
+
+
 def test_rfc_9112_6_1_http_1_0_gets_no_chunks(place: RunningServer) -> None:
     (reply,) = place.ask(get("/stream", "Connection: keep-alive", version="1.0") + get("/2", version="1.0"))
     assert "transfer-encoding" not in reply.headers and reply.headers["connection"] == "close"

@@ -123,14 +123,16 @@ class RequestReader:
         exchange = self.incoming
         if exchange is None:
             return
-        target, version = self._url.decode("ascii", "replace"), self._parser.get_http_version()
-        fault = head_fault(version, exchange.headers, target, num_hosts=self._num_hosts)
+        method, version = self._parser.get_method().decode("ascii"), self._parser.get_http_version()
+        target = self._url.decode("ascii", "replace")
+        fault = head_fault(method, version, exchange.headers, target, num_hosts=self._num_hosts)
         if fault is not None:
             self._refuse(*fault)
             return
-        exchange.method = self._parser.get_method().decode("ascii")
+        exchange.method = method
         exchange.http_1_0 = version == "1.0"
-        exchange.keep_alive = exchange.keep_alive and self._parser.should_keep_alive() and exchange.method != "CONNECT"
+        closes = "close" in exchange.header("connection").lower()  # in HTTP/1.0 the parser lets keep-alive win
+        exchange.keep_alive = exchange.keep_alive and not closes and self._parser.should_keep_alive()
         exchange.set_target(target)
         self._num_bytes = 0
         self._begin_body(exchange)
@@ -140,7 +142,7 @@ class RequestReader:
         num_declared = int(declared) if declared else 0
         has_body = num_declared > 0 or "transfer-encoding" in exchange.headers
         waits = has_body and not exchange.http_1_0 and exchange.header("expect").lower() == "100-continue"
-        self._upgrade = has_body and self._parser.should_upgrade() and exchange.method != "CONNECT"
+        self._upgrade = has_body and self._parser.should_upgrade()
         if num_declared > self._max_body_bytes:
             self._mark_oversized(exchange)
             if waits:  # nothing is under way
