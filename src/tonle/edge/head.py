@@ -13,9 +13,7 @@ _HOST = re.compile(r"[^\s/?#@\\]*")  # a name or address, and perhaps a port; ma
 Fault = tuple[int, str]  # status, and why
 
 
-def head_fault(
-    method: str, version: str, headers: dict[str, str], target: str, *, num_hosts: int
-) -> Fault | None:
+def head_fault(method: str, version: str, headers: dict[str, str], target: str, *, num_hosts: int) -> Fault | None:
     """None: nothing is wrong with it. Names in `headers` are in lower case."""
     if version not in ("1.0", "1.1"):
         return 505, f"HTTP/{version} is not spoken here: send HTTP/1.1"
