@@ -14,7 +14,6 @@ from tests.gateway.running_gateway import Upstream, run, running_gateway
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Address, HttpClient
 from tonle.edge.exchange import Exchange
-from tonle.edge.server import MAX_HEAD_BYTES, HttpServer, ServerConnection, ServerLimits
 from tonle.gateway.admission import Gate, Ticket
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router
@@ -26,26 +25,6 @@ class Pressed(BufferedReply):
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self.press = press
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
 
 
 def test_pressure_after_the_end_does_not_stop_the_next_answer(tmp_path: Path) -> None:
@@ -115,67 +94,6 @@ def test_the_gate_counts_only_what_it_let_in() -> None:
     assert gate.ask(ticket)
     gate.leave(ticket, used_tokens=10**400)  # so the backend says
     assert gate.num_inside == 0
-
-
-async def read(*pieces: bytes) -> tuple[list[Exchange], bytes]:
-    """What a server's connection makes of bytes that come in these pieces: requests, and what it wrote."""
-    begun: list[Exchange] = []
-
-    async def handle(exchange: Exchange) -> None:
-        begun.append(exchange)
-        exchange.reply(b"{}")
-
-    wire, connection = Wire(), ServerConnection(HttpServer(handle, ServerLimits()))
-    connection.connection_made(wire)
-    for piece in pieces:
-        connection.data_received(piece)
-        await asyncio.sleep(0)
-    for _ in range(3):  # the handler runs, its reply is flushed
-        await asyncio.sleep(0)
-    return begun, wire.written
-
-
-CHUNKED = b"POST /x HTTP/1.1\r\nHost: x\r\nAuthorization: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
-BLOCK = b"x" * 1024
-
-
-@pytest.mark.parametrize(
-    "start", [b"GET /x HTTP/1.1\r\nA: ", CHUNKED + b"1\r\nx\r\n0\r\nA: "], ids=["header", "trailer"]
-)
-def test_a_header_that_never_ends_is_refused(start: bytes) -> None:
-    async def main() -> None:
-        begun, written = await read(start, *[BLOCK] * (MAX_HEAD_BYTES // len(BLOCK) + 1))
-        assert written.startswith(b"HTTP/1.1 431") and not begun
-
-    run(main())
-
-
-def test_a_header_that_never_ends_is_refused_in_one_piece() -> None:
-    async def main() -> None:
-        begun, written = await read(b"GET /x HTTP/1.1\r\nA: " + BLOCK * 65)
-        assert written.startswith(b"HTTP/1.1 431") and not begun
-
-    run(main())
-
-
-def test_trailers_change_nothing() -> None:
-    async def main() -> None:
-        body = b"%x\r\n%b\r\n0\r\n" % (len(BLOCK * 100), BLOCK * 100)
-        trailer = b"Authorization: forged\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n"
-        (exchange,), written = await read(CHUNKED, body, trailer)
-        assert exchange.headers["authorization"] == "mine" and "x-forwarded-for" not in exchange.headers
-        assert written.startswith(b"HTTP/1.1 200") and exchange.body == BLOCK * 100
-
-    run(main())
-
-
-def test_nothing_begins_after_a_refusal() -> None:
-    async def main() -> None:
-        large = b"GET /x HTTP/1.1\r\nA: " + BLOCK * 65 + b"\r\n\r\n"
-        begun, _ = await read(large + b"GET /y HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert not begun
-
-    run(main())
 
 
 DONE = b"data: [DONE]\n\n"

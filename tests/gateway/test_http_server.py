@@ -1,4 +1,4 @@
-"""The server under callers with bad manners, and the client under servers with worse."""
+"""The gateway behind its HTTP server: order, versions, pressure, connections used again. For HTTP itself: `tests/edge`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway, until
-from tonle.edge.buffered_reply import BufferedReply
-from tonle.edge.client import Address, HttpClient, UpstreamError
 
 
 async def raw(place: RunningGateway, data: bytes, *, until: bytes = b"") -> bytes:
@@ -34,25 +32,6 @@ def request(body: bytes = b'{"model":"m"}', *headers: str, version: str = "1.1")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"x" * 70_000 + b"\r\n\r\n", b"431"),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"431"),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
-        (b"POST /x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
-    ],
-)
-def test_what_is_not_http_is_refused_and_closed(tmp_path: Path, data: bytes, status: bytes) -> None:
-    async def main() -> None:
-        async with running_gateway(tmp_path, Upstream("m")) as place:
-            assert (await raw(place, data)).startswith(b"HTTP/1.1 " + status)
-            assert (await place.ask()).status_code == 200
-
-    run(main())
-
-
 def test_requests_sent_ahead_are_answered_in_order(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
@@ -74,15 +53,6 @@ def test_http_1_0_ends_with_the_connection(tmp_path: Path) -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:
             reply = await raw(place, request(b'{"model":"m","stream":true}', version="1.0"))
             assert b"transfer-encoding" not in reply and reply.endswith(b"data: [DONE]\n\n")
-
-    run(main())
-
-
-def test_expect_continue(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running_gateway(tmp_path, Upstream("m")) as place:
-            reply = await raw(place, request(b'{"model":"m"}', "Expect: 100-continue", "Connection: close"))
-            assert reply.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
     run(main())
 
@@ -123,54 +93,6 @@ def test_a_caller_who_never_reads_is_given_up(tmp_path: Path, monkeypatch: pytes
             del reader
         (record,) = place.records()
         assert (record["status"], record["error"]["message"]) == ("cancelled", "the caller stopped reading")
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind"),
-    [
-        (b"", "connection closed"),
-        (b"garbage", "unreadable answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", "connection closed"),
-    ],
-)
-def test_answers_that_are_none(answer: bytes, kind: str) -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        client = HttpClient(Address.parse(f"http://127.0.0.1:{port}/v1"))
-        connection = await client.take()
-        with pytest.raises(UpstreamError) as failure:
-            await connection.exchange(client.request("GET", "/x", b"", {}), BufferedReply(), first_s=5, silence_s=5)
-        assert failure.value.kind == kind
-        server.close()
-
-    run(main())
-
-
-def test_an_answer_without_length_ends_with_the_connection() -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\nall of it")
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        client, answer = HttpClient(Address.parse(f"http://127.0.0.1:{port}")), BufferedReply()
-        connection = await client.take()
-        await connection.exchange(client.request("GET", "/x", b"", {}), answer, first_s=5, silence_s=5)
-        assert (answer.status, answer.body) == (200, b"all of it")
-        assert not connection.reusable
-        server.close()
 
     run(main())
 

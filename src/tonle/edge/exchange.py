@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
-from urllib.parse import unquote
+
+from tonle.edge.head import absolute_target, decoded
 
 JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
 SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _BODILESS = (204, 304)
+_UNSENDABLE = re.compile(r"[\x00-\x1f\x7f]+")  # in a header: a line end would begin another one
 
 Headers = Iterable[tuple[str, str]]
 
@@ -67,6 +70,9 @@ class Exchange:
         self._line = line
         self._head = b""  # waits for the first piece of the body: one write instead of two
         self._chunked = False
+        self._is_event_stream = False
+        self._between_events = False  # what was written of an event stream ends where an event does
+        self._bodiless = False  # the reply has a head only
         self._request_id = ""
 
     # -- what was asked
@@ -76,8 +82,12 @@ class Exchange:
         return self.headers.get(name, "")
 
     def set_target(self, target: str) -> None:
+        whole = absolute_target(target) if target[:1] != "/" and "://" in target else None
+        if whole is not None:  # its host counts, not the header's
+            self.headers["host"], self.path, self.query = whole
+            return
         path, _, self.query = target.partition("?")
-        self.path = unquote(path) if "%" in path else path
+        self.path = decoded(path)
 
     @property
     def request_id(self) -> str:
@@ -97,27 +107,37 @@ class Exchange:
     def reply(self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Headers = ()) -> None:
         """The whole reply at once."""
         self._begin(status, content_type, headers, f"content-length: {len(body)}\r\n")
-        if self.method == "HEAD" or status in _BODILESS:
-            body = b""
         head, self._head = self._head, b""
-        self._line.send(head + body)
+        self._line.send(head if self._bodiless else head + body)
         self._end()
 
     def start(self, *, status: int = 200, content_type: str, headers: Headers = ()) -> None:
         """Begin a reply whose length is not known. Nothing leaves before the first `write`."""
         self._chunked = not self.http_1_0
+        self._between_events = content_type.startswith(EVENT_STREAM)
+        self._is_event_stream = self._between_events
         if self.http_1_0:
             self.keep_alive = False  # only the end of the connection ends the body
         self._begin(status, content_type, headers, "transfer-encoding: chunked\r\n" if self._chunked else "")
+        self._chunked = self._chunked and not self._bodiless
 
     def write(self, piece: bytes) -> None:
-        if not piece:
+        if not piece or self._bodiless:
             return
+        if self._is_event_stream:
+            self._between_events = piece.endswith(b"\n\n")
         if self._chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         if self._head:
             piece, self._head = self._head + piece, b""
         self._line.send(piece)
+
+    def probe(self) -> bool:
+        """Write what means nothing to a reader of events, so that a closed socket answers. False: not possible now."""
+        if not self._between_events or self.ended:
+            return False
+        self.write(b":\n\n")
+        return True
 
     def end(self) -> None:
         last = b"0\r\n\r\n" if self._chunked else b""
@@ -125,6 +145,10 @@ class Exchange:
             self._line.send(data)
         self._head = b""
         self._end()
+
+    @property
+    def head_sent(self) -> bool:
+        return bool(self.status) and not self._head
 
     @property
     def full(self) -> bool:
@@ -137,9 +161,13 @@ class Exchange:
         assert not self.status, "a reply begins once"
         self.status = status
         self.started_s = time.monotonic()
-        lines = [f"content-type: {content_type}\r\n{framing}x-request-id: {self.request_id}\r\n"]
-        lines += [f"{name}: {value}\r\n" for name, value in headers]
-        lines += [f"{name}: {value}\r\n" for name, value in self.extra_headers]
+        self._bodiless = status in _BODILESS or self.method == "HEAD"
+        if status in _BODILESS:
+            content_type, framing = "", ""
+        lines = [f"content-type: {_sendable(content_type)}\r\n" if content_type else "", framing]
+        lines.append(f"x-request-id: {self.request_id}\r\n")
+        for name, value in (*headers, *self.extra_headers):
+            lines.append(f"{_sendable(name)}: {_sendable(value)}\r\n")
         if not self.keep_alive:
             lines.append("connection: close\r\n")
         elif self.http_1_0:
@@ -151,3 +179,7 @@ class Exchange:
         if not self.ended:
             self.ended = True
             self._line.finish(self)
+
+
+def _sendable(text: str) -> str:
+    return text if text.isprintable() else _UNSENDABLE.sub(" ", text)

@@ -29,7 +29,8 @@ ALL = {
     "trusted_proxies": "10.0.0.0/8,::1", "forwarded_header": "forwarded",
     "cors_origins": "https://a.example,https://b.example", "admin_key": "a", "ssl_keyfile_password": "secret",
     "requests_per_minute": "1", "tokens_per_minute": "2", "max_concurrent_per_key": "3", "tokens_per_day": "4",
-    "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere", "state_db": "keys.db",
+    "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
+    "state_db": "keys.db",
     "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
 }  # fmt: skip
 SWITCHES = {
