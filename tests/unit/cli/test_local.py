@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ QUESTION: list[Message] = [{"role": "user", "content": "hello"}]
 CONFIG = EngineConfig(device="cpu", memory_pool_size=8 << 20, max_sequence_length=None)
 
 
-def with_backend(folder: Path, use: Any) -> None:
+def with_backend(folder: Path, use: Any, config: EngineConfig = CONFIG) -> None:
     async def main() -> None:
-        backend = LocalBackend(ModelSource("folder", folder, "tiny"), CONFIG, chats=True)
+        backend = LocalBackend(ModelSource("folder", folder, "tiny"), config, chats=True)
         try:
             await backend.start()
             await asyncio.wait_for(use(backend), timeout=60)
@@ -49,6 +50,16 @@ def test_answers(tiny_folder: Path) -> None:
         assert texts[0] == texts[1] != texts[2]
 
     with_backend(tiny_folder, use)
+
+
+def test_what_is_not_given_is_left_to_the_model(tiny_folder: Path) -> None:
+    greedy = replace(CONFIG, override_generation_config={"temperature": 0.0})
+
+    async def use(backend: LocalBackend) -> None:
+        answers = {(await ask(backend, QUESTION, max_tokens=16))[0] for _ in range(3)}
+        assert answers == {(await ask(backend, QUESTION, temperature=0, max_tokens=16))[0]}
+
+    with_backend(tiny_folder, use, greedy)
 
 
 def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:

@@ -19,7 +19,6 @@ from tonle.models.source import ModelSource
 
 _ROOM_SHARE = 4  # an answer gets at least a quarter of the context, unless it may not be that long
 _POLL_S = 0.05
-_TEMPERATURE = 0.7  # where the user gave none
 
 
 class LocalBackend:
@@ -71,12 +70,9 @@ class LocalBackend:
 
 
 def _generation_config(options: AnswerOptions, max_length: int) -> GenerationConfig:
-    """What the user asked for, and defaults for what the user did not give."""
+    """What the user asked for. What the user did not give stays open: the model has defaults of its own."""
     return GenerationConfig(
-        temperature=_TEMPERATURE if options.temperature is None else options.temperature,
-        top_p=1.0 if options.top_p is None else options.top_p,
-        seed=options.seed,
-        max_length=max_length,
+        temperature=options.temperature, top_p=options.top_p, seed=options.seed, max_length=max_length
     )
 
 
