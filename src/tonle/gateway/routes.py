@@ -37,7 +37,7 @@ from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
 from tonle.telemetry.metrics import Metrics
 
-log = logging.getLogger("tonle.gateway")
+log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
