@@ -1,20 +1,26 @@
-"""What the answers of chat and completions are made of.
+"""What the answers of chat and completions have in common.
 
 Does: collect the deltas of a choice that is sent whole, say where a stream carries usage, encode events that differ in
-their text alone. Does not: know either shape.
+their text alone. Does not: know either shape (`chat_answer.py`, `completion_answer.py`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tonle.engine.request import Delta, TokenLogprob
+from tonle.engine.text import Text
 from tonle.protocol import sse
-from tonle.protocol.openai import FinishReason, StreamOptions, WireUsage
-from tonle.replica.generate import Submission
+from tonle.protocol.openai import FinishReason, SamplingFields, StreamOptions, WireUsage
+
+if TYPE_CHECKING:
+    from tonle.replica.generate import Envelope, Submission
 
 _MARK = "\x00text\x00"  # JSON escapes it: no model name, id or time holds its encoding
 
@@ -77,6 +83,59 @@ class EventTemplate:
 
     def event(self, text: str) -> bytes:
         return self._before + _encode(text) + self._after
+
+
+class AnswerFormat(ABC):
+    """Turns deltas into wire bodies of one kind."""
+
+    def __init__(self, request: SamplingFields, envelope: Envelope, submission: Submission, text: Text) -> None:
+        self._envelope = envelope
+        self._submission = submission
+        self._text = text
+        self._want_ids = bool(request.return_token_ids)
+        self._usage = StreamUsage(request.stream_options, submission)
+        self._drafts = [ChoiceDraft() for _ in range(submission.num_choices)]
+        # Most events differ in nothing but their text: the rest is encoded once per choice.
+        self._templates: list[EventTemplate] | None = None
+        if request.stream and not self._want_ids and not self._usage.throughout and not submission.order.prompt_only:
+            self._templates = [
+                EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
+            ]
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """Events before the first delta's; called when it has come."""
+
+    def events(self, choice: int, delta: Delta) -> bytes:
+        """Empty if there is nothing to tell yet."""
+        if self._templates is not None and delta.logprobs is None and delta.finish_reason is None:
+            return self._templates[choice].event(delta.text) if delta.text else b""
+        return self._other_events(choice, delta)
+
+    def closing(self) -> bytes:
+        """Events after the last delta's."""
+        if not self._usage.at_end:
+            return b""
+        chunk = self._chunk([])
+        chunk.usage = self._submission.wire_usage
+        return sse.event(chunk)
+
+    def add(self, choice: int, delta: Delta) -> None:
+        """To an answer that is sent whole."""
+        self._drafts[choice].add(delta)
+
+    @abstractmethod
+    def whole(self) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _other_events(self, choice: int, delta: Delta) -> bytes:
+        """Those with more than text."""
+
+    @abstractmethod
+    def _text_chunk(self, choice: int, text: str) -> msgspec.Struct: ...
+
+    @abstractmethod
+    def _chunk(self, choices: list[Any]) -> Any: ...
 
 
 def wire_reason(delta: Delta) -> FinishReason:

@@ -5,12 +5,9 @@ Does: put deltas into OpenAI's chat shapes. Does not: template, tokenize or send
 
 from __future__ import annotations
 
-from functools import partial
-
 from msgspec import UNSET
 
 from tonle.engine.request import Delta
-from tonle.engine.text import Text
 from tonle.protocol import sse
 from tonle.protocol.openai import (
     ChatChoice,
@@ -20,30 +17,12 @@ from tonle.protocol.openai import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    ChatRequest,
 )
-from tonle.replica.answer_parts import ChoiceDraft, EventTemplate, StreamUsage, wire_reason
-from tonle.replica.generate import Envelope, Submission
+from tonle.replica.answer_parts import AnswerFormat, ChoiceDraft, wire_reason
 from tonle.replica.wire_logprobs import chat_logprobs, prompt_logprobs
 
 
-class ChatAnswer:
-    """An `AnswerFormat`."""
-
-    def __init__(self, request: ChatRequest, envelope: Envelope, submission: Submission, text: Text) -> None:
-        self._envelope = envelope
-        self._submission = submission
-        self._text = text
-        self._want_ids = bool(request.return_token_ids)
-        self._usage = StreamUsage(request.stream_options, submission)
-        self._drafts = [ChoiceDraft() for _ in range(submission.num_choices)]
-        # Most events differ in nothing but their text: the rest is encoded once per choice.
-        self._templates: list[EventTemplate] | None = None
-        if request.stream and not self._want_ids and not self._usage.throughout:
-            self._templates = [
-                EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
-            ]
-
+class ChatAnswer(AnswerFormat):
     # -- as events
 
     def opening(self) -> bytes:
@@ -57,9 +36,7 @@ class ChatAnswer:
             chunks[0].prompt_token_ids = self._submission.generation(0).prompt
         return b"".join(sse.event(chunk) for chunk in chunks)
 
-    def events(self, choice: int, delta: Delta) -> bytes:
-        if self._templates is not None and delta.logprobs is None and delta.finish_reason is None:
-            return self._templates[choice].event(delta.text) if delta.text else b""
+    def _other_events(self, choice: int, delta: Delta) -> bytes:
         logprobs = self._logprobs(delta)
         token_ids = delta.tokens if self._want_ids else UNSET
         events = b""
@@ -71,13 +48,6 @@ class ChatAnswer:
             end = ChatChunkChoice(choice, ChatDelta(), None, wire_reason(delta), stop_reason)
             events += sse.event(self._chunk([end]))
         return events
-
-    def closing(self) -> bytes:
-        if not self._usage.at_end:
-            return b""
-        chunk = self._chunk([])
-        chunk.usage = self._submission.wire_usage
-        return sse.event(chunk)
 
     def _text_chunk(self, choice: int, text: str) -> ChatChunk:
         return self._chunk([ChatChunkChoice(choice, ChatDelta(text))])
@@ -93,9 +63,6 @@ class ChatAnswer:
         )
 
     # -- whole
-
-    def add(self, choice: int, delta: Delta) -> None:
-        self._drafts[choice].add(delta)
 
     def whole(self) -> ChatCompletion:
         envelope, generation = self._envelope, self._submission.generation(0)

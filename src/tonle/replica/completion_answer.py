@@ -5,8 +5,6 @@ Does: put deltas into OpenAI's text completion shapes, behind the prompt if aske
 
 from __future__ import annotations
 
-from functools import partial
-
 from msgspec import UNSET, UnsetType
 
 from tonle.engine.request import Delta
@@ -19,29 +17,17 @@ from tonle.protocol.openai import (
     CompletionRequest,
     PromptLogprobs,
 )
-from tonle.replica.answer_parts import ChoiceDraft, EventTemplate, StreamUsage, wire_reason
+from tonle.replica.answer_parts import AnswerFormat, wire_reason
 from tonle.replica.generate import Envelope, Submission
 from tonle.replica.wire_logprobs import CompletionLogprobWriter, prompt_logprobs
 
 
-class CompletionAnswer:
-    """An `AnswerFormat`."""
-
+class CompletionAnswer(AnswerFormat):
     def __init__(self, request: CompletionRequest, envelope: Envelope, submission: Submission, text: Text) -> None:
+        super().__init__(request, envelope, submission, text)
         self._request = request
-        self._envelope = envelope
-        self._submission = submission
-        self._text = text
-        self._want_ids = bool(request.return_token_ids)
-        self._usage = StreamUsage(request.stream_options, submission)
         skip = request.skip_special_tokens is not False
         self._writers = [CompletionLogprobWriter(text, skip_special_tokens=skip) for _ in range(submission.num_choices)]
-        self._drafts = [ChoiceDraft() for _ in range(submission.num_choices)]
-        self._templates: list[EventTemplate] | None = None
-        if request.stream and not self._want_ids and not self._usage.throughout and not submission.order.prompt_only:
-            self._templates = [
-                EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
-            ]
 
     # -- as events
 
@@ -53,20 +39,11 @@ class CompletionAnswer:
         chunks[0].warnings = self._envelope.warnings or UNSET
         return b"".join(sse.event(chunk) for chunk in chunks)
 
-    def events(self, choice: int, delta: Delta) -> bytes:
-        if self._templates is not None and delta.logprobs is None and delta.finish_reason is None:
-            return self._templates[choice].event(delta.text) if delta.text else b""
+    def _other_events(self, choice: int, delta: Delta) -> bytes:
         tail = self._tail(choice, delta)
         if not (tail.text or tail.logprobs or tail.token_ids or tail.finish_reason):
             return b""
         return sse.event(self._chunk([tail]))
-
-    def closing(self) -> bytes:
-        if not self._usage.at_end:
-            return b""
-        chunk = self._chunk([])
-        chunk.usage = self._submission.wire_usage
-        return sse.event(chunk)
 
     def _text_chunk(self, choice: int, text: str) -> Completion:
         return self._chunk([CompletionChoice(index=choice, text=text)])
@@ -82,9 +59,6 @@ class CompletionAnswer:
         )
 
     # -- whole
-
-    def add(self, choice: int, delta: Delta) -> None:
-        self._drafts[choice].add(delta)
 
     def whole(self) -> Completion:
         envelope = self._envelope

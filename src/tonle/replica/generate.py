@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ from tonle.protocol.answers import Answer, Choice
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import FieldWarning, PromptTokensDetails, SamplingFields, WireUsage
 from tonle.protocol.parse import parse
+from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
 from tonle.replica.translate import EngineRequest
 from tonle.telemetry.metrics import Metrics
@@ -43,22 +44,6 @@ class Envelope:
     created: int  # unix seconds
     model: str
     warnings: list[FieldWarning]
-
-
-class AnswerFormat(Protocol):
-    """Turns deltas into wire bodies of one kind."""
-
-    def opening(self) -> bytes:
-        """Events before the first delta's; called when it has come."""
-        ...
-
-    def events(self, choice: int, delta: Delta) -> bytes:
-        """Empty if there is nothing to tell yet."""
-        ...
-
-    def closing(self) -> bytes: ...
-    def add(self, choice: int, delta: Delta) -> None: ...
-    def whole(self) -> msgspec.Struct: ...
 
 
 @dataclass(frozen=True, slots=True)
