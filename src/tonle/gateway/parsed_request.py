@@ -126,7 +126,7 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
         stream=stream,
         wants_usage=wants_usage,
         adds_usage=stream and not wants_usage and path in WITH_USAGE,
-        prompt_tokens=sum(estimate_tokens(text) for text in prompt_texts(body)),
+        prompt_tokens=estimate_prompt(body),
         new_tokens=new_tokens,
         priority=priority,
         deadline_s=deadline_s,
@@ -210,6 +210,14 @@ def prompt_texts(body: dict[str, Any]) -> Iterator[str]:
             yield from (
                 part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
             )
+
+
+def estimate_prompt(body: dict[str, Any]) -> int:
+    """Tokens of the prompt: counted where it comes as token ids, estimated where it comes as text."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], str):
+        return sum(len(part) for part in prompt if isinstance(part, list)) or len(prompt)
+    return sum(estimate_tokens(text) for text in prompt_texts(body))
 
 
 def estimate_tokens(text: str) -> int:
