@@ -120,31 +120,33 @@ class Front:
         now = time.monotonic()
         generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
         seed = secrets.randbits(63) if config.seed is None else config.seed
-        requests = []
-        for index in range(config.n):
-            self._next_handle += 1
-            stream = self.text.stream(
-                prompt,
-                stop=config.stop,
-                include_stop_text=config.include_stop_text,
-                skip_special_tokens=config.skip_special_tokens,
-                hold_clusters=self._hold_clusters,
+        requests = [
+            Request(
+                handle=self._next_handle + 1 + index,
+                prompt=prompt,
+                config=config,
+                priority=priority,
+                seed=child_seed(seed, index),
+                salt=salt,
+                arrived_s=now,
             )
-            self._live[self._next_handle] = _Continuation(generation, index, stream)
-            generation.handles.append(self._next_handle)
-            requests.append(
-                Request(
-                    handle=self._next_handle,
-                    prompt=prompt,
-                    config=config,
-                    priority=priority,
-                    seed=child_seed(seed, index),
-                    salt=salt,
-                    arrived_s=now,
-                )
-            )
-        self._send(Submit(requests))
+            for index in range(config.n)
+        ]
+        self._next_handle += config.n
+        self._send(Submit(requests))  # first: what follows reads the whole prompt, and the engine need not wait for it
+        for index, request in enumerate(requests):
+            self._live[request.handle] = _Continuation(generation, index, self._stream(prompt, config))
+            generation.handles.append(request.handle)
         return generation
+
+    def _stream(self, prompt: list[int], config: GenerationConfig) -> TextStream:
+        return self.text.stream(
+            prompt,
+            stop=config.stop,
+            include_stop_text=config.include_stop_text,
+            skip_special_tokens=config.skip_special_tokens,
+            hold_clusters=self._hold_clusters,
+        )
 
     def prepare_chat(
         self, messages: list[dict[str, Any]], config: GenerationConfig

@@ -216,7 +216,8 @@ def estimate_prompt(body: dict[str, Any]) -> int:
     """Tokens of the prompt: counted where it comes as token ids, estimated where it comes as text."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], str):
-        return sum(len(part) for part in prompt if isinstance(part, list)) or len(prompt)
+        is_flat = isinstance(prompt[0], int)
+        return len(prompt) if is_flat else sum(len(part) for part in prompt if isinstance(part, list)) or len(prompt)
     return sum(estimate_tokens(text) for text in prompt_texts(body))
 
 
