@@ -104,7 +104,7 @@ class FakeGeneration:
     async def _deltas(self) -> AsyncIterator[Delta]:
         front, config = self._front, self.config
         choices = [front.script(self.prompt, config, index) for index in range(config.n)]
-        self.timings.scheduled_s = time.monotonic()
+        self.timings.scheduled_s = self.timings.arrived_s + front.queue_s if front.queue_s else time.monotonic()
         num_tokens = 0
         while any(choices):
             for script in choices:
@@ -145,6 +145,7 @@ class FakeFront:
         self.die_after: int | None = None  # tokens of one request
         self.stall_after: int | None = None  # tokens of one request, then nothing comes any more
         self.delay_s = 0.0  # between deltas
+        self.queue_s = 0.0  # that it says a request waited
         self.submitted: list[tuple[FakeGeneration, RequestPriority]] = []
         self.cancelled: queue.Queue[str] = queue.Queue()  # ids of requests cancelled before their end
 

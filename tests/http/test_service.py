@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes.front import BEGIN, FakeFront
 from tonle import __version__
@@ -141,6 +142,43 @@ def test_metrics_formats(client: httpx.Client) -> None:
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
     reply = client.get("/metrics", headers=accept)
     assert reply.headers["content-type"].startswith("application/openmetrics-text") and reply.text.endswith("# EOF\n")
+
+
+def test_openmetrics_can_be_read_and_keeps_the_names(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    text = client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"}).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["vllm:request_success"].type == "counter" and families["vllm:request_success"].samples
+    assert families["vllm:time_to_first_token_seconds"].type == "histogram"
+    assert text.count("# EOF") == 1
+
+
+def test_the_cache_of_a_server_without_keys_can_be_cleared(client: httpx.Client) -> None:
+    body = {"prompt": "cache me", "max_tokens": 2, "temperature": 0, "use_cache": True}
+    states = [client.post("/v1/completions", json=body).headers["x-cache"] for _ in range(2)]
+    assert states == ["miss", "hit"]
+    assert client.post("/cache/clear").json()["entries"] >= 1
+    assert client.post("/v1/completions", json=body).headers["x-cache"] == "miss"
+    refused = client.get("/admin/keys")
+    assert refused.status_code == 403 and "--admin-key" in refused.json()["error"]["message"]
+
+
+def test_a_deadline_that_passes_is_504(client: httpx.Client, front: FakeFront) -> None:
+    front.stall_after = 0
+    for stream in (False, True):
+        body = {"prompt": "late", "max_tokens": 2, "stream": stream}
+        reply = client.post("/v1/completions", json=body, headers={"x-request-deadline-ms": "150"})
+        assert reply.status_code == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
+        assert front.cancelled.get(timeout=60)
+
+
+def test_health_tells_the_engines_queue_from_its_work(client: httpx.Client, front: FakeFront) -> None:
+    front.queue_s = 5.0
+    for stream in (False, True):
+        client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "stream": stream})
+    sums = client.get("/metrics").text
+    found = re.search(r"^tonle:gateway_queue_seconds_sum (\S+)$", sums, re.MULTILINE)
+    assert found is not None and float(found.group(1)) >= 10
 
 
 def test_version_and_head(client: httpx.Client) -> None:

@@ -104,6 +104,7 @@ class GatewayConfig(ServerConfig):
     def validate(self) -> None:
         """Check settings against each other. Raises `ConfigError`."""
         self.check_tls()
+        self.check_origins()
         names = [backend_name(backend) for backend in self.backends]
         for name in names:
             if names.count(name) > 1:

@@ -196,6 +196,7 @@ class ServeConfig(ServerConfig):
     def validate(self) -> None:
         """Check settings against each other. Raises `ConfigError`."""
         self.check_tls()
+        self.check_origins()
         self.check_cache()
         if self.frontends > 1:
             self._check_frontends()

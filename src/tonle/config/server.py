@@ -5,6 +5,7 @@ Does: hold them, check the TLS files. Does not: act on them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,13 @@ class ServerConfig(AuditConfig):
                 raise ConfigError(f"{name} has no effect on a cache in Redis; remove it, and set maxmemory and an "
                                   "eviction policy (maxmemory-policy volatile-lru) in that Redis instead",
                                   param=name)  # fmt: skip
+
+    def check_origins(self) -> None:
+        """Raises `ConfigError`."""
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
+                raise ConfigError(f"cors_origins: {origin!r} is not an origin such as https://app.example.com: a scheme, a "
+                                  "host, perhaps a port, and no path", param="cors_origins")  # fmt: skip
 
     def check_tls(self) -> None:
         """What can be told without reading the files. Raises `ConfigError`."""

@@ -61,7 +61,7 @@ def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: t
             param="memory_pool_size",
         )
     if config.max_sequence_length is not None and config.max_sequence_length > spec.max_positions:
-        log.warning("max_sequence_length is %d, but the model was made for %d tokens: requests are limited to that",
+        log.warning("max_sequence_length (--max-model-len) is %d, but the model was made for %d tokens: that is the limit",
                     config.max_sequence_length, spec.max_positions)  # fmt: skip
     if context_length < wanted:
         log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",

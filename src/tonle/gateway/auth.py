@@ -16,7 +16,7 @@ _WORDS: dict[Scope, str] = {
     "models": "use models",
     "metrics": "read metrics",
     "priority": "ask for priority",
-    "admin": "manage this gateway",
+    "admin": "manage this server",
 }
 
 

@@ -52,7 +52,9 @@ class Call:
     def read(self, key: Key, *, strict: bool) -> ParsedRequest:
         """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`, `TooLarge`."""
         if self.exchange.oversized:
-            raise TooLarge("the request body is larger than this gateway accepts")
+            raise TooLarge(
+                "the request body is larger than this server accepts; its operator sets the limit with --max-body"
+            )
         return parse_request(self.decode(), self.exchange, self.path, key, strict=strict)
 
     def decode(self) -> DecodedBody:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -22,6 +21,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import StageResults
 from tonle.protocol.answers import Answer
+from tonle.telemetry.metrics import exposition
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 WINDOW = 1000  # requests
@@ -80,7 +80,7 @@ class GatewayMetrics:
     """Owns the registry: nothing global."""
 
     def __init__(self, sla: Sla, backends: list[Backend], cache: Cache | None, *, process: bool = True) -> None:
-        """`process`: also export the metrics of this process, unless another registry does."""
+        """`process`: also export the metrics of this process and count HTTP requests, unless the engine's metrics do."""
         self.sla = sla
         self.registry = CollectorRegistry()
         self.registry.register(_CurrentState(backends, cache, sla))
@@ -101,8 +101,10 @@ class GatewayMetrics:
         self._latency = FastHistogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
         self._queue = FastHistogram("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
         self._first = FastHistogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
-        for collector in (self._calls, self._tokens, self._hedged, self._http, self._latency, self._queue, self._first):
+        for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
             self.registry.register(collector)
+        if process:
+            self.registry.register(self._http)
 
     def count_http(self, method: str, path: str, status: int) -> None:
         """`path` is a route's pattern, never what the caller typed: the number of series stays bounded."""
@@ -123,13 +125,15 @@ class GatewayMetrics:
         queued_s, first_s = 0.0 if sent is None else sent.queued_s, 0.0
         if sent is not None and sent.first_byte_s is not None:
             first_s = sent.first_byte_s - exchange.arrived_s
-            self._queue.observe(queued_s)
             self._first.observe(first_s)
+            if (engine := answer.engine_s) is not None:  # it has a queue of its own, and says where its time went
+                queued_s += engine.get("queue", 0.0)
+                first_s = queued_s + engine.get("prefill", 0.0)
+            self._queue.observe(queued_s)
         self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return exposition(self.registry, accept)
 
 
 def _count(value: object) -> int:

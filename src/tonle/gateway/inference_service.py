@@ -128,6 +128,9 @@ class WrappedReply:
             answer = msgspec.json.decode(body)
             choice = answer["choices"][0]
             metadata = self._metadata(answer, choice.get("finish_reason"))
+            headers = list(headers)
+            engine_s = sum(float(value) for name, value in headers if name == "x-queue-time")
+            metadata["queue_time"] = round(self._facts.queued_s + engine_s, 6)
             body = msgspec.json.encode({"response": choice["message"]["content"], "metadata": metadata})
         self._exchange.reply(body, status=status, content_type=content_type, headers=headers)
 

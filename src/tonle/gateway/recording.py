@@ -136,7 +136,8 @@ def _route(results: StageResults) -> dict[str, Any] | None:
 
 
 def _timings(arrived_s: float, results: StageResults, answer: Answer) -> dict[str, float]:
-    """Queue: in this gateway. Prefill and decode as seen from here, the way to the backend included."""
+    """Queue: in this gateway, and in an engine of this process. Prefill and decode as such an engine tells them; else as
+    seen from here, the way to the backend included."""
     sent = results.sent
     if sent is None:
         return {"queue": 0.0}
@@ -149,4 +150,6 @@ def _timings(arrived_s: float, results: StageResults, answer: Answer) -> dict[st
             timings["prefill"] = (answer.first_s - sent.sent_s) * MS
         if answer.last_s is not None:
             timings["decode"] = (answer.last_s - answer.first_s) * MS
+    for name, seconds in (answer.engine_s or {}).items():
+        timings[name] = seconds * MS + (timings["queue"] if name == "queue" else 0.0)
     return {name: round(value, 3) for name, value in timings.items()}

@@ -45,6 +45,7 @@ PIPED = (
     "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
+CLEAR_CACHE = "/cache/clear"
 
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -110,7 +111,7 @@ class Routes:
             "/health/ready": {"GET": Entry(None, self.ready, is_probe=True)},
             "/version": {"GET": Entry(None, self.version, is_probe=True)},
             "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
-            "/cache/clear": {"POST": Entry("admin", self.clear_cache)},
+            CLEAR_CACHE: {"POST": Entry("admin", self.clear_cache)},
             "/admin/keys": {"GET": Entry("admin", admin.list_keys), "POST": Entry("admin", admin.create_key)},
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
@@ -184,6 +185,8 @@ class Routes:
     def _admit(self, exchange: Exchange, scope: Scope) -> None:
         auth = self._services.auth
         if scope == "admin" and self._services.is_local and not auth.has_keys:
+            if exchange.path == CLEAR_CACHE:
+                return  # where no keys are needed to fill it, none are needed to empty it
             raise Forbidden("this server has no keys, so it cannot be managed: start it with --admin-key KEY")
         auth.admit(exchange, scope)
 
@@ -263,10 +266,10 @@ class Routes:
         exchange.reply(b'{"status":"alive"}')
 
     async def ready(self, exchange: Exchange) -> None:
-        if self._services.is_local and self._services.is_open():
+        reason = self._why_not_ready()
+        if self._services.is_local and reason is None:
             await self._page(exchange)
             return
-        reason = self._why_not_ready()
         body = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
         exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
 

@@ -47,6 +47,7 @@ class Answer:
     raw: Any = None  # a reply that is none of those we know, as it came
     first_s: float | None = None  # monotonic; the first text
     last_s: float | None = None
+    engine_s: dict[str, float] | None = None  # queue, prefill, decode, where an engine in this process tells them
     complete: bool = False  # False: the reply broke off
 
     def add_text(self, index: int, text: str, now_s: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from tonle.edge.client import Sink
+from tonle.edge.client import Sink, UpstreamError
 from tonle.errors import TonleError
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import ChatRequest, CompletionRequest
@@ -63,6 +63,8 @@ class ReplicaTransport:
                 await generate(self._replica, request, kind, sink, first_s=first_s)
                 return
             reply = await self._endpoint(method, path)(self._replica, request)
+        except UpstreamError:  # too late: the gateway knows the request's deadline
+            raise
         except TonleError as error:
             reply = _error(error)
         except Exception as error:

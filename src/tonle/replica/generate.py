@@ -125,16 +125,17 @@ class Submission:
         details = PromptTokensDetails(usage.cached_tokens)
         return WireUsage(usage.prompt_tokens, usage.completion_tokens, total, details)
 
-    def timing_headers(self) -> dict[str, str]:
-        """Where the time of a finished answer went, seconds; of several prompts, the slowest's."""
+    @property
+    def engine_s(self) -> dict[str, float]:
+        """Where the engine's time went, as far as it came, seconds; of several prompts, the slowest's."""
         found = [generation.timings for generation in self.generations]
         parts = {
-            "x-queue-time": [timings.queue_s for timings in found],
-            "x-prefill-time": [_gap(timings.scheduled_s, timings.first_token_s) for timings in found],
-            "x-decode-time": [_gap(timings.first_token_s, timings.finished_s) for timings in found],
+            "queue": [timings.queue_s for timings in found],
+            "prefill": [_gap(timings.scheduled_s, timings.first_token_s) for timings in found],
+            "decode": [_gap(timings.first_token_s, timings.finished_s) for timings in found],
         }
         known = {name: [value for value in values if value is not None] for name, values in parts.items()}
-        return {name: f"{max(values):.6f}" for name, values in known.items() if values}
+        return {name: max(values) for name, values in known.items() if values}
 
 
 class _Progress:
@@ -293,7 +294,8 @@ class Delivery:
 
     def _send_whole(self) -> None:
         self._began = True
-        headers = {"content-type": "application/json", **self._headers, **self._submission.timing_headers()}
+        headers = {"content-type": "application/json", **self._headers}
+        headers |= {f"x-{name}-time": f"{seconds:.6f}" for name, seconds in self._submission.engine_s.items()}
         self._sink.head(200, headers)
         self._sink.data(msgspec.json.encode(self._format.whole()))
 
@@ -309,6 +311,7 @@ class Delivery:
         answer.complete = answer.error is None and not self._num_open
         if self._submission.generations:
             answer.usage = msgspec.to_builtins(self._submission.wire_usage)
+            answer.engine_s = self._submission.engine_s
 
     def _observe(self, *, failed: bool) -> None:
         metrics, order = self._metrics, self._submission.order

@@ -13,9 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from tonle.telemetry.engine_state import EngineState, EngineView
@@ -27,6 +28,18 @@ _TOKENS = tuple(float(2**exponent) for exponent in range(18))
 
 # vLLM's word for the engine's, where they differ.
 _REASONS = {"cancelled": "abort"}
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """All metrics and their content type, in the format an `Accept` header asks for.
+
+    Names are never escaped: those with a colon are valid in every version of both formats, and what prometheus_client
+    makes of them for OpenMetrics 1.0 is not (samples lose the colon that their metadata keeps).
+    """
+    if openmetrics.CONTENT_TYPE_LATEST.partition(";")[0] in accept:
+        body: bytes = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return body, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class TokenGaps:
@@ -109,5 +122,4 @@ class Metrics(Collector):
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, in the format the `Accept` header asks for."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._scraped), content_type
+        return exposition(self._scraped, accept)

@@ -98,3 +98,10 @@ def _flags(words: list[str]) -> dict[str, Any]:
     names = {setting.flag: name for table in (GATEWAY_SETTINGS, SETTINGS) for name, setting in table.items()}
     words = [part for word in words for part in ([word, "true"] if word == "--trust-salt" else [word])]
     return {names[flag]: value for flag, value in zip(words[::2], words[1::2], strict=True)}
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "https://a.example/path", "", "https://"])
+def test_an_origin_has_a_scheme_and_no_path(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not an origin such as https://app\.example\.com"):
+        ServeConfig(cors_origins=(origin,)).validate()
+    ServeConfig(cors_origins=("*", "https://a.example:8443", "http://localhost:3000", "null")).validate()
