@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -21,9 +22,9 @@ QUESTION: list[Message] = [{"role": "user", "content": "hello"}]
 CONFIG = EngineConfig(device="cpu", memory_pool_size=8 << 20, max_sequence_length=None)
 
 
-def with_backend(folder: Path, use: Any) -> None:
+def with_backend(folder: Path, use: Any, config: EngineConfig = CONFIG) -> None:
     async def main() -> None:
-        backend = LocalBackend(ModelSource("folder", folder, "tiny"), CONFIG, chats=True)
+        backend = LocalBackend(ModelSource("folder", folder, "tiny"), config, chats=True)
         try:
             await backend.start()
             await asyncio.wait_for(use(backend), timeout=60)
@@ -49,6 +50,15 @@ def test_answers(tiny_folder: Path) -> None:
         assert texts[0] == texts[1] != texts[2]
 
     with_backend(tiny_folder, use)
+
+
+def test_options_that_are_not_given_are_the_models_to_choose(tiny_folder: Path) -> None:
+    async def use(backend: LocalBackend) -> None:
+        greedy, _ = await ask(backend, QUESTION, temperature=0, max_tokens=16)
+        for seed in (1, 2):
+            assert (await ask(backend, QUESTION, seed=seed, max_tokens=16))[0] == greedy
+
+    with_backend(tiny_folder, use, dataclasses.replace(CONFIG, override_generation_config={"temperature": 0}))
 
 
 def test_leaving_early_cancels_at_the_engine(tiny_folder: Path) -> None:

@@ -19,7 +19,6 @@ from tonle.models.source import ModelSource
 
 _ROOM_SHARE = 4  # an answer gets at least a quarter of the context, unless it may not be that long
 _POLL_S = 0.05
-_TEMPERATURE = 0.7  # where the user gave none
 
 
 class LocalBackend:
@@ -53,7 +52,10 @@ class LocalBackend:
         wanted = options.max_tokens or card.defaults.max_chat_tokens or card.context_length
         limit = min(wanted, card.defaults.max_tokens_limit or wanted)
         stats.max_tokens = _room(len(tokens), limit, card.context_length)
-        generation = self._front.submit(tokens, _generation_config(options, stats.max_tokens))
+        config = GenerationConfig(
+            temperature=options.temperature, top_p=options.top_p, seed=options.seed, max_length=stats.max_tokens
+        )
+        generation = self._front.submit(tokens, config)
         try:
             async for delta in generation:
                 _count(generation, stats)
@@ -68,16 +70,6 @@ class LocalBackend:
         while (card := self._front.card) is None:  # noqa: ASYNC110  (the front has no event for it, and this is rare)
             await asyncio.sleep(_POLL_S)
         return card
-
-
-def _generation_config(options: AnswerOptions, max_length: int) -> GenerationConfig:
-    """What the user asked for, and defaults for what the user did not give."""
-    return GenerationConfig(
-        temperature=_TEMPERATURE if options.temperature is None else options.temperature,
-        top_p=1.0 if options.top_p is None else options.top_p,
-        seed=options.seed,
-        max_length=max_length,
-    )
 
 
 def _room(num_prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
