@@ -1,4 +1,4 @@
-"""Limits that keep the house livable. Raising one is a visible change somebody must want."""
+"""Limits on the size of files, functions and classes, and a few other rules. Raising a limit is a deliberate change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_public_names_are_these() -> None:
     for name in tonle.__all__:
         assert getattr(tonle, name) is not None
     with pytest.raises(AttributeError):
-        _ = tonle.Nobody
+        _ = tonle.Missing
 
 
 def test_the_version_is_written_once_more_only_in_the_package() -> None:
