@@ -51,7 +51,9 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {component(record.name):<8} {record.getMessage()}"
+        line = (
+            f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {component(record.name):<8} {record.getMessage()}"
+        )
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

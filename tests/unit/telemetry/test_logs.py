@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tonle.errors import ConfigError
-from tonle.telemetry.logs import configure, component
+from tonle.telemetry.logs import component, configure
 
 
 @pytest.fixture(autouse=True)
@@ -57,4 +57,8 @@ def test_unknown_level() -> None:
 
 
 def test_rooms() -> None:
-    assert component("tonle.engine.loop") == "engine" and component("tonle") == "tonle" and component("other.error") == "other"
+    assert (
+        component("tonle.engine.loop") == "engine"
+        and component("tonle") == "tonle"
+        and component("other.error") == "other"
+    )
