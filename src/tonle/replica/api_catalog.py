@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,7 +28,24 @@ from tonle.protocol.openai import (
     ModelList,
     TokenizeRequest,
     Tokens,
+    about,
 )
+
+
+class HealthReport(Health, kw_only=True):
+    """What `/health` replies: the engine's part, and the server's (`gateway/routes.py`)."""
+
+    meets_sla: Annotated[bool, about("Whether the p95 latency of recent requests is within the target.")]
+    sla_target_p95_s: float
+    requests: Annotated[int, about("Recent requests, which the numbers below are about.")]
+    failed: int
+    latency_s: Annotated[dict[str, float], about("p50, p95 and p99.")]
+    burn_rate: Annotated[float, about("1 = exactly 5 % of the requests are slower than the target.")]
+    why_not: Annotated[
+        dict[str, Any] | None, about("Where slow requests spent their time; only if the target is missed.")
+    ] = None
+    cache: Annotated[dict[str, float] | None, about("Entries and hit rate of the response cache.")] = None
+
 
 _REF = "#/components/schemas/{name}"
 
@@ -66,7 +83,7 @@ ENTRIES = (
     ),
     CatalogEntry("POST", "/detokenize", "Turn tokens back into text.", DetokenizeRequest, Detokenized,
           example={"tokens": [1, 2, 3]}),
-    CatalogEntry("GET", "/health", "Health, load and latency; 503 when unhealthy.", reply=Health),
+    CatalogEntry("GET", "/health", "Health, load and latency; 503 when unhealthy.", reply=HealthReport),
     CatalogEntry("GET", "/health/live", "200 while the process runs."),
     CatalogEntry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
     CatalogEntry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
