@@ -206,8 +206,8 @@ class ServeConfig(ServerConfig):
             if getattr(self, name):
                 serve, gateway = self._behind_gateway()
                 raise ConfigError(
-                    f"--frontends {self.frontends} does not work with {name}: keys, limits, audit, CORS and HTTPS are the work "
-                    f"of one process. Put a gateway in front of the server, with these two commands:\n"
+                    f"--frontends {self.frontends} does not work with {name}: keys, limits, records and HTTPS are the work "
+                    f"of one process. Let that be a gateway in front of the server, with these two commands:\n"
                     f"  {serve}\n  {gateway}",
                     param="frontends",
                 )

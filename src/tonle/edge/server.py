@@ -26,7 +26,7 @@ log = logging.getLogger("tonle.edge")
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8  # requests of one connection that wait for the one before; more are not read
-WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, the producer of the answer is asked to wait
+WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, whoever produces the answer is asked to wait
 DISCARD_BYTES = 64 * 1024**2  # of a body that is too large; then it is answered though more may come
 POLL_S = 0.02  # while draining
 ABORT_GRACE_S = 1.0  # for requests that were ended to close their records and say so
@@ -241,7 +241,7 @@ class ServerConnection(asyncio.Protocol):
             self._begin(exchange)
 
     def drop(self, why: str) -> bool:
-        """End the running request: its reply is no longer wanted. True if there was one that had not been ended before."""
+        """End the request under way: nobody waits for it. True if there was one, and it had not been ended before."""
         if self._active is None:
             return False
         is_first = not self._active.gone

@@ -52,10 +52,7 @@ class LocalBackend:
         wanted = options.max_tokens or card.defaults.max_chat_tokens or card.context_length
         limit = min(wanted, card.defaults.max_tokens_limit or wanted)
         stats.max_tokens = _room(len(tokens), limit, card.context_length)
-        config = GenerationConfig(
-            temperature=options.temperature, top_p=options.top_p, seed=options.seed, max_length=stats.max_tokens
-        )
-        generation = self._front.submit(tokens, config)
+        generation = self._front.submit(tokens, _generation_config(options, stats.max_tokens))
         try:
             async for delta in generation:
                 _count(generation, stats)
@@ -70,6 +67,13 @@ class LocalBackend:
         while (card := self._front.card) is None:  # noqa: ASYNC110  (the front has no event for it, and this is rare)
             await asyncio.sleep(_POLL_S)
         return card
+
+
+def _generation_config(options: AnswerOptions, max_length: int) -> GenerationConfig:
+    """What the user asked for. What the user did not give stays open: the model has defaults of its own."""
+    return GenerationConfig(
+        temperature=options.temperature, top_p=options.top_p, seed=options.seed, max_length=max_length
+    )
 
 
 def _room(num_prompt_tokens: int, max_tokens: int | None, context_length: int) -> int:
