@@ -44,6 +44,7 @@ class HealthReport(Health, kw_only=True):
     why_not: Annotated[
         dict[str, Any] | None, about("Where slow requests spent their time; only if the target is missed.")
     ] = None
+    shared_state: Annotated[str | None, about("ok or lost; only with keys and limits in Redis or PostgreSQL.")] = None
     cache: Annotated[dict[str, float] | None, about("Entries and hit rate of the response cache.")] = None
 
 
