@@ -271,8 +271,8 @@ def main() -> None:
                 wait_ready(url)
                 measure("serve", url, process, arguments.repeats)
                 if not arguments.no_gateway:
-                    with gateway(url) as (front, door):
-                        measure("gateway", front, door, arguments.repeats)
+                    with gateway(url) as (front, process):
+                        measure("gateway", front, process, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -62,12 +62,12 @@ def measure_all(servers: dict[str, Running], scale: float, num_rounds: int) -> d
 
 def paced_chunk_us(folder: Path) -> float:
     """CPU of the gateway per chunk, when chunks come one at a time."""
-    with stub(folder, GAP_MS) as upstream, tonle(folder, upstream.url, audit=True) as door:
-        run(drive(door.url, PACED_STREAMS, PACED_STREAMS, stream=True))
-        before_s, total = door.cpu_s, PACED_STREAMS * 3
-        level = run(drive(door.url, PACED_STREAMS, total, stream=True))
+    with stub(folder, GAP_MS) as upstream, tonle(folder, upstream.url, audit=True) as gateway:
+        run(drive(gateway.url, PACED_STREAMS, PACED_STREAMS, stream=True))
+        before_s, total = gateway.cpu_s, PACED_STREAMS * 3
+        level = run(drive(gateway.url, PACED_STREAMS, total, stream=True))
         assert not level.num_failed
-        return (door.cpu_s[0] - before_s[0]) * 1e6 / (total * NUM_TOKENS)
+        return (gateway.cpu_s[0] - before_s[0]) * 1e6 / (total * NUM_TOKENS)
 
 
 def show(tables: dict[str, Table]) -> None:

@@ -17,16 +17,16 @@ NUM_PARTS = 10
 
 def soak(folder: Path, total: int) -> None:
     """Three whole answers for every streamed one."""
-    with stub(folder) as upstream, tonle(folder, upstream.url, audit=True) as door:
+    with stub(folder) as upstream, tonle(folder, upstream.url, audit=True) as gateway:
         part = total // NUM_PARTS
         print(f"{'requests':>9} {'per s':>7}  MB: gateway, writer of records")
         for number in range(1, NUM_PARTS + 1):
             began_s = time.perf_counter()
-            levels = [run(drive(door.url, CALLERS, part - part // 4, stream=False)),
-                      run(drive(door.url, CALLERS, part // 4, stream=True))]  # fmt: skip
+            levels = [run(drive(gateway.url, CALLERS, part - part // 4, stream=False)),
+                      run(drive(gateway.url, CALLERS, part // 4, stream=True))]  # fmt: skip
             per_s = part / (time.perf_counter() - began_s)
             failed = sum(level.num_failed for level in levels)
-            memory = ", ".join(f"{each:.1f}" for each in door.memory_mb)
+            memory = ", ".join(f"{each:.1f}" for each in gateway.memory_mb)
             print(f"{number * part:9} {per_s:7.0f}  {memory}" + (f"  {failed} failed" if failed else ""), flush=True)
     began_s = time.perf_counter()
     command = [sys.executable, "-m", "tonle", "audit", "verify", str(folder / "audit")]

@@ -153,9 +153,11 @@ def http_rows(name: str, root: Path, options: argparse.Namespace) -> list[dict[s
         users.drive(server.url, name, serving(64, seed=77), 32)  # warm
         rows += [_row("http", server, [server], users, name, count) for count in options.http_users]
         if options.gateway:
-            with behind_gateway(server.url, root, options, root / "gateway.log") as door:
-                users.drive(door.url, name, serving(64, seed=78), 32, api_key=KEY)
-                rows += [_row("gateway", door, [server, door], users, name, count, KEY) for count in options.http_users]
+            with behind_gateway(server.url, root, options, root / "gateway.log") as gateway:
+                users.drive(gateway.url, name, serving(64, seed=78), 32, api_key=KEY)
+                rows += [
+                    _row("gateway", gateway, [server, gateway], users, name, count, KEY) for count in options.http_users
+                ]
     return rows
 
 

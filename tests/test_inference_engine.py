@@ -344,7 +344,7 @@ class TestInferenceEngineIntegration:
             with pytest.raises(InvalidRequest, match="priority must be a RequestPriority"):
                 engine.submit_request("Hi", GREEDY, priority)  # type: ignore[arg-type]
         with pytest.raises(NotFound):
-            engine.result("nobody")
+            engine.result("missing")
         assert engine.result(engine.submit_request("Hi", GREEDY), timeout=60).text is not None  # it runs as before
 
     def test_bad_arguments_are_told_at_once(self, live: tuple[Any, Any]) -> None:
@@ -429,7 +429,7 @@ class TestInferenceEngineIntegration:
     def test_a_stopped_engine_gives_its_memory_back(
         self, live: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """On a GPU the next one needs it: the KV cache takes what is free. torch gives back what nobody holds any more."""
+        """On a GPU the next one needs it: the KV cache takes what is free. torch gives back what is no longer referenced."""
         held: list[weakref.ref[Any]] = []
         when_asked: list[list[Any]] = []
 

@@ -191,5 +191,5 @@ def test_settings_that_do_not_go_together(
 def test_urls() -> None:
     assert url_of("10.0.0.1", 1, tls=True) == "https://10.0.0.1:1" and url_of("10.0.0.1", 1) == "http://10.0.0.1:1"
     assert local_url("::", 1, tls=True) == "https://[::1]:1"
-    door = ServerInfo(host="0.0.0.0", port=1, tls=True)
-    assert door.url == "https://127.0.0.1:1" and door.address.startswith("https://0.0.0.0:1/v1")
+    server = ServerInfo(host="0.0.0.0", port=1, tls=True)
+    assert server.url == "https://127.0.0.1:1" and server.address.startswith("https://0.0.0.0:1/v1")

@@ -27,7 +27,7 @@ async def first_asked(
 ) -> tuple[asyncio.Task[Any], Upstream, Upstream]:
     """A stream under way: its task, who was asked, and who was not."""
     task = asyncio.create_task(place.ask(stream=True))
-    await until(lambda: one.requests or two.requests, "nobody was asked")
+    await until(lambda: one.requests or two.requests, "no backend was asked")
     return (task, one, two) if one.requests else (task, two, one)
 
 
@@ -97,7 +97,7 @@ def test_whole_answers_are_not_hedged(tmp_path: Path) -> None:
         two.hang.clear()
         async with running_gateway(tmp_path, one, two, **hedging()) as place:
             task = asyncio.create_task(place.ask())
-            await until(lambda: one.requests or two.requests, "nobody was asked")
+            await until(lambda: one.requests or two.requests, "no backend was asked")
             await asyncio.sleep(AFTER_S * 4)
             assert len(one.requests) + len(two.requests) == 1
             one.hang.set()
@@ -157,7 +157,7 @@ def test_a_caller_who_hangs_up_ends_both(tmp_path: Path) -> None:
             task, _, second = await first_asked(place, one, two)
             await until(lambda: second.requests, "no second was asked")
             task.cancel()
-            await until(lambda: one.num_hangups == two.num_hangups == 1, "somebody still works on it")
+            await until(lambda: one.num_hangups == two.num_hangups == 1, "a backend still works on it")
         assert place.records()[0]["status"] == "cancelled"
 
     run(main())

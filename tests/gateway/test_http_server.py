@@ -66,7 +66,7 @@ def test_a_slow_reader_slows_the_backend_and_loses_nothing(tmp_path: Path) -> No
             seen, headers = b"", {"authorization": f"Bearer {KEY}"}
             async with place.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
                 (connection,) = [each for each in place.gateway.server.connections if not each.idle]
-                await until(lambda: connection.full, "nobody slowed the backend")
+                await until(lambda: connection.full, "the backend was not slowed")
                 async for piece in reply.aiter_raw():
                     seen += piece
             assert seen.endswith(b"data: [DONE]\n\n")

@@ -1,4 +1,4 @@
-"""The inference service: its endpoint, its health and its promise, and what web pages may do."""
+"""The inference service: its endpoint, its health and its latency target, and what web pages may do."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_without_keys_only_this_machine_may_call(tmp_path: Path) -> None:
         open_door = {"api_key": (), "admin_key": ()}
         async with running_gateway(tmp_path, Upstream("m"), **open_door) as place:
             assert (await place.client.post("/v1/chat/completions", json={"model": "m"})).status_code == 200
-        with pytest.raises(ConfigError, match="open to everybody"):
+        with pytest.raises(ConfigError, match="open to anyone"):
             async with running_gateway(tmp_path, Upstream("m"), host="0.0.0.0", **open_door):
                 pass
 

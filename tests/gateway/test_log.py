@@ -1,4 +1,4 @@
-"""The gateway's log: one line per failed request that says who failed and why, and nobody can write lines of their own."""
+"""The gateway's log: one line per failed request that says who failed and why; callers cannot inject lines."""
 
 from __future__ import annotations
 

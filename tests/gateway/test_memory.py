@@ -31,7 +31,7 @@ async def many(place: RunningGateway, upstream: Upstream, count: int) -> None:
     for number in range(count // 5):
         wrong = place.client.post(CHAT, content=b"{", headers={"authorization": f"Bearer {KEY}"})
         await asyncio.gather(place.ask(temperature=0.5), place.ask(stream=True, temperature=0.5),
-                             place.ask(key=f"wrong-{number}"), place.ask(model="nobody"), wrong)  # fmt: skip
+                             place.ask(key=f"wrong-{number}"), place.ask(model="missing"), wrong)  # fmt: skip
     await until(lambda: not trail.num_open, "requests are still open")
     assert await asyncio.to_thread(trail.flush, 60)
     upstream.requests.clear()
@@ -64,9 +64,9 @@ def test_callers_wait_for_a_slow_writer_and_all_are_served(tmp_path: Path, monke
         async with running_gateway(tmp_path, Upstream("m"), audit_max_queue=8, audit_linger_s=0.0) as place:
             trail = place.gateway.trail
             assert trail is not None
-            with locked(tmp_path / "audit"):  # nobody can write
+            with locked(tmp_path / "audit"):  # no writer gets the lock
                 served = [await place.ask(temperature=0.5)]
-                await until(lambda: not trail.num_queued, "nobody takes the first record")  # and then waits with it
+                await until(lambda: not trail.num_queued, "the first record is not taken")  # and then waits with it
                 while not trail.crowded:
                     served.append(await place.ask(temperature=0.5))
                     assert len(served) < 50, "records were written nevertheless"

@@ -174,7 +174,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     assert "unknown field 'weigth'" in said("backends: [{url: http://x, weigth: 3}]")
     assert "there is no backend" in said("port: 0")
     assert "must look like http://" in said("backends: [{url: somewhere}]")
-    assert "open to everybody" in said("backends: [{url: http://127.0.0.1:1}]", "--host", "0.0.0.0")
+    assert "open to anyone" in said("backends: [{url: http://127.0.0.1:1}]", "--host", "0.0.0.0")
     backend = "backends: [{url: http://127.0.0.1:1}]\n"
     out_of_reach = said(backend, "--cache", "off", TONLE_STATE_DB="postgresql://u:secret@127.0.0.1:1/x")
     assert "cannot use state_db" in out_of_reach and "127.0.0.1:1" in out_of_reach and "secret" not in out_of_reach

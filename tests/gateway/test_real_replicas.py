@@ -109,7 +109,7 @@ def test_a_replica_that_is_killed_takes_nobody_along_who_had_not_begun(tmp_path:
             replies = await asyncio.gather(*wholes)
             assert [reply.status_code for reply in replies] == [200] * 6
             texts = await asyncio.gather(*streams)
-            for text in texts:  # cut off in the middle, perhaps; but nobody was left without a beginning
+            for text in texts:  # cut off in the middle, perhaps; but every answer had begun
                 assert '"choices"' in text and text.split("\n\n")[-2].startswith(("data: [DONE]", 'data: {"error"')), (
                     text
                 )

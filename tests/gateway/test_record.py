@@ -138,7 +138,7 @@ def test_a_bad_body(tmp_path: Path, content: bytes, status: int) -> None:
 def test_an_unknown_model(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:
-            assert (await place.ask(model="nobody")).status_code == 404
+            assert (await place.ask(model="missing")).status_code == 404
         assert the_record(place)["error"]["code"] == "model_not_found"
 
     run(main())

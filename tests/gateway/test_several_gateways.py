@@ -89,7 +89,7 @@ def test_requests_at_once_through_two_doors(tmp_path: Path, store: Store) -> Non
             statuses = sorted(reply.status_code for reply in await asyncio.gather(*asking))
             assert statuses == [200] * 3 + [429] * 9
             assert len(upstream.requests) == before + 3
-            # One after the other through one door: a slot is free as soon as its answer was read.
+            # One after the other through one gateway: a slot is free as soon as its answer was read.
             assert [(await places[0].ask(key=key)).status_code for _ in range(10)] == [200] * 10
 
     run(main())
@@ -162,7 +162,7 @@ def test_serve_when_the_server_is_gone(tmp_path: Path, store: Store) -> None:
                 if other.gateway.limiter.lost is None and one.gateway.limiter.lost is None:  # type: ignore[union-attr]
                     break
                 await asyncio.sleep(0.1)
-            for _ in range(900):  # what the two answers used is told when somebody listens
+            for _ in range(900):  # what the two answers used is reported when the server is back
                 (listed,) = (await other.get("/admin/keys")).json()["keys"]
                 if listed["tokens_today"] >= 20:
                     return

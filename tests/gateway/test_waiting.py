@@ -83,7 +83,7 @@ def test_one_wish_without_end_does_not_fill_the_line(tmp_path: Path) -> None:
 def test_a_deadline_ends_the_wait(tmp_path: Path) -> None:
     async def main() -> None:
         async with one_inside(tmp_path) as (place, upstream, gate, running):
-            gate.service_s = 0.01  # nobody can know that this one takes long
+            gate.service_s = 0.01  # there is no way to know that this one takes long
             late = await place.ask(headers={"x-request-deadline-ms": "100"})
             assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
             assert gate.num_queued == 0

@@ -1,4 +1,4 @@
-"""Limits that keep the house livable. Raising one is a visible change somebody must want."""
+"""Limits on the size of files, functions and classes, and a few other rules. Raising a limit is a deliberate change."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tonle
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "tonle").rglob("*.py"))
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -50,7 +51,7 @@ def test_the_public_names_are_these() -> None:
     for name in tonle.__all__:
         assert getattr(tonle, name) is not None
     with pytest.raises(AttributeError):
-        _ = tonle.Nobody
+        _ = tonle.Missing
 
 
 def test_the_version_is_written_once_more_only_in_the_package() -> None:
@@ -65,6 +66,14 @@ def test_what_serves_http_never_loads_torch(room: str) -> None:
 
 
 def test_documents_link_to_files_that_exist() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_documents_link_to_headings_that_exist() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            headings = re.findall(r"(?m)^#+ (.+)$", (page.parent / target if target else page).read_text())
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{page.name} links to {target}#{anchor}"

@@ -87,7 +87,7 @@ def test_bad_manners_do_not_disturb_others(server: Server) -> None:
         (b'{"prompt": "x", "temperature": -1}', 400),
         (b'{"prompt": "x", "max_tokens": 100000}', 400),
         (b'{"prompt": "' + b"x" * 20_000 + b'"}', 400),
-        (b'{"prompt": "x", "model": "nobody"}', 404),
+        (b'{"prompt": "x", "model": "missing"}', 404),
         (b'{"prompt": [99999999]}', 400),
         (b'{"prompt": "x", "logit_bias": {"a": 1}}', 400),
         (b'{"prompt": "x", "n": 100000}', 400),

@@ -21,25 +21,25 @@ from tonle.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
-# A process that serves a slow scripted front, says where, and says goodbye only if `serve` returned.
+# A process that serves a slow scripted front, prints its address, and prints `returned` only if `serve` did.
 PROGRAM = """
 import sys
 from tests.fakes.front import FakeFront
 from tonle.config.serve import ServeConfig
 from tonle.edge.listening import bind, run, url_of
-from tonle.telemetry import goodbye
+from tonle.telemetry import shutdown_messages
 from tonle.replica.serve import serve
 from tonle.telemetry import logs
 
 logs.configure("INFO")
-goodbye.REMIND_S = 0.3
+shutdown_messages.REMIND_S = 0.3
 front = FakeFront(lambda prompt, index: "x" * 40)
 front.delay_s = float(sys.argv[1])
 listener = bind("127.0.0.1", 0)
 url = url_of(*listener.getsockname()[:2])
 settings = ServeConfig(drain_s=float(sys.argv[2]))
-goodbye.say_stopped(run(serve(front, settings, listener=listener, on_ready=lambda: print(url, flush=True))))
-print("goodbye", flush=True)
+shutdown_messages.say_stopped(run(serve(front, settings, listener=listener, on_ready=lambda: print(url, flush=True))))
+print("returned", flush=True)
 """
 
 
@@ -84,7 +84,7 @@ def test_drain(number: signal.Signals) -> None:
     with process(delay_s=0.02, drain_s=20) as (server, url):
         chunks = read_stream(url, server, [number])
         assert chunks[-1] == "[DONE]" and len(chunks) > 40, "what runs may finish"
-        assert server.stdout is not None and server.stdout.read() == "goodbye\n", "and the caller gets to clean up"
+        assert server.stdout is not None and server.stdout.read() == "returned\n", "and the caller gets to clean up"
         assert server.wait(timeout=60) == 0
         assert said(server)[-1] == "INFO stopped"
         with pytest.raises(httpx.ConnectError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import httpx
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -13,7 +14,7 @@ from tonle import __version__
 from tonle.config.serve import ServeConfig
 from tonle.engine.messages import LoopStats
 from tonle.errors import ModelError
-from tonle.replica.api_catalog import ENTRIES
+from tonle.replica.api_catalog import ENTRIES, HealthReport
 from tonle.replica.serve import build_server
 
 
@@ -78,6 +79,8 @@ def test_detokenize(client: httpx.Client, front: FakeFront) -> None:
 def test_health(client: httpx.Client, front: FakeFront) -> None:
     front.stats = LoopStats(num_running=3, num_waiting=2, kv_usage=0.25)
     body = client.get("/health").json()
+    assert set(body) <= set(HealthReport.__struct_fields__), "every field is on the docs page"
+    msgspec.convert(body, HealthReport)
     assert body.pop("uptime_s") >= 0
     expected = {"status": "healthy", "reason": None, "model": "scripted", "running": 3, "waiting": 2, "kv_usage": 0.25}
     assert body | expected == body, "and whether latencies are within the target"

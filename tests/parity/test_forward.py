@@ -102,7 +102,7 @@ def test_a_row_may_read_what_another_writes_in_the_same_step(model: Any, decoder
     shared = random_tokens(16, model.config.vocab_size)
     first, second = shared + random_tokens(10, 300, seed=1), shared + random_tokens(12, 300, seed=2)
     stepper = Stepper(decoder, [first, second], table=[[1, 2], [1, 3]])
-    stepper._computed[1] = 16  # the scheduler's promise: the shared block is being written in this very step
+    stepper._computed[1] = 16  # the scheduler guarantees this: the shared block is being written in this very step
     stepper.step({0: 26, 1: 12})
     torch.testing.assert_close(stepper.of(0), reference(model, first), **TOLERANCE)
     torch.testing.assert_close(stepper.of(1), reference(model, second)[16:], **TOLERANCE)

@@ -130,7 +130,7 @@ def test_random_life(world: tuple[SchedulerLimits, int, int], seed: int) -> None
             scheduler.verify()
         if step >= 60 and scheduler.idle and not flights:
             break
-    assert scheduler.idle, "somebody starved"
+    assert scheduler.idle, "a request starved"
     assert set(ended) == set(requests)
     assert pool.num_available == num_blocks, "a block leaked"
     pool.verify([])

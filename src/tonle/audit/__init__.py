@@ -1,9 +1,9 @@
-"""Every request on record: one JSON file each, chained by hashes, signed, and checkable by anyone with the key.
+"""The audit trail: one JSON file per request, chained by hashes and signed, so that anyone with the key can verify it.
 
 Does: collect the facts of a request, write them off the request's path, redact, chain and sign, verify, find, export,
 replay and prune. Does not: decide who may ask or what is answered; know the engine, torch, or any HTTP server.
-Runs: `Record` and `Collector` on the event loop of the server; disk work on one thread of `AuditTrail`, or in a process
-of its own (`AuditTrail(…, own_process=True)`, what the gateway does).
+Runs: `Record` and `Collector` on the event loop of the server; disk work on one thread of `AuditTrail`, or in a separate
+process (`AuditTrail(…, own_process=True)`, as in the gateway).
 
     trail = AuditTrail(AuditOptions(directory=Path("audit")), on_alarm=print)
     trail.start()                                # repairs what a crash left, or raises ConfigError / InternalError
@@ -13,14 +13,14 @@ of its own (`AuditTrail(…, own_process=True)`, what the gateway does).
     collector = Collector("text/event-stream")
     forward = collector.feed(piece)              # bytes to pass on; the piece itself unless usage was asked for
                                                  # without the caller (Collector(..., swallow_usage=True))
-    record.timings_ms["queue"] = 1.5             # also prefill, decode, ttft, and whatever else is known
+    record.timings_ms["queue"] = 1.5             # also prefill, decode, ttft and any other time
     record.close("ok", http_status=200, answer=collector.finish())          # exactly once, in one `finally`
     record.close("refused", http_status=429, error={"code": "rate_limited", "message": "…"})
     record.close("cached", http_status=200, output="text", usage={"prompt_tokens": 7, …}, response_id="…")
     trail.close()                                # writes what is queued; open records become "interrupted"
 
-`STATUSES` lists the words a record may end with. `status_for(http_status)` gives the usual one. On the request's path
-nothing here waits for a disk, and nothing raises for a reason of the disk except `admit`.
+`STATUSES` lists the possible statuses of a record; `status_for(http_status)` gives the usual one. On the request's path
+nothing here waits for the disk, and only `admit` raises if the disk fails.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The middleware is loaded when it is asked for: it brings asyncio, which the process that writes does not need."""
+    """The middleware is imported on demand: it imports asyncio, which the writer process does not need."""
     if name == "AuditMiddleware":
         from tonle.audit.middleware import AuditMiddleware
 

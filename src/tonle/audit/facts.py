@@ -15,7 +15,7 @@ from tonle.protocol.answers import Answer
 
 
 class Facts(msgspec.Struct, array_like=True):
-    """The names are those of `Record`. Where anything might stand, nothing is promised: what is odd is on record too."""
+    """The names are those of `Record`. Fields from outside may have any type: odd values are recorded too."""
 
     id: str
     opened_ns: int

@@ -111,7 +111,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"cannot save the report: {path} is a folder", param="json")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot save the report: {path.parent} is no folder that can be written to", param="json")
+        raise ConfigError(f"cannot save the report: {path.parent} is not a writable folder", param="json")
 
 
 def save_report(report: BenchReport, path: Path) -> None:

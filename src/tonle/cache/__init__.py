@@ -2,7 +2,7 @@
 
 Does: derive a key from a request, store responses, evict them, and let identical requests that run at the same time share
 one computation. In memory (`ResponseCache`), or in a Redis that several gateways share (`redis_cache.RedisCache`, imported only
-where it is used). Does not: know HTTP, API keys or backends. The tenant is part of every cache key, so tenants never see each
+when used). Does not: know HTTP, API keys or backends. The tenant is part of every cache key, so tenants never see each
 other's responses.
 Runs: on one event loop.
 

@@ -1,8 +1,9 @@
-"""Child processes: how they are started, spoken to, watched and stopped.
+"""Child processes: start, messages, supervision, stop.
 
 Each child runs a module of ours (`python -m …`) and has a control socket to its parent. The first message on it holds the
-child's settings; what follows is between the two. When the control socket closes, the other side is gone or wants an end.
+child's settings; later messages are up to the two sides. When the control socket closes, the other side has
+exited or wants this one to stop.
 
-Does: framing (`frames.py`), start and exit (`spawn.py`), restarts (`supervisor.py`). Does not: know any message's meaning.
+Does: framing (`frames.py`), start and exit (`spawn.py`), restarts (`supervisor.py`). Does not: interpret messages.
 Used by: the engine's process, the front ends, the audit writer.
 """

@@ -50,7 +50,7 @@ MaxTokensOption = Annotated[
         "-n",
         metavar="N",
         min=1,
-        help="Longest answer, in tokens. Default: 1024 on a CPU, what the context leaves on a GPU.",
+        help="Longest answer, in tokens. Default: 1024 on a CPU, the rest of the context on a GPU.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

@@ -1,6 +1,6 @@
 """Whether there can be such a device here, told before a model is fetched and torch takes seconds to load.
 
-Does: refuse what is certainly not there. Does not: promise the rest; the engine asks torch.
+Does: refuse what is certainly not there. Does not: guarantee the rest; the engine asks torch.
 """
 
 from __future__ import annotations

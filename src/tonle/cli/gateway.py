@@ -1,4 +1,4 @@
-"""`tonle gateway`: keys, limits, audit, cache and routing in front of servers that answer. Never loads torch."""
+"""`tonle gateway`: keys, limits, audit, cache and routing in front of other servers. Never loads torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger("tonle.cli")
 def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
     """Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.
 
-    Backends, experiments and the like are lists and stand best in a file: [bold]tonle gateway --config tonle.yaml[/bold].
-    Every option can also be a variable: [bold]--audit-dir x[/bold] is [bold]TONLE_AUDIT_DIR=x[/bold].
+    Backends with their own settings, aliases and experiments belong in a file: [bold]tonle gateway --config tonle.yaml[/bold].
+    Every option can also be set in the environment: [bold]--audit-dir x[/bold] is [bold]TONLE_AUDIT_DIR=x[/bold].
 
     [dim]Example:[/dim]  tonle gateway --backend http://127.0.0.1:8000 --api-key secret --audit-dir audit
     """
@@ -40,28 +40,28 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 async def _serve(settings: GatewayConfig, listener: socket.socket) -> None:
     from tonle.edge.listening import local_url
     from tonle.gateway.gateway import Gateway
-    from tonle.telemetry.goodbye import say_stopped
+    from tonle.telemetry.shutdown_messages import say_stopped
 
-    door = Gateway(settings)
+    server = Gateway(settings)
     url = local_url(*listener.getsockname()[:2], tls=settings.ssl_certfile is not None)
-    say_stopped(await door.serve(listener, on_ready=lambda: _announce(door, url, as_log=settings.log_json)))
+    say_stopped(await server.serve(listener, on_ready=lambda: _announce(server, url, as_log=settings.log_json)))
 
 
-def _announce(door: Gateway, url: str, *, as_log: bool) -> None:
+def _announce(server: Gateway, url: str, *, as_log: bool) -> None:
     if as_log:
         log.info("the gateway is ready at %s", url)
         return
     from rich.markup import escape
 
     backends = [
-        f"{backend.name} ({backend.unhealthy_reason or ', '.join(backend.models)})" for backend in door.pool.backends
+        f"{backend.name} ({backend.unhealthy_reason or ', '.join(backend.models)})" for backend in server.pool.backends
     ]
     facts = {
         "API": f"{url}/v1",
         "Backends": "; ".join(backends),
-        "Keys": "none: this machine only" if door.ring.empty else "needed",
-        "State": door.place,
-        "Audit": door.config.audit_dir or "off",
+        "Keys": "none: this machine only" if server.ring.empty else "required, as a bearer token",
+        "State": server.place,
+        "Audit": server.config.audit_dir or "off",
     }
     lines = ["\n[bold green]The gateway is ready[/bold green]\n"]
     lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]

@@ -1,4 +1,4 @@
-"""`tonle keys`: create, list and revoke the API keys of a gateway. A running gateway notices within a second."""
+"""`tonle keys`: create, list and revoke the API keys in a state database. A running server notices within a second."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class ScopeName(enum.StrEnum):
     models = "models"
     metrics = "metrics"
+    priority = "priority"
     admin = "admin"
 
 
@@ -63,7 +64,11 @@ def create(
     name: Annotated[str, typer.Option(metavar="TEXT", help="Who or what the key is for.", show_default=False)],
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(metavar="NAME", help="What it may do: models, metrics or admin; repeatable. Default: models."),
+        typer.Option(
+            metavar="NAME",
+            help="What it may do: models, metrics, priority (ask for more than normal priority) or admin; repeatable. "
+            "Default: models.",
+        ),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(metavar="MODEL", help="A model it may use; repeatable. Default: all models.")

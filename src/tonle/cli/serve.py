@@ -30,9 +30,9 @@ log = logging.getLogger("tonle.cli")
 def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    Every option can also stand in a file or in the environment: [bold]--max-num-seqs 64[/bold] is
-    [bold]max_num_seqs: 64[/bold] in the file given with --config, and [bold]TONLE_MAX_NUM_SEQS=64[/bold]
-    in the environment. Flags win over the environment, and that over the file.
+    Every option can also be set in a file or in the environment: [bold]--max-num-seqs 64[/bold] is [bold]max_num_seqs: 64[/bold]
+    in the file given with --config, and [bold]TONLE_MAX_NUM_SEQS=64[/bold] in the environment. Flags override the
+    environment, which overrides the file.
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
@@ -63,13 +63,13 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
     text = load_text(source)
-    door = ServerInfo.of(listeners[0], settings)
+    server = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:
         took_s = time.monotonic() - began
-        _announce(name, card, door, took_s, chats=text.chat_template is not None)
+        _announce(name, card, server, took_s, chats=text.chat_template is not None)
 
-    log.info("loading %s; %s answers 503 until it is ready", source.name, door.url)
+    log.info("loading %s; %s answers 503 until it is ready", source.name, server.url)
     if len(listeners) > 1:
         from tonle.cli.serve_many import serve_many
 
@@ -86,7 +86,7 @@ async def _serve_alone(
     from tonle.engine.front import Front
     from tonle.engine.process import EngineProcess
     from tonle.replica.serve import serve as serve_http
-    from tonle.telemetry.goodbye import say_stopped
+    from tonle.telemetry.shutdown_messages import say_stopped
 
     engine = EngineProcess(source, settings.engine())
     front = Front(text, name, engine.send, hold_clusters=settings.hold_clusters)
@@ -114,10 +114,10 @@ async def _serve_alone(
     say_stopped(num_cut)
 
 
-def _announce(name: str, card: ModelCard, door: ServerInfo, took_s: float, *, chats: bool) -> None:
+def _announce(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, chats: bool) -> None:
     from tonle.telemetry import logs
 
     if logs.is_json():
-        log.info("%s is ready at %s after %.1f s", name, door.url, took_s)
+        log.info("%s is ready at %s after %.1f s", name, server.url, took_s)
     else:
-        screen.stdout().print(banner(name, card, door, took_s, chats=chats))
+        screen.stdout().print(banner(name, card, server, took_s, chats=chats))

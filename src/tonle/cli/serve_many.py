@@ -18,7 +18,7 @@ from tonle.models.source import ModelSource
 from tonle.replica.frontend import FrontendSettings
 from tonle.replica.frontends import Frontends, engine_listener, shared_folder
 from tonle.telemetry import logs
-from tonle.telemetry.goodbye import AT_ONCE
+from tonle.telemetry.shutdown_messages import AT_ONCE
 
 log = logging.getLogger("tonle.cli")
 

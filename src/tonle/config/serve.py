@@ -103,7 +103,7 @@ class ServeConfig(ServerConfig):
     kv_cache_memory_bytes: int | None = setting(
         SCHEDULING,
         None,
-        values.optional(values.size(), none="640MiB on a CPU, all that is free on a GPU"),
+        values.optional(values.size(), none="640MiB on a CPU, all free memory on a GPU"),
         "Memory for the KV cache: 2GiB, 512MB, or a number of bytes.",
         engine="memory_pool_size",
     )
@@ -137,7 +137,7 @@ class ServeConfig(ServerConfig):
     priority_ageing_s: float = _engine(
         "priority_ageing_s",
         values.duration(),
-        "Extra wait after which a request counts as one priority level higher.",
+        "Waiting time after which a request counts as one priority level higher.",
     )
     device: str = _engine(
         "device",
@@ -154,7 +154,7 @@ class ServeConfig(ServerConfig):
     activation_bits: int = _engine(
         "activation_bits",
         values.integer(8, 16),
-        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 16 is accurate to 1e-4; 8 is faster, to one percent.",
+        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 16 is accurate to 1e-4; 8 is faster and accurate to 1 %.",
         group=MODEL,
     )
     load_format: str = _engine(
@@ -166,24 +166,24 @@ class ServeConfig(ServerConfig):
     hold_clusters: str = _engine(
         "hold_clusters",
         values.choice("auto", "always"),
-        "When a stream keeps its last letter until the next one begins. auto: where a mark may follow, as in Khmer or "
-        "emoji; this can cut the first decomposed letter of a text that had none before. always: after every letter.",
+        "When a stream holds back its last letter until the next one begins. auto: where a mark may follow, as in Khmer "
+        "or emoji; the first decomposed letter of a text can be split. always: after every letter.",
     )
 
     generation_config: str = _answers(
         "generation_config",
         values.text("auto|none|FOLDER"),
-        "Where defaults of requests come from. auto: the model's generation_config.json; none: OpenAI's; or a folder.",
+        "Where defaults of requests come from: the model's generation_config.json (auto), OpenAI's API (none), or a folder.",
     )
     override_generation_config: dict[str, Any] | None = _answers(  # noqa: RUF009  (makes a field)
         "override_generation_config",
         values.optional(values.json_object(), none="nothing"),
-        "Defaults of requests, over those of generation-config; max_new_tokens here limits every request.",
+        "Defaults of requests, overriding --generation-config; max_new_tokens here limits every request.",
     )
     default_max_tokens: int | None = _answers(
         "default_max_tokens",
-        values.optional(values.tokens(1), none="1024 on a CPU, what the context leaves on a GPU"),
-        "Longest answer to a chat that does not say how long it may get, in tokens.",
+        values.optional(values.tokens(1), none="1024 on a CPU, the rest of the context on a GPU"),
+        "Longest answer, in tokens, to a chat request that names no limit.",
     )
     chat_template: str | None = _answers(
         "chat_template",

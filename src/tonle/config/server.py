@@ -110,7 +110,7 @@ class ServerConfig(AuditConfig):
     forwarded_header: str = _security(
         "x-forwarded-for",
         values.choice("x-forwarded-for", "forwarded"),
-        "Header in which those proxies send it; the other one is ignored.",
+        "Header in which those proxies send the address: x-forwarded-for or forwarded. The other one is ignored.",
     )
 
     state_db: str | None = setting(
@@ -137,7 +137,7 @@ class ServerConfig(AuditConfig):
     cache_max_bytes: int | None = _cache(
         None,
         values.optional(values.size(), none="64MiB"),
-        "Most memory for cached answers. Redis has limits of its own.",
+        "Most memory for cached answers. Redis has its own limits.",
     )
 
     sla_p95_s: float = _inference(2.0, values.duration(), "p95 latency target that /health reports on.")

@@ -20,7 +20,7 @@ _SHOWN_CHARS = 60  # of a wrong value
 
 
 def wrong_type(settings: Any) -> tuple[str, str] | None:
-    """The first field with a value of another type than declared, and the sentence about it. None: all is well.
+    """The first field with a value of another type than declared, and the sentence about it. None: no field is wrong.
 
     `settings` is a dataclass or a msgspec Struct. Costs a microsecond or two.
     """

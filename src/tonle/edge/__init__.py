@@ -1,6 +1,6 @@
 """The HTTP edge: one server, one client, one exchange, for replica, gateway and benchmark alike.
 
-Does: sockets, HTTP/1.1 framing, limits, timeouts, draining, keep-alive. Does not: route, or know what is asked. Torch-free.
+Does: sockets, HTTP/1.1 framing, limits, timeouts, draining, keep-alive. Does not: route or interpret requests. Torch-free.
 
     listening.bind, run        an address, and the event loop to run on
     server.HttpServer          callers' connections; one `Exchange` per request

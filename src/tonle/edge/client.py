@@ -127,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
         finished = self._finished = self._loop.create_future()
 
         def press(full: bool) -> None:
-            if self._finished is finished:  # later, the connection is idle or carries somebody else's answer
+            if self._finished is finished:  # later, the connection is idle or carries another answer
                 self._press(full)
 
         sink.attach(press)
@@ -142,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
             self._press(False)
 
     def _press(self, full: bool) -> None:
-        """Whoever takes the answer is full, or has room again."""
+        """The receiver of the answer is full, or has room again."""
         if self._transport is None or self._transport.is_closing() or full == self._paused:
             return
         self._paused = full

@@ -43,7 +43,7 @@ class Line(Protocol):
 
 
 class Exchange:
-    """Owns one reply. `write` never waits: whoever produces faster than the caller reads watches `full`."""
+    """Owns one reply. `write` never waits: a producer that may be faster than the caller reads watches `full`."""
 
     # For the log; of the class, so that they cost nothing where there is nothing to tell.
     problem: str | None = None  # why it failed
@@ -60,7 +60,7 @@ class Exchange:
         self.started_s = 0.0  # when the reply began; 0 until then
         self.status = 0  # 0 until the reply begins
         self.ended = False
-        self.gone: str | None = None  # why nobody waits for the rest of the reply any more
+        self.gone: str | None = None  # why the rest of the reply is no longer wanted
         self.keep_alive = True
         self.http_1_0 = False
         self.client = client  # the caller's address; empty if it has none

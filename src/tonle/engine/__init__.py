@@ -1,7 +1,7 @@
 """Tokens in, tokens out: continuous batching over a paged KV cache.
 
-Does: template and tokenize (front), schedule, run, sample, detokenize. Does not: know of HTTP, wire types or other engines.
-Runs: the front in the caller's process, the loop in a process of its own (serving) or a thread (library).
+Does: template and tokenize (front), schedule, run, sample, detokenize. Does not: know about HTTP, wire types or other engines.
+Runs: the front in the caller's process, the loop in its own process (serving) or a thread (library).
 
     InferenceEngine   use a model in your own process
     LLM               whole batches, offline
@@ -22,7 +22,7 @@ __all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "Infer
 
 
 def __getattr__(name: str) -> Any:
-    # InferenceEngine and LLM bring torch; the front of a server must not.
+    # InferenceEngine and LLM import torch, which a server's front must not.
     if name == "InferenceEngine":
         from tonle.engine.inference_engine import InferenceEngine
 

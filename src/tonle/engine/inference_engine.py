@@ -260,9 +260,7 @@ class InferenceEngine:
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
         if self._status == "failed":
-            raise InternalError(
-                "the engine has ended with an error, which the log tells: stop() it, then start() it again"
-            )
+            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
         if self._status != "running" or self._front is None:
             raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
         given = [c for c in configs if c is not None]

@@ -51,7 +51,7 @@ from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.protocol.replies import ModelEntry
-from tonle.telemetry import goodbye
+from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
@@ -127,14 +127,14 @@ class Gateway:
             return
         if not self.config.loopback:
             raise ConfigError(
-                f"there is no API key, so {self.config.host} would be open to everybody: make one with "
+                f"there is no API key, so {self.config.host} would be open to anyone who can reach it: create one with "
                 "`tonle keys create --name NAME` or give --api-key, or listen on 127.0.0.1",
                 param="host",
             )
         log.warning("no API key is configured: every program of this machine may call, and manage, this gateway")
 
     async def start(self, listener: socket.socket) -> None:
-        """Raises `ConfigError` if there is nothing to know keys from, or nobody would need one."""
+        """Raises `ConfigError` if keys cannot be read, or if a server that other machines can reach has none."""
         if self._state is not None:
             await self._open(self._state)
         self._check_exposure()
@@ -187,8 +187,10 @@ class Gateway:
             if self._local is not None:
                 self._local.on_drain()
             if asked.is_set() or self.server.num_active:  # else the reason to stop is told elsewhere
-                goodbye.say_stopping(self.server.num_active, self.config.drain_s)
-            reminder = asyncio.create_task(goodbye.remind(lambda: self.server.num_active, self.config.drain_s))
+                shutdown_messages.say_stopping(self.server.num_active, self.config.drain_s)
+            reminder = asyncio.create_task(
+                shutdown_messages.remind(lambda: self.server.num_active, self.config.drain_s)
+            )
             try:
                 await self.stop()
             finally:

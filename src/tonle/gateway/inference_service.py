@@ -19,7 +19,7 @@ from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning, estimate_tokens
 from tonle.protocol import sse
-from tonle.protocol.openai import FieldWarning
+from tonle.protocol.openai import FieldWarning, about
 from tonle.protocol.parse import parse
 
 CHAT = "/v1/chat/completions"
@@ -31,19 +31,23 @@ class Turn(msgspec.Struct):
 
 
 class InferenceRequest(msgspec.Struct, kw_only=True):
-    user_input: str
-    conversation_history: list[Turn] = []
-    use_cache: bool = True
-    stream: bool = False
-    system_prompt: str | None = None
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float | None = None
-    seed: int | None = None
-    user: str | None = None
-    max_context_length: Annotated[int, Meta(ge=1)] | None = None  # tokens, estimated; at most the gateway's own
-    context_window: Annotated[int, Meta(ge=1)] | None = None  # messages
+    user_input: Annotated[str, about("The question.")]
+    conversation_history: Annotated[list[Turn], about("Earlier messages, oldest first.")] = []
+    use_cache: Annotated[bool, about("Answer from the response cache if possible. Default true.")] = True
+    stream: Annotated[bool, about("Send the answer as server-sent events as it is generated.")] = False
+    system_prompt: Annotated[str | None, about("Placed before the history.")] = None
+    model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
+    max_tokens: Annotated[int | None, about("Most new tokens. Default: the server's.")] = None
+    temperature: Annotated[float, about("0 = always the most likely token. Default 0.")] = 0.0
+    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability.")] = None
+    seed: Annotated[int | None, about("Same seed, same answer.")] = None
+    user: Annotated[str | None, about("Who asks; keeps a user in one arm of an experiment.")] = None
+    max_context_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("Most tokens of history (estimated), up to the server's own limit.")
+    ] = None
+    context_window: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("Most messages of history, up to the server's own limit.")
+    ] = None
 
 
 class InferenceCall(Call):

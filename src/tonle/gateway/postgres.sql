@@ -28,8 +28,8 @@ CREATE UNLOGGED TABLE tonle_leases (
 );
 CREATE INDEX tonle_leases_by_key ON tonle_leases (key_id);
 
--- Whoever changes an account or its leases holds the account's row, and takes several in the order of their names:
--- so everything about one key happens in turn, and nobody waits in a circle.
+-- Every change to an account or its leases locks the account's row; several rows are locked in the order of their names.
+-- So changes to one key are serialized, and there are no deadlocks.
 CREATE FUNCTION tonle_lock(the_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO tonle_accounts (key_id) SELECT DISTINCT name FROM unnest(the_keys) AS name ORDER BY name

@@ -34,13 +34,15 @@ class SamplingFields(Struct, kw_only=True):
     """What chat and text completions share."""
 
     model: Annotated[str | None, about("Name of the model; may be left out.")] = None
-    max_tokens: Annotated[Integer | None, about("Most new tokens. Default of a text: 16.")] = None
-    temperature: Annotated[float | None, about("0 = always the likeliest token. Default: the model's, else 1.")] = None
+    max_tokens: Annotated[Integer | None, about("Most new tokens. Default of completions: 16.")] = None
+    temperature: Annotated[float | None, about("0 = always the most likely token. Default: the model's, else 1.")] = (
+        None
+    )
     top_p: Annotated[
         float | None, about("Keep the likeliest tokens up to this total probability. Default: the model's, else 1.")
     ] = None
     n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
-    stream: Annotated[bool | None, about("Send the answer as server-sent events while it grows.")] = None
+    stream: Annotated[bool | None, about("Send the answer as server-sent events as it is generated.")] = None
     stream_options: StreamOptions | None = None
     stop: Annotated[str | list[str] | None, about("End at any of these strings.")] = None
     presence_penalty: Annotated[float | None, about("-2 to 2, on tokens already in the answer.")] = None
@@ -57,17 +59,17 @@ class SamplingFields(Struct, kw_only=True):
     repetition_penalty: Annotated[
         float | None, about("On tokens of prompt and answer; 1 = off. Default: the model's, else off.")
     ] = None
-    min_tokens: Annotated[Integer | None, about("No end before this many new tokens. Default 0.")] = None
+    min_tokens: Annotated[Integer | None, about("Do not end before this many new tokens. Default 0.")] = None
     ignore_eos: Annotated[bool | None, about("Do not stop at the model's end-of-sequence token.")] = None
     stop_token_ids: Annotated[list[Integer] | None, about("End at any of these tokens.")] = None
     include_stop_str_in_output: Annotated[bool | None, about("Keep the stop string in the answer.")] = None
     skip_special_tokens: Annotated[bool | None, about("Leave special tokens out of the text. Default true.")] = None
     prompt_logprobs: Annotated[
-        Integer | None, about("Log-probabilities of the prompt's tokens with so many alternatives; not with stream.")
+        Integer | None, about("Log-probabilities of the prompt's tokens with this many alternatives; not with stream.")
     ] = None
     return_token_ids: Annotated[bool | None, about("Also return token ids, of the prompt and of the answer.")] = None
     priority: Annotated[
-        int | str | None, about("critical, high, normal or low; or 0 to 3, 0 first. Default normal.")
+        int | str | None, about("critical, high, normal or low; or 0 (first) to 3. Default normal.")
     ] = None
 
 
@@ -87,10 +89,10 @@ class Message(Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], about("The conversation, oldest first.")]
     max_completion_tokens: Annotated[
-        Integer | None, about("Most new tokens; wins over max_tokens. Default: the server's; X-Tonle-Max-Tokens tells.")
+        Integer | None, about("Most new tokens; overrides max_tokens. Default: the server's; see X-Tonle-Max-Tokens.")
     ] = None
     logprobs: Annotated[bool | None, about("Return log-probabilities of the answer's tokens.")] = None
-    top_logprobs: Annotated[Integer | None, about("And of so many alternatives, 0 to 20.")] = None
+    top_logprobs: Annotated[Integer | None, about("Also those of this many alternatives, 0 to 20.")] = None
     add_generation_prompt: Annotated[bool | None, about("End the prompt where the assistant begins. Default yes.")] = (
         None
     )
@@ -102,7 +104,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         str | list[str | Integer | list[Integer]], about("Text, token ids, or a list of either: one answer for each.")
     ]
     echo: Annotated[bool | None, about("Begin the answer with the prompt.")] = None
-    logprobs: Annotated[Integer | None, about("Return log-probabilities with so many alternatives, 0 to 20.")] = None
+    logprobs: Annotated[Integer | None, about("Return log-probabilities with this many alternatives, 0 to 20.")] = None
     best_of: Annotated[Integer | None, about("Accepted if equal to n.")] = None
     add_special_tokens: Annotated[bool | None, about("Let the tokenizer add its begin token. Default true.")] = None
 
@@ -299,7 +301,7 @@ class ErrorDetail(Struct):
         str,
         about("invalid_request_error, rate_limit_error (429), service_unavailable_error (503, 504) or server_error."),
     ]
-    param: Annotated[str | None, about("The field that is wrong, if one is.")] = None
+    param: Annotated[str | None, about("The field at fault, if any.")] = None
     code: Annotated[
         str | None, about("The reason in one word: context_length_exceeded, rate_limit_exceeded, shutting_down, ...")
     ] = None

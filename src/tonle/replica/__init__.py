@@ -1,7 +1,7 @@
 """One engine behind an OpenAI-compatible HTTP server.
 
-Does: translate wire requests for the engine's front, deliver answers whole or as events, answer for health and metrics,
-as a backend of the gateway's pipeline in the same process. Does not: schedule, batch or tokenize; it asks the front.
+Does: act as a backend of the gateway's pipeline in the same process: translate requests for the engine's front, return
+answers whole or as events, report health and metrics. Does not: schedule, batch or tokenize; the front and the engine do.
 Runs: in the serving process, on its event loop; torch-free.
 
     serve.serve(front, settings, ...)   run until told to stop

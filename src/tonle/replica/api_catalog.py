@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,7 +28,25 @@ from tonle.protocol.openai import (
     ModelList,
     TokenizeRequest,
     Tokens,
+    about,
 )
+
+
+class HealthReport(Health, kw_only=True):
+    """What `/health` replies: the engine's part, and the server's (`gateway/routes.py`)."""
+
+    meets_sla: Annotated[bool, about("Whether the p95 latency of recent requests is within the target.")]
+    sla_target_p95_s: float
+    requests: Annotated[int, about("Recent requests, which the numbers below are about.")]
+    failed: int
+    latency_s: Annotated[dict[str, float], about("p50, p95 and p99.")]
+    burn_rate: Annotated[float, about("1 = exactly 5 % of the requests are slower than the target.")]
+    why_not: Annotated[
+        dict[str, Any] | None, about("Where slow requests spent their time; only if the target is missed.")
+    ] = None
+    shared_state: Annotated[str | None, about("ok or lost; only with keys and limits in Redis or PostgreSQL.")] = None
+    cache: Annotated[dict[str, float] | None, about("Entries and hit rate of the response cache.")] = None
+
 
 _REF = "#/components/schemas/{name}"
 
@@ -58,26 +76,26 @@ ENTRIES = (
         "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
         InferenceRequest, example={"user_input": "What is the capital of France?"},
     ),
-    CatalogEntry("GET", "/v1/models", "The names this server answers to.", reply=ModelList),
-    CatalogEntry("GET", "/v1/models/{id}", "One of them.", reply=ModelInfo),
+    CatalogEntry("GET", "/v1/models", "The names of the model.", reply=ModelList),
+    CatalogEntry("GET", "/v1/models/{id}", "One of these models.", reply=ModelInfo),
     CatalogEntry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},
     ),
-    CatalogEntry("POST", "/detokenize", "Put tokens together again.", DetokenizeRequest, Detokenized,
+    CatalogEntry("POST", "/detokenize", "Turn tokens back into text.", DetokenizeRequest, Detokenized,
           example={"tokens": [1, 2, 3]}),
-    CatalogEntry("GET", "/health", "State and load in one look; 503 when unhealthy.", reply=Health),
-    CatalogEntry("GET", "/health/live", "200 while the process lives."),
+    CatalogEntry("GET", "/health", "Health, load and latency; 503 when unhealthy.", reply=HealthReport),
+    CatalogEntry("GET", "/health/live", "200 while the process runs."),
     CatalogEntry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
     CatalogEntry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
     CatalogEntry("GET", "/version", "The version of Tonle."),
-    CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key where there are keys."),
-    CatalogEntry("GET", "/admin/keys", "The keys of this server; needs an admin key, as everything under /admin."),
-    CatalogEntry("POST", "/admin/keys", "Make a key; its secret is shown once.", KeyRequest),
+    CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key."),
+    CatalogEntry("GET", "/admin/keys", "List the API keys. Everything under /admin needs an admin key."),
+    CatalogEntry("POST", "/admin/keys", "Create a key; its secret is shown once.", KeyRequest),
     CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),
     CatalogEntry("GET", "/admin/backends", "The engine behind this server, its load and health."),
-    CatalogEntry("POST", "/admin/backends/{name}/drain", "Send nothing new to it."),
-    CatalogEntry("POST", "/admin/backends/{name}/resume", "Send to it again."),
+    CatalogEntry("POST", "/admin/backends/{name}/drain", "Stop sending it new requests."),
+    CatalogEntry("POST", "/admin/backends/{name}/resume", "Send it requests again."),
     CatalogEntry("GET", "/docs", "This page.", media="text/html"),
     CatalogEntry("GET", "/openapi.json", "The API in OpenAPI 3.1."),
 )  # fmt: skip

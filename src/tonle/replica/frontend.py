@@ -23,7 +23,7 @@ from tonle.engine.text import load_text
 from tonle.models.source import ModelSource
 from tonle.replica.serve import replica_options, serve
 from tonle.telemetry import logs
-from tonle.telemetry.goodbye import say_stopped
+from tonle.telemetry.shutdown_messages import say_stopped
 
 READY = b"ready"  # the message to the parent when connections are accepted
 

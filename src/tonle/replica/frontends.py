@@ -33,7 +33,7 @@ def bind_all(host: str, port: int, count: int) -> list[socket.socket]:
         return [bind(host, port)]
     if sys.platform != "linux":
         raise ConfigError(
-            "several front ends on one port need Linux, which deals connections out between them; leave --frontends "
+            "several front ends on one port need Linux, which distributes connections between them; leave --frontends "
             "at 1, or run several servers behind `tonle gateway`",
             param="frontends",
         )

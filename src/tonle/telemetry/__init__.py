@@ -1,5 +1,5 @@
-"""What operators watch: metrics in the names dashboards and routers know, and log lines.
+"""What operators watch: metrics with the names that dashboards and routers know, and log lines.
 
-Does: declare, collect, render, format. Does not: know the engine or HTTP; it reads the engine through `EngineView`.
+Does: declare, collect, render, format. Does not: import the engine or HTTP; it reads the engine's state through `EngineView`.
 Runs: in the serving process, on its event loop; metrics are rendered when scraped.
 """

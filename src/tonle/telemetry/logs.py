@@ -40,7 +40,7 @@ def configure(level: str | int, *, json: bool = False) -> None:
     logger.propagate = False
 
 
-def room(logger_name: str) -> str:
+def component(logger_name: str) -> str:
     """`tonle.engine.loop` -> `engine`; `asyncio` -> `asyncio`."""
     parts = logger_name.split(".")
     return parts[1] if parts[0] == "tonle" and len(parts) > 1 else parts[0]
@@ -51,7 +51,9 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {room(record.name):<8} {record.getMessage()}"
+        line = (
+            f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {component(record.name):<8} {record.getMessage()}"
+        )
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -65,7 +67,7 @@ class JsonLines(logging.Formatter):
         entry: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname,
-            "room": room(record.name),
+            "component": component(record.name),
             "message": record.getMessage(),
         }
         entry.update(getattr(record, "fields", {}))

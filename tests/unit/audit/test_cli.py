@@ -97,7 +97,7 @@ def test_a_record_is_one_line_however_narrow_the_terminal(trail: Path, monkeypat
 def test_wrong_questions(trail: Path) -> None:
     assert tonle("query", trail, "--since", "yesterday").exit_code == 1
     assert tonle("query", trail, "--status", "great").exit_code == 1
-    assert tonle("show", trail, "nobody").exit_code == 1
+    assert tonle("show", trail, "missing").exit_code == 1
     assert tonle("query", trail / "nowhere").exit_code == 1
 
 
@@ -210,7 +210,7 @@ def test_replay(tmp_path: Path) -> None:
         assert tonle("replay", tmp_path, "--url", url, "--id", first).exit_code == 0
         done = tonle("replay", tmp_path, "--url", url, "--all")
         assert "different at character 0" in done.stdout
-        done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "nobody")
+        done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "missing")
         assert done.stdout.startswith("failed")
         assert "--as-model NAME" in done.stderr
 

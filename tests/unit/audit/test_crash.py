@@ -222,7 +222,7 @@ def test_many_requests_turn_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for _ in range(100):
             ask(trail)
             assert trail.flush()
-        trail.open("/v1/x", body=b"x" * 10_000)  # larger than a page: remembered by nobody but memory
+        trail.open("/v1/x", body=b"x" * 10_000)  # larger than a page: kept in memory only
         assert len(list((tmp_path / "open").iterdir())) <= 3
     assert verify(tmp_path).num_records == 101
     assert not list((tmp_path / "open").iterdir())

@@ -281,7 +281,7 @@ def test_a_disk_that_is_full_is_told_to_the_caller(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("tonle.audit.trail.CHECK_S", 0.01)
     server = Server(whole_reply(), content_type="application/json")
     app = wrap(server, tmp_path, min_free_bytes=1 << 62)  # no disk has that much
-    call(app)  # nobody has looked yet
+    call(app)  # not checked yet
     wait_for(lambda: app.trail.stats.failing)
     reply = call(app)
     assert reply.status == 503
@@ -340,7 +340,7 @@ def test_around_a_replica(tmp_path: Path) -> None:
     }
     with_stream = call(app, body | {"stream": True})
     chunks = events(with_stream.reply.decode())
-    assert all("usage" not in chunk for chunk in chunks[:-1]), "as if nobody had asked"
+    assert all("usage" not in chunk for chunk in chunks[:-1]), "as if usage had not been asked for"
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == "សួស្តី!"
     call(app, body)
     call(app, {"prompt": "hi", "max_tokens": 8}, path="/v1/completions")

@@ -51,7 +51,7 @@ def test_fields_can_go_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_a_redaction_covers_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even whoever holds the key cannot change another field along with a redaction."""
+    """Even the holder of the key cannot change another field along with a redaction."""
     chain = write_days(tmp_path, {"2025-01-31": 2})
     path = files(tmp_path)[0]
     honest = seal.redact

@@ -144,7 +144,7 @@ def test_redaction_of_single_fields(tmp_path: Path) -> None:
     assert record["masked"] == {"email": 1, "plate": 3}  # twice in the prompt: it is also the user's last word
 
 
-@pytest.mark.parametrize("wrong", [{"redact": ("nonsense",)}, {"redact": ("nobody:email",)},
+@pytest.mark.parametrize("wrong", [{"redact": ("nonsense",)}, {"redact": ("nofield:email",)},
                                    {"redact": ("x=(",)}, {"omit": ("model",)}, {"fsync": "often"},
                                    {"max_queue": 0}, {"retention_days": 0}, {"linger_s": -1.0}])  # fmt: skip
 def test_wrong_options_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -202,7 +202,7 @@ def test_a_full_disk_refuses_requests_and_loses_nothing(tmp_path: Path) -> None:
         assert trail.flush()
         disk.is_full = True
         trail.admit()
-        ask(trail, output="during")  # was admitted before anybody knew
+        ask(trail, output="during")  # was admitted before the disk was known to be full
         wait_for(lambda: trail.stats.failing)
         with pytest.raises(CapacityError, match="No space left") as refused:
             trail.admit()

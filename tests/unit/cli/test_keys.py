@@ -15,13 +15,25 @@ def test_create_list_revoke(tmp_path: Path) -> None:
     place = ("--state-db", str(tmp_path / "state.db"))
     assert "No keys yet" in tonle("keys", "list", *place).stderr
     assert json.loads(tonle("keys", "list", "--json", *place).stdout) == {"keys": []}
-    made = tonle("keys", "create", "--name", "alice [laptop]", "--scope", "admin", "--tokens-per-day", "9", *place)
+    made = tonle(
+        "keys",
+        "create",
+        "--name",
+        "alice [laptop]",
+        "--scope",
+        "priority",
+        "--scope",
+        "admin",
+        "--tokens-per-day",
+        "9",
+        *place,
+    )
     secret = made.stdout.strip()
     assert re.fullmatch(r"tonle-\S{43}", secret) and secret not in made.stderr
     (key,) = json.loads(tonle("keys", "list", "--json", *place).stdout)["keys"]
     fields = shown_key(draw("any")[0], {})
     assert key.keys() == fields.keys() and key["limits"].keys() == fields["limits"].keys(), "as GET /admin/keys"
-    assert (key["name"], key["scopes"], key["limits"]["tokens_per_day"]) == ("alice [laptop]", ["admin"], 9)
+    assert (key["name"], key["scopes"], key["limits"]["tokens_per_day"]) == ("alice [laptop]", ["priority", "admin"], 9)
     assert (key["revoked"], key["tokens_today"]) == (None, 0)
     assert f"Revoked key {key['id']} (alice [laptop])" in tonle("keys", "revoke", key["id"], *place).stderr
     listed = tonle("keys", "list", *place).stdout
@@ -31,7 +43,10 @@ def test_create_list_revoke(tmp_path: Path) -> None:
 def test_wrong_words(tmp_path: Path) -> None:
     place = ("--state-db", str(tmp_path / "state.db"))
     wrong = tonle("keys", "create", "--name", "x", "--scope", "fly", *place, COLUMNS="160")
-    assert wrong.returncode == 2 and "'--scope': 'fly' is not one of 'models', 'metrics', 'admin'" in wrong.stderr
+    assert (
+        wrong.returncode == 2
+        and "'--scope': 'fly' is not one of 'models', 'metrics', 'priority', 'admin'" in wrong.stderr
+    )
     assert tonle("keys", "create", *place).returncode == 2
     assert "there is no key 'nope'" in tonle("keys", "revoke", "nope", *place).stderr
     assert tonle("keys", "list", "--name", "x", *place).returncode == 2, "an option of another subcommand"

@@ -63,16 +63,16 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
 
 
 @pytest.mark.parametrize(
-    "door",
+    "settings",
     [{"api_key": ("hush",)}, {"admin_key": ("hush",)}, {"audit_dir": "audit"}, {"requests_per_minute": 3},
      {"state_db": "keys.db"}],
 )  # fmt: skip
-def test_what_one_process_does_needs_one_front_end_or_a_gateway(door: dict[str, Any]) -> None:
-    ServeConfig(**door).validate()
+def test_what_one_process_does_needs_one_front_end_or_a_gateway(settings: dict[str, Any]) -> None:
+    ServeConfig(**settings).validate()
     ServeConfig(frontends=2).validate()
     with pytest.raises(ConfigError, match="tonle gateway") as refused:
-        ServeConfig(frontends=2, **door).validate()
-    assert refused.value.param == "frontends" and next(iter(door)) in refused.value.message
+        ServeConfig(frontends=2, **settings).validate()
+    assert refused.value.param == "frontends" and next(iter(settings)) in refused.value.message
 
 
 def test_the_two_commands_of_that_refusal_can_be_run() -> None:

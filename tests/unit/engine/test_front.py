@@ -1,4 +1,4 @@
-"""Whoever waits for a whole result gets what iterating would have given, also when it ends early."""
+"""Waiting for a whole result gives what iterating would have given, also when it ends early."""
 
 from __future__ import annotations
 

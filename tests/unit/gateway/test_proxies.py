@@ -30,7 +30,7 @@ def placed(peer: str, value: str, *, networks: tuple[str, ...] = BOTH, header: s
         ("203.0.113.9", "1.2.3.4", "203.0.113.9"),  # a stranger's word
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "10.0.0.2", "10.0.0.2"),  # all are ours: the first of them asks
-        ("10.0.0.1", "1.2.3.4, unknown", "10.0.0.1"),  # nobody we trust says who is behind it
+        ("10.0.0.1", "1.2.3.4, unknown", "10.0.0.1"),  # no trusted proxy says who is behind it
         ("10.0.0.1", "203.0.113.7:5000", "203.0.113.7"),
         ("fd00::1", "[2001:db8::7]:5000, fd00::2", "2001:db8::7"),
         ("::ffff:10.0.0.1", "203.0.113.7", "203.0.113.7"),

@@ -34,7 +34,7 @@ def test_a_share_of_users_takes_part() -> None:
     wider = experiment(0.4, a=1, b=1)
     for index in range(500):
         if (before := assign(split, f"user-{index}")) is not None:
-            assert assign(wider, f"user-{index}") == before  # widening moves nobody
+            assert assign(wider, f"user-{index}") == before  # widening moves no user
 
 
 def test_an_arm_of_weight_0_gets_nobody() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tonle.errors import ConfigError
-from tonle.telemetry.logs import configure, room
+from tonle.telemetry.logs import component, configure
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         logging.getLogger("tonle.replica").exception("broke\nhere", extra={"fields": {"id": "x"}})
     (line,) = capsys.readouterr().err.splitlines()
     entry = json.loads(line)
-    assert entry["level"] == "ERROR" and entry["room"] == "replica" and entry["message"] == "broke\nhere"
+    assert entry["level"] == "ERROR" and entry["component"] == "replica" and entry["message"] == "broke\nhere"
     assert entry["id"] == "x" and "ValueError: why" in entry["exception"] and entry["time"].endswith("Z")
 
 
@@ -57,4 +57,8 @@ def test_unknown_level() -> None:
 
 
 def test_rooms() -> None:
-    assert room("tonle.engine.loop") == "engine" and room("tonle") == "tonle" and room("other.error") == "other"
+    assert (
+        component("tonle.engine.loop") == "engine"
+        and component("tonle") == "tonle"
+        and component("other.error") == "other"
+    )

@@ -16,7 +16,7 @@ class StopMatch(NamedTuple):
 
 
 class StopStrings:
-    """The stop strings of one request. Empty strings are nobody's stop and are left out."""
+    """The stop strings of one request. Empty strings are ignored."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)

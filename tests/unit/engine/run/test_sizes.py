@@ -24,7 +24,7 @@ from tonle.models.spec import ModelSpec
 
 LONG = 131072
 BLOCK = 16
-ROWS, TOKENS = 256, 4096  # what a GPU gets if nobody says otherwise
+ROWS, TOKENS = 256, 4096  # the defaults on a GPU
 MIB = 2**20
 
 

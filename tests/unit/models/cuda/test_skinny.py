@@ -28,7 +28,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def guarded(rows: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An output full of NaN and the rows behind it, which nobody may touch."""
+    """An output full of NaN and the rows behind it, which must not be touched."""
     whole = torch.full((rows + MAX_ROWS, outputs), torch.nan)
     whole[rows:] = 7.0
     return whole[:rows], whole[rows:]
