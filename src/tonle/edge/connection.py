@@ -24,7 +24,7 @@ log = logging.getLogger("tonle.edge")
 
 MAX_PIPELINED = 8  # requests of one connection that wait for the one before; more are not read
 PARSE_BYTES = 8 * 1024  # at a time: how far past MAX_PIPELINED requests are read
-WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, whoever produces the answer is asked to wait
+WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, the sender of the answer is asked to wait
 RESET_POLL_S = 0.1  # how often a caller who sends no more is looked at: it may be gone
 PROBE_S = 10  # between the kernel's probes of such a caller
 LINGER_S = 5.0  # for a caller who was refused to read why; what it still sends is thrown away
@@ -247,7 +247,7 @@ class ServerConnection(asyncio.Protocol):
         exchange.reply(_error_body(why, "invalid_request_error"), status=status)
 
     def drop(self, why: str) -> bool:
-        """End the request under way: nobody waits for it. True if there was one, and it had not been ended before."""
+        """End the request under way: its caller is gone. True if there was one, and it had not been ended before."""
         if self._active is None:
             return False
         is_first = not self._active.gone

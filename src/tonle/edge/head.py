@@ -21,7 +21,7 @@ def head_fault(method: str, version: str, headers: dict[str, str], target: str, 
         return 501, "this server is not a proxy: it has no CONNECT"
     coding = headers.get("transfer-encoding")
     if coding is not None:
-        if version == "1.0":  # section 6.1: whoever forwarded it may have read another length
+        if version == "1.0":  # section 6.1: a proxy that forwarded it may have read another length
             return 400, "HTTP/1.0 has no Transfer-Encoding"
         if coding.lower() != "chunked":  # we would take a compressed body for the body itself
             return 501, "the only Transfer-Encoding understood is chunked"

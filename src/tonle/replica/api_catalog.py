@@ -89,7 +89,7 @@ ENTRIES = (
     CatalogEntry("GET", "/health/ready", "200 when requests will be served, 503 with the reason otherwise."),
     CatalogEntry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
     CatalogEntry("GET", "/version", "The version of Tonle."),
-    CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key."),
+    CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key where there are keys."),
     CatalogEntry("GET", "/admin/keys", "List the API keys. Everything under /admin needs an admin key."),
     CatalogEntry("POST", "/admin/keys", "Create a key; its secret is shown once.", KeyRequest),
     CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),
