@@ -184,6 +184,7 @@ def test_web_pages_may_not_call_unless_they_are_named(tmp_path: Path) -> None:
             for origin, allowed in (("https://good.example", True), ("https://evil.example", False)):
                 reply = await place.client.options(PATH, headers={"origin": origin})
                 assert ("access-control-allow-origin" in reply.headers) is allowed
+                assert ("x-request-id" in reply.headers.get("access-control-expose-headers", "")) is allowed
             asked = await place.ask(headers={"origin": "https://good.example"})
             assert asked.headers["access-control-allow-origin"] == "https://good.example"
             assert "x-process-time" in asked.headers

@@ -131,7 +131,8 @@ def test_limits_of_a_key_hold(tmp_path: Path) -> None:
 def test_endpoints_are_guarded(tmp_path: Path, path: str, scope: str) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:
-            assert (await place.client.get(path)).status_code == 401
+            unknown = await place.client.get(path)
+            assert (unknown.status_code, unknown.headers["www-authenticate"]) == (401, "Bearer")
             assert (await place.get(path, key="wrong")).status_code == 401
             for name in ("models", "metrics", "admin"):
                 made = await place.post("/admin/keys", {"name": name, "scopes": [name]})

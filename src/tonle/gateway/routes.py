@@ -46,6 +46,8 @@ PIPED = (
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
 CLEAR_CACHE = "/cache/clear"
+# Headers of replies that scripts of other origins may read.
+EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, retry-after"
 
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -330,7 +332,9 @@ class Routes:
         origin, allowed = exchange.header("origin"), self._services.config.cors_origins
         if not origin or (origin not in allowed and "*" not in allowed):
             return
-        exchange.extra_headers += [("access-control-allow-origin", origin), ("vary", "Origin")]
+        exchange.extra_headers += [
+            ("access-control-allow-origin", origin), ("access-control-expose-headers", EXPOSED), ("vary", "Origin"),
+        ]  # fmt: skip
         if exchange.method == "OPTIONS":
             exchange.extra_headers += [
                 ("access-control-allow-methods", "GET, POST, DELETE, OPTIONS"),

@@ -26,6 +26,8 @@ def error_reply(error: BaseException) -> ErrorReply:
     headers = []
     if isinstance(error, CapacityError):
         headers.append(("retry-after", str(error.retry_after)))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers.append(("www-authenticate", "Bearer"))
     body = _body(error.message, _error_type(error), param=error.param, code=error.code)
     return ErrorReply(error.status, body, headers)
 
