@@ -31,7 +31,7 @@ class Engine:
     def send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
             for request in message.requests:
-                self.tell(request.handle, [*REPLY.encode(), EOS])
+                asyncio.get_running_loop().call_soon(self.tell, request.handle, [*REPLY.encode(), EOS])
 
     def tell(self, handle: int, tokens: list[int]) -> None:
         token, *rest = tokens

@@ -292,7 +292,7 @@ class Routes:
             body["shared_state"] = "ok" if services.shared.lost is None else "lost"
         if (cache := services.replay.cache) is not None:
             body["cache"] = {"entries": cache.num_entries, "hit_rate": round(cache.stats.hit_rate, 4)}
-        body["uptime_s"] = round(time.monotonic() - self._started_s, 3)
+        body.setdefault("uptime_s", round(time.monotonic() - self._started_s, 3))  # of several front ends, the server's
         exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
 
     async def metrics(self, exchange: Exchange) -> None:
