@@ -364,7 +364,7 @@ class TestInferenceEngineIntegration:
         with LLM(*live) as llm, pytest.raises(ContextOverflow, match=f"holds {own} "):
             llm.generate("Hi", GenerationConfig(max_length=own))
         with caplog.at_level("WARNING"), LLM(*live, max_sequence_length=own + 1):
-            assert f"max_sequence_length is {own + 1}, but the model was made for {own}" in caplog.text
+            assert f"is {own + 1}, but the model was made for {own}" in caplog.text
 
     def test_an_engine_that_has_died_says_so(self, live: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         def die(self: object, now: float) -> None:
