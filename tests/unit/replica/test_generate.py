@@ -1,0 +1,106 @@
+"""An answer on its way from the engine to a sink: pressure, order, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fakes.front import FakeFront
+from tests.http.serving import events
+from tonle.edge.client import UpstreamError
+from tonle.protocol.answers import Answer
+from tonle.replica.dispatch import ReplicaTransport
+from tonle.replica.replica import Replica, ReplicaOptions
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+class PressingSink:
+    """Says that it is full after `full_after` pieces, and has room again when told to."""
+
+    def __init__(self, full_after: int | None = None) -> None:
+        self.status = 0
+        self.pieces: list[bytes] = []
+        self.answer: Answer | None = None
+        self.press: Callable[[bool], None] = lambda full: None
+        self._full_after = full_after
+
+    def attach(self, press: Callable[[bool], None]) -> None:
+        self.press = press
+
+    def know(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self.status = status
+
+    def data(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        if len(self.pieces) == self._full_after:
+            self.press(True)
+
+    @property
+    def text(self) -> str:
+        chunks = events(b"".join(self.pieces).decode())
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk != "[DONE]")
+
+
+async def send(front: FakeFront, sink: PressingSink, first_s: float = 60.0, **body: Any) -> None:
+    transport = ReplicaTransport(Replica(front, ReplicaOptions()))  # type: ignore[arg-type]
+    await transport.send("POST", CHAT, msgspec.json.encode({**BODY, **body}), {}, sink, first_s=first_s, silence_s=60)
+
+
+def test_a_full_sink_gets_nothing_until_it_has_room_and_then_all_in_order() -> None:
+    async def main() -> None:
+        front, sink = FakeFront(lambda prompt, index: "abcdefghij"), PressingSink(full_after=3)
+        front.stall_after = 8
+        task = asyncio.create_task(send(front, sink))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(sink.pieces) == 3, "the engine went on, the sink was left alone"
+        sink.press(False)
+        assert len(sink.pieces) == 4 and sink.text == "abcdefgh"
+        task.cancel()
+        await asyncio.wait({task})
+        assert front.cancelled.get_nowait() == front.submitted[0][0].request_id
+
+    asyncio.run(main())
+
+
+def test_what_is_held_back_is_not_lost_at_the_end() -> None:
+    front, sink = FakeFront(lambda prompt, index: "abcdefghij"), PressingSink(full_after=2)
+    asyncio.run(send(front, sink))
+    assert sink.text == "abcdefghij" and sink.pieces[-1].endswith(b"data: [DONE]\n\n")
+
+
+def test_the_answer_is_told_beside_the_bytes() -> None:
+    front, sink = FakeFront(lambda prompt, index: "hello"), PressingSink()
+    asyncio.run(send(front, sink))
+    assert sink.answer is not None and sink.answer.complete
+    assert (sink.answer.text, sink.answer.finish_reason) == ("hello", "stop")
+    assert sink.answer.usage is not None and sink.answer.usage["completion_tokens"] == 6
+    assert b'"usage"' not in b"".join(sink.pieces), "nothing the caller did not ask for"
+    assert set(sink.answer.engine_s or {}) == {"queue", "prefill", "decode"}
+
+
+def test_an_engine_that_dies_ends_the_stream_with_an_error_and_an_incomplete_answer() -> None:
+    front, sink = FakeFront(lambda prompt, index: "hello"), PressingSink()
+    front.die_after = 3
+    asyncio.run(send(front, sink))
+    *_, last = events(b"".join(sink.pieces).decode())
+    assert last["error"]["code"] == "engine_died"
+    assert sink.answer is not None and sink.answer.error["code"] == "engine_died" and not sink.answer.complete
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_in_time_is_the_gateways_to_explain(stream: bool) -> None:
+    front, sink = FakeFront(), PressingSink()
+    front.stall_after = 0
+    with pytest.raises(UpstreamError, match="timeout"):
+        asyncio.run(send(front, sink, first_s=0.05, stream=stream))
+    assert not sink.pieces and front.cancelled.get_nowait()
