@@ -42,7 +42,6 @@ class HttpServer:
         self.connections: set[ServerConnection] = set()
         self.draining = False
         self.num_answered = 0
-        self.now_s = time.monotonic()  # as of the last sweep
         self._server: asyncio.Server | None = None
         self.num_cut = 0  # requests that a shutdown has ended
         self._sweeper: asyncio.Task[None] | None = None
@@ -95,6 +94,6 @@ class HttpServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.now_s = time.monotonic()
+            now_s = time.monotonic()
             for connection in list(self.connections):
-                connection.sweep(self.now_s)
+                connection.sweep(now_s)

@@ -45,7 +45,6 @@ PIPED = (
     "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
-CLEAR_CACHE = "/cache/clear"
 # Headers of replies that scripts of other origins may read.
 EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, retry-after"
 
@@ -63,6 +62,7 @@ class Entry(NamedTuple):
     scope: Scope | None  # of the key it needs
     handle: Handle
     is_probe: bool = False  # asked again and again by machines: not worth a line in the log
+    needs_keys: bool = True  # False: where no keys are needed to use a server, none are needed for this
 
 
 class Found(NamedTuple):
@@ -113,7 +113,7 @@ class Routes:
             "/health/ready": {"GET": Entry(None, self.ready, is_probe=True)},
             "/version": {"GET": Entry(None, self.version, is_probe=True)},
             "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
-            CLEAR_CACHE: {"POST": Entry("admin", self.clear_cache)},
+            "/cache/clear": {"POST": Entry("admin", self.clear_cache, needs_keys=False)},
             "/admin/keys": {"GET": Entry("admin", admin.list_keys), "POST": Entry("admin", admin.create_key)},
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
@@ -181,14 +181,15 @@ class Routes:
             _send_error(exchange, wrong_method(method, _safe(path), list(found.methods)))
             return
         if entry.scope is not None:
-            self._admit(exchange, entry.scope)
+            self._admit(exchange, entry)
         await entry.handle(exchange)
 
-    def _admit(self, exchange: Exchange, scope: Scope) -> None:
-        auth = self._services.auth
+    def _admit(self, exchange: Exchange, entry: Entry) -> None:
+        auth, scope = self._services.auth, entry.scope
+        assert scope is not None
         if scope == "admin" and self._services.is_local and not auth.has_keys:
-            if exchange.path == CLEAR_CACHE:
-                return  # where no keys are needed to fill it, none are needed to empty it
+            if not entry.needs_keys:
+                return
             raise Forbidden("this server has no keys, so it cannot be managed: start it with --admin-key KEY")
         auth.admit(exchange, scope)
 

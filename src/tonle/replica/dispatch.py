@@ -13,6 +13,7 @@ import msgspec
 
 from tonle.edge.client import Sink, UpstreamError
 from tonle.errors import TonleError
+from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import ChatRequest, CompletionRequest
 from tonle.replica import endpoints
@@ -24,8 +25,6 @@ from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.translate import chat_order, completion_order
 
 log = logging.getLogger("tonle.replica")
-
-SALT_HEADER = "x-tonle-salt"
 
 Endpoint = Callable[[Replica, ReplicaRequest], Awaitable[EndpointReply]]
 

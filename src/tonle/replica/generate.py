@@ -8,6 +8,7 @@ completions (`EndpointKind` does), or HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,7 +185,8 @@ class Delivery:
             self._submission.submit()
             for place, generation in enumerate(self._submission.generations):
                 self._listen(place, generation)
-            self._first = loop.call_later(first_s, self._time_out, first_s)
+            if first_s < math.inf:  # the request has a deadline
+                self._first = loop.call_later(first_s, self._time_out, first_s)
             await self._done
             if self._stream:
                 self._press(False)  # all that is left goes into the connection's buffer

@@ -6,6 +6,7 @@ Does: put them together from the settings, and serve until told to stop. Does no
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -14,11 +15,10 @@ from tonle.config.gateway import GatewayConfig
 from tonle.config.serve import ServeConfig
 from tonle.config.stores import MEMORY
 from tonle.engine.front import Front
-from tonle.gateway.gateway import Gateway, LocalServer
+from tonle.gateway.gateway import NO_LIMIT, Gateway, LocalServer
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.replica import Replica, ReplicaOptions
 
-UNLIMITED = 1 << 40
 _SHARED = {entry.name for entry in fields(ServeConfig)} & {entry.name for entry in fields(GatewayConfig)}
 
 
@@ -51,7 +51,7 @@ def replica_options(settings: ServeConfig) -> ReplicaOptions:
 def gateway_config(settings: ServeConfig) -> GatewayConfig:
     """The settings both have. The engine has a queue of its own and restarts by itself: neither is guarded twice."""
     shared = {name: getattr(settings, name) for name in _SHARED}
-    return GatewayConfig(**shared, backend_timeout_s=UNLIMITED, breaker_failures=UNLIMITED, retries=0)
+    return GatewayConfig(**shared, backend_timeout_s=math.inf, breaker_failures=NO_LIMIT, retries=0)
 
 
 async def serve(
