@@ -35,7 +35,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     asked: str  # the public name; where the request names none, the only one there is
     name: str  # what backends call it
     entry: ModelEntry
-    new_tokens: int  # that may be written: asked for, and no more than the model's context
+    new_tokens: int  # that may be written in all answers: asked for, and each no more than the model's context
     experiment: str | None = None
     arm: ArmConfig | None = None  # of that experiment
 
