@@ -51,7 +51,9 @@ def test_a_field_named_twice_is_read_as_the_backend_would_read_it(tmp_path: Path
             for pair in (b'"priority": "low", "priority": 0', b'"priority": 0, "priority": null'):
                 raw = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], %b}' % pair
                 headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-                assert (await place.client.post("/v1/chat/completions", content=raw, headers=headers)).status_code == 200
+                assert (
+                    await place.client.post("/v1/chat/completions", content=raw, headers=headers)
+                ).status_code == 200
         assert [body.get("priority") for body in upstream.requests] == [2, None]
 
     run(main())

@@ -42,7 +42,9 @@ class Ticket:
         self.prompt_tokens = prompt_tokens
         self.new_tokens = new_tokens
         self.tokens = prompt_tokens + new_tokens
-        self.cost = cost_of(prompt_tokens, new_tokens)  # at most, until it is let in; what is too large fails here, uncounted
+        self.cost = cost_of(
+            prompt_tokens, new_tokens
+        )  # at most, until it is let in; what is too large fails here, uncounted
         self.turn: asyncio.Future[None] | None = None
         self.begun_s = 0.0
 

@@ -38,6 +38,7 @@ MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every st
 MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
 ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 _NO_RIGHT = "only a key with scope priority or admin may ask for more"
 _TRUE = ("1", "true")
 
@@ -186,8 +187,7 @@ def _integer(value: Any, name: str) -> int:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    kind = {str: "a string", list: "a list", dict: "an object"}.get(type(value), "a fraction")
-    raise InvalidRequest(f"{name} must be an integer, not {kind}", param=name)
+    raise InvalidRequest(f"{name} must be an integer, not {_KINDS.get(type(value), 'a fraction')}", param=name)
 
 
 def _priority(decoded: DecodedBody, key: Key) -> int:

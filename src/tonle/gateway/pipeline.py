@@ -152,11 +152,10 @@ class Pipeline:
         relay.close()
         try:
             answer = relay.answer()
-            used = 0 if ending.status == "cached" else results.used_tokens(relay.peek())
         except Exception as error:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
             log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
-            answer, used = Answer(), 0 if results.request is None else results.request.prompt_tokens
+            answer = Answer()
             ending = Ending(ending.status, ending.failure or error, ending.problem)
         if ending.failure is None and (answer.error is not None or relay.status >= 400):
             # A stream that its server ended with an error has status 200, and failed.
@@ -166,7 +165,7 @@ class Pipeline:
             call.exchange.problem = f"{backend}{ending.problem}"
         call.exchange.tokens = _tokens(answer)
         if results.lease is not None:
-            results.lease.settle(used)
+            results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)

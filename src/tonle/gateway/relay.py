@@ -53,6 +53,7 @@ class Relay:
         """`request` is None if it could not be read: then there is only an error to pass on."""
         self.status = 0  # of the backend's answer
         self.began = False
+        self.asked = False  # the request was sent, or is being sent, to the backend of this attempt
         self.headers: dict[str, str] = {}
         self.keep_copy = False
         self.facts = facts
@@ -83,6 +84,7 @@ class Relay:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._known = None
+        self.asked = True
         self._exchange.on_pressure = press
         if self._exchange.full:
             press(True)

@@ -19,7 +19,26 @@ def test_what_is_a_priority(asked: Any, number: int) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    ["crıtıcal", "crİtİcal", "ﬁrst", "High", " high", "high\x00", "0", "", -1, 4, 10**400, True, False, 0.0, 1.5, [], {}, [0]],
+    [
+        "crıtıcal",
+        "crİtİcal",
+        "ﬁrst",
+        "High",
+        " high",
+        "high\x00",
+        "0",
+        "",
+        -1,
+        4,
+        10**400,
+        True,
+        False,
+        0.0,
+        1.5,
+        [],
+        {},
+        [0],
+    ],
 )
 def test_what_is_none(asked: Any) -> None:
     assert read_priority(asked) is None
