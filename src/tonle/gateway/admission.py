@@ -138,9 +138,8 @@ class Gate:
             new = min(max(0, used - ticket.prompt_tokens) if new_tokens is None else new_tokens, used)
             cost = cost_of(used - new, new)
             if used:  # else it says nothing about the length of answers
-                known = self._written.get(key_id)
-                self._written[key_id] = new if known is None else known + EWMA * (new - known)
-                self._written_by_all += EWMA * (new - self._written_by_all)
+                self._written[key_id] = smoothed = new + (1 - EWMA) * (self._written.get(key_id, new) - new)
+                self._written_by_all += EWMA * (smoothed - self._written_by_all)
         self._served[key_id] = self._served.get(key_id, 0.0) + cost
 
     def _let_in(self, ticket: Ticket) -> None:

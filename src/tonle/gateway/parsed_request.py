@@ -27,12 +27,17 @@ EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped i
 # Their prompts are read; the prompts of other paths are estimated by the size of the body. Streams of these end with a
 # usage chunk if `stream_options.include_usage` asks for it.
 WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
-NOTHING_WRITTEN = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 NOT_COMPUTED = ("/tokenize", "/detokenize")  # no model runs: requests, but no tokens, are counted
+NO_ANSWER = ("/v1/embeddings", "/v1/rerank", "/v1/score", *NOT_COMPUTED)  # no token is written
 
-# The longest answer, under the names servers give it. Where several are given, servers differ in which one counts.
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# The longest answer, under the other names that servers have for `max_tokens`. Which one counts if several are given
+# differs: the largest is reserved.
+_LENGTHS = ("max_completion_tokens", "max_output_tokens")
 _LENGTHS_ELSEWHERE = ("n_predict", "max_new_tokens")
+# A body with none of these, as most are, is read without looking for each.
+_SPECIAL = frozenset({
+    *_LENGTHS, *_LENGTHS_ELSEWHERE, *STRIPPED, EXTRAS, "n", "best_of", "priority", "service_tier",
+})  # fmt: skip
 DEFAULT_NEW_TOKENS = 256  # the estimate for a request that sets no limit
 MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every store can add up
 MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
@@ -119,10 +124,21 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
     stream = body.get("stream") is True
     options = body.get("stream_options")
     wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    prompt_tokens, new_tokens = _sizes(body, decoded.raw, path)
-    priority = _priority(decoded, key)
+    new_tokens, num_answers, priority = _asked_length(body.get("max_tokens"), "max_tokens"), 1, NORMAL
+    if not _SPECIAL.isdisjoint(body):
+        new_tokens, num_answers = max(new_tokens, _other_lengths(body)), _answers_each(body)
+        priority = _priority(decoded, key)
+        _strip(decoded)
+    if path in WITH_USAGE:
+        prompt_tokens = estimate_prompt(body)
+        num_answers = min(num_answers * _num_prompts(body), MAX_TOKENS)
+    else:
+        prompt_tokens = 0 if path in NOT_COMPUTED else len(decoded.raw) // ASCII_PER_TOKEN + 1
+    if path in NO_ANSWER:
+        new_tokens = 0
+    elif new_tokens <= 0:
+        new_tokens = DEFAULT_NEW_TOKENS
     deadline_s = _deadline(exchange)
-    _strip(decoded)
     _note_unknown(decoded, path)
     user = exchange.header("x-user-id") or body.get("user")
     return ParsedRequest(
@@ -136,7 +152,7 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
         adds_usage=stream and not wants_usage and path in WITH_USAGE,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
-        num_answers=_num_answers(body),
+        num_answers=num_answers,
         priority=priority,
         deadline_s=deadline_s,
         user=user if isinstance(user, str) and user else None,
@@ -145,40 +161,32 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
     )
 
 
-def _sizes(body: dict[str, Any], raw: bytes, path: str) -> tuple[int, int]:
-    """Tokens, estimated: of all prompts, and of one answer."""
-    new_tokens = _new_tokens(body)
-    if path in WITH_USAGE:
-        return estimate_prompt(body), new_tokens
-    if path in NOT_COMPUTED:
-        return 0, 0
-    return len(raw) // ASCII_PER_TOKEN + 1, 0 if path in NOTHING_WRITTEN else new_tokens
+def _asked_length(value: Any, name: str) -> int:
+    """0: none is asked for. Raises `InvalidRequest`."""
+    if value is None:
+        return 0
+    length = _integer(value, name)
+    if length > MAX_TOKENS:
+        raise InvalidRequest(f"{name} must be at most {MAX_TOKENS}", param=name)
+    return length
 
 
-def _new_tokens(body: dict[str, Any]) -> int:
-    """The largest of the lengths given. Raises `InvalidRequest`."""
-    longest = 0
-    for name in _LENGTHS:
-        if (asked := body.get(name)) is not None:
-            longest = max(longest, _integer(asked, name))
-            if longest > MAX_TOKENS:
-                raise InvalidRequest(f"{name} must be at most {MAX_TOKENS}", param=name)
-    for name in _LENGTHS_ELSEWHERE:
-        if isinstance(asked := body.get(name), int):
-            longest = max(longest, min(asked, MAX_TOKENS))
-    return longest if longest > 0 else DEFAULT_NEW_TOKENS
+def _other_lengths(body: dict[str, Any]) -> int:
+    """The largest length given under another name than `max_tokens`. Raises `InvalidRequest`."""
+    ours = (_asked_length(body.get(name), name) for name in _LENGTHS)
+    elsewhere = (body.get(name) for name in _LENGTHS_ELSEWHERE)
+    return max(*ours, *(min(length, MAX_TOKENS) for length in elsewhere if isinstance(length, int)))
 
 
-def _num_answers(body: dict[str, Any]) -> int:
-    """At least 1; capped where the number of tokens would be. Raises `InvalidRequest`."""
-    asked = 1
-    for name in ("n", "best_of"):
-        if (value := body.get(name)) is not None:
-            asked = max(asked, _integer(value, name))
+def _answers_each(body: dict[str, Any]) -> int:
+    """For each prompt, at least 1. Raises `InvalidRequest`."""
+    given = ((name, body.get(name)) for name in ("n", "best_of"))
+    return min(max(1, *(_integer(value, name) for name, value in given if value is not None)), MAX_TOKENS)
+
+
+def _num_prompts(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        asked *= len(prompt)
-    return min(asked, MAX_TOKENS)
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 def _integer(value: Any, name: str) -> int:

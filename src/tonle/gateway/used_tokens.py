@@ -49,6 +49,9 @@ def _counted(usage: dict[str, Any] | None) -> UsedTokens | None:
     """A server may say anything; what is not a number is not counted."""
     if usage is None:
         return None
+    total, new = usage.get("total_tokens"), usage.get("completion_tokens")
+    if type(total) is int and type(new) is int and 0 <= new <= total <= MAX_TOKENS:  # as nearly all do
+        return UsedTokens(total - new, new)
     total = _number(usage, "total_tokens")
     prompt = _number(usage, "prompt_tokens", "input_tokens")
     new = _number(usage, "completion_tokens", "output_tokens")
