@@ -173,15 +173,15 @@ def _asked_length(value: Any, name: str) -> int:
 
 def _other_lengths(body: dict[str, Any]) -> int:
     """The largest length given under another name than `max_tokens`. Raises `InvalidRequest`."""
-    ours = (_asked_length(body.get(name), name) for name in _LENGTHS)
-    elsewhere = (body.get(name) for name in _LENGTHS_ELSEWHERE)
-    return max(*ours, *(min(length, MAX_TOKENS) for length in elsewhere if isinstance(length, int)))
+    lengths = [_asked_length(body.get(name), name) for name in _LENGTHS]
+    lengths += [min(asked, MAX_TOKENS) for name in _LENGTHS_ELSEWHERE if isinstance(asked := body.get(name), int)]
+    return max(lengths)
 
 
 def _answers_each(body: dict[str, Any]) -> int:
     """For each prompt, at least 1. Raises `InvalidRequest`."""
-    given = ((name, body.get(name)) for name in ("n", "best_of"))
-    return min(max(1, *(_integer(value, name) for name, value in given if value is not None)), MAX_TOKENS)
+    asked = [_integer(value, name) for name in ("n", "best_of") if (value := body.get(name)) is not None]
+    return min(max([1, *asked]), MAX_TOKENS)
 
 
 def _num_prompts(body: dict[str, Any]) -> int:
