@@ -95,6 +95,24 @@ def test_hanging_up_before_the_first_byte_is_not_free(
     run(main())
 
 
+def test_requests_at_once_do_not_multiply_the_day(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with limited(tmp_path, upstream, {"tokens_per_day": 1000}, **settings) as (place, key, key_id):
+            asking = [asyncio.create_task(place.ask(f"{n}", max_tokens=1150, key=key)) for n in range(12)]
+            await until(lambda: upstream.requests and sum(each.done() for each in asking) == 11, "more than one runs")
+            upstream.hang.set()
+            statuses = sorted(reply.status_code for reply in await asyncio.gather(*asking))
+            assert statuses == [200] + [429] * 11 and len(upstream.requests) == 1
+            await used(place, key_id, 10)
+            assert (
+                await place.ask("again", max_tokens=1150, key=key)
+            ).status_code == 200  # what it did not use came back
+
+    run(main())
+
+
 def test_what_was_written_until_then_is_charged(tmp_path: Path, settings: dict[str, Any]) -> None:
     async def main() -> None:
         upstream = Upstream("m")
