@@ -15,7 +15,7 @@ from tests.fakes.stores import Store
 from tests.gateway.running_gateway import run
 from tonle.errors import StoreLost
 from tonle.gateway.api_keys.key import Key, KeyLimits
-from tonle.gateway.limits.limiter import Lease
+from tonle.gateway.limits.limiter import Lease, refusal
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_counts import Held, Settlement, SharedCounts
 from tonle.gateway.limits.shared_limiter import SharedLease, SharedLimiter
@@ -250,7 +250,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 60)), max_size=30)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, at_once=st.integers(1, 4), per_day=st.integers(1, 200))
 def test_a_server_counts_as_memory_does(store: Store, steps: list[tuple[int, int]], at_once: int, per_day: int) -> None:
-    """Where time plays no part, what memory refuses a server refuses too; and more only for what still runs."""
+    """Where time plays no part, memory and a server grant and refuse the same, for the same reason."""
 
     async def main() -> None:
         limits = KeyLimits(max_concurrent=at_once, tokens_per_day=per_day)
@@ -264,15 +264,15 @@ def test_a_server_counts_as_memory_does(store: Store, steps: list[tuple[int, int
                     lease.settle(tokens)
                     await on_server.settle([Settlement(name, tokens, held)])
                     continue
-                used = (await memory.used_today([name])).get(name, 0)
-                spoken_for = sum(held.tokens for held, _ in running.values())
                 held = Held(f"{name}-{index}", name, tokens)
                 over = await on_server.charge(held, limits, lease_s=NEVER_S)
-                if over is None:
+                try:
                     running[request] = (held, await memory.charge(mine, tokens))
-                else:
-                    assert len(running) >= at_once or used + spoken_for >= per_day
-                    assert over.name == ("max_concurrent" if len(running) >= at_once else "tokens_per_day")
+                    assert over is None
+                except RateLimited as refused:
+                    assert over is not None
+                    assert refused.args == refusal(over.name, limits, over.wait_s).args or over.wait_s > 1
+                    assert (over.wait_s == 1) == (refused.retry_after_s == 1)
             expected = (await memory.used_today([name])).get(name, 0)
             assert (await on_server.used_today([name])).get(name, 0) == expected
 

@@ -108,7 +108,7 @@ def test_nobody_but_an_admin_steps_forward(tmp_path: Path) -> None:
             for key, priority in ((KEY, "low"), (ADMIN, "critical")):
                 assert "x-tonle-warnings" not in (await place.ask(priority=priority, key=key)).headers
             assert "normal is used" in (await place.ask(model="v", priority="soon")).json()["warnings"][0]["message"]
-        assert [body.get("priority") for body in ours.requests] == [2, "low", "critical"]
+        assert [body.get("priority") for body in ours.requests] == [2, 3, "critical"]
         assert "priority" not in other.requests[0]  # there it means something else
 
     run(main())

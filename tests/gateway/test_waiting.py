@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running_gateway import Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, Upstream, run, running_gateway, until
 from tonle.gateway.relay import Relay
 
 
@@ -59,6 +59,28 @@ def test_a_full_line_is_429_with_the_time_to_come_back(tmp_path: Path) -> None:
             assert int(reply.headers["retry-after"]) >= 1
             upstream.hang.set()
             await asyncio.gather(*asking)
+
+    run(main())
+
+
+def test_one_key_that_fills_the_queue_does_not_keep_others_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.hang.clear()
+        async with running_gateway(tmp_path, upstream, max_concurrent=1, max_queued=4) as place:
+            gate = place.gateway.pool.backends[0].gate
+            greedy = [asyncio.create_task(place.ask(f"{index}")) for index in range(5)]
+            await until(lambda: gate.num_queued == 4, "they do not wait")
+            assert (await place.ask("one too many")).status_code == 429
+            other = asyncio.create_task(place.ask("another key", key=ADMIN))
+            await until(lambda: any(each.done() for each in greedy), "none gave way")
+            (refused,) = [each.result() for each in greedy if each.done()]
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert "holds the largest part of it; try again in" in refused.json()["error"]["message"]
+            upstream.hang.set()
+            assert (await other).status_code == 200
+            assert sorted(reply.status_code for reply in await asyncio.gather(*greedy)) == [200] * 4 + [429]
+        assert len(place.records()) == 7
 
     run(main())
 

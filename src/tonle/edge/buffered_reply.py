@@ -22,6 +22,7 @@ class BufferedReply:
 
     def __init__(self, on_data: OnData | None = None) -> None:
         self.status = 0  # 0 until the head is complete
+        self.asked = False  # the request was sent, or is being sent
         self.headers: dict[str, str] = {}
         self._on_data = on_data
         self._pieces: list[bytes] = []
@@ -37,6 +38,7 @@ class BufferedReply:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         """It is never full."""
+        self.asked = True
 
     def know(self, answer: Answer) -> None:
         """The body is what is wanted."""

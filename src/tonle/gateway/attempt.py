@@ -22,7 +22,8 @@ from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.race import Lane, Race
 from tonle.gateway.refusals import DeadlinePassed
 from tonle.gateway.relay import Relay
-from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route, used_tokens
+from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route
+from tonle.gateway.used_tokens import NONE_USED, UsedTokens, used_by_answer, used_until_given_up
 
 BROKEN = (500, 502, 504)  # the backend is at fault: another may do better
 BUSY = (429, 503)  # the backend is not at fault, and another may have room
@@ -30,14 +31,15 @@ BUSY = (429, 503)  # the backend is not at fault, and another may have room
 
 class StatusSink(Sink, Protocol):
     status: int
+    asked: bool  # set when the request is written to the backend: until then it costs nothing
 
 
 class Attempt:
     """Run it once. What happened is in its attributes, also when it was cancelled."""
 
     __slots__ = (
-        "_accepted", "_relay", "_route", "backend", "failure", "hedge", "hedge_failed", "prefill", "queued_s", "sent_s",
-        "status", "why",
+        "_accepted", "_relay", "_route", "asked", "backend", "failure", "hedge", "hedge_failed", "prefill", "queued_s",
+        "sent_s", "status", "used", "why",
     )  # fmt: skip
 
     def __init__(self, accepted: AcceptedRequest, route: Route, relay: Relay, *, queued_s: float) -> None:
@@ -51,6 +53,8 @@ class Attempt:
         self.failure: BaseException | None = None
         self.queued_s = queued_s
         self.sent_s: float | None = None  # monotonic
+        self.asked = False  # a backend was sent the request
+        self.used = NONE_USED
         self.prefill: str | None = None
         self.hedge: Hedge | None = None
         self.hedge_failed: Backend | None = None  # the second backend, if neither answered
@@ -65,19 +69,47 @@ class Attempt:
     async def run(self, hedge_after_s: float | None, choose_second: Callable[[], Route | None]) -> None:
         """Never raises: a failure, or a cancellation, is in `failure`."""
         accepted, backend = self._accepted, self._route.backend
-        ticket, used = _ticket(accepted), None
+        ticket = _ticket(accepted)
         try:
             await self._wait_turn(backend, ticket)
             if hedge_after_s is not None and accepted.request.stream and self._route.prefill is None:
                 self.status = await self._race(hedge_after_s, choose_second)
             else:
                 self.status = await self._exchange(self._route, self._relay)
-            answered = self.backend == backend.name
-            used = used_tokens(accepted.request.prompt_tokens, self._relay.peek()) if answered else 0
         except (Exception, asyncio.CancelledError) as failure:
             self.failure = failure
+        try:
+            self.used = self._used()
+        except Exception as failure:  # a server may say anything
+            self.failure = self.failure or failure
         finally:
-            backend.gate.leave(ticket, used_tokens=used)
+            used = self.used if self.backend == backend.name else NONE_USED
+            backend.gate.leave(ticket, used_tokens=used.total, new_tokens=used.new)
+
+    def _used(self) -> UsedTokens:
+        """By the backend that answered or was asked last. Of one that failed, only what the caller has seen is charged."""
+        if not self.asked:
+            return NONE_USED
+        request, relay = self._accepted.request, self._relay
+        if self.failure is not None and (isinstance(self.failure, asyncio.CancelledError) or request.is_late):
+            return used_until_given_up(request, relay.peek(), unseen=self._unseen())
+        if relay.status != 200:
+            return NONE_USED
+        used = used_by_answer(request, relay.peek())
+        if self.failure is None and self.hedge is None and self.sent_s is not None:
+            took_s = (time.monotonic() - self.sent_s) * request.num_answers
+            self._route.backend.gate.observe_pace(took_s, used.new)
+        return used
+
+    def _unseen(self) -> int:
+        """Tokens that were written when the caller left and would have come with the last: by the backend's pace."""
+        accepted, backend = self._accepted, self._route.backend
+        if accepted.request.stream or backend.local or self.sent_s is None:
+            return 0
+        if backend.gate.token_s is None:
+            return accepted.model.new_tokens
+        each = int((time.monotonic() - self.sent_s) / backend.gate.token_s)
+        return min(each * accepted.request.num_answers, accepted.model.new_tokens)
 
     async def _wait_turn(self, backend: Backend, ticket: Ticket) -> None:
         request = self._accepted.request
@@ -109,8 +141,17 @@ class Attempt:
             body = body_for(accepted, backend, extra)
             self.sent_s = self.sent_s or time.monotonic()
             headers = headers_for(accepted, backend)
-            await backend.send("POST", accepted.call.path, body, headers, sink, first_s=first_s)
+            await self._send(backend, body, headers, sink, first_s)
         return sink.status
+
+    async def _send(
+        self, backend: Backend, body: bytes, headers: dict[str, str], sink: StatusSink, first_s: float
+    ) -> None:
+        sink.asked = False
+        try:
+            await backend.send("POST", self._accepted.call.path, body, headers, sink, first_s=first_s)
+        finally:
+            self.asked |= sink.asked
 
     async def _prefill(self, backend: Backend, sink: StatusSink) -> dict[str, Any] | None:
         """What the second leg must carry; None if the caller is at fault, and `sink` has been handed the error."""
@@ -121,7 +162,7 @@ class Attempt:
         answer, params = BufferedReply(), None
         try:
             with _judged(backend, accepted.request, answer):
-                await backend.send("POST", accepted.call.path, body, headers, answer, first_s=first_s)
+                await self._send(backend, body, headers, answer, first_s)
                 if answer.status == 200:
                     params = transfer_params(answer.body)
         except UpstreamError as error:
@@ -170,7 +211,9 @@ class Attempt:
         try:
             return await self._exchange(route, sink)
         finally:
-            queue.leave(ticket)
+            won = self.backend == route.backend.name
+            used = used_by_answer(self._accepted.request, self._relay.peek()) if won else NONE_USED
+            queue.leave(ticket, used_tokens=used.total, new_tokens=used.new)
 
 
 def _ticket(accepted: AcceptedRequest) -> Ticket:

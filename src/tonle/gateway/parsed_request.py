@@ -19,20 +19,32 @@ from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
+from tonle.protocol.priority import EXPECTED, NORMAL, read_priority
 
 OWN_FIELDS = ("use_cache",)  # the gateway's own: never sent to a backend
 EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped is stripped here too
 
-# Streams of these end with a usage chunk if `stream_options.include_usage` asks for it.
+# Their prompts are read; the prompts of other paths are estimated by the size of the body. Streams of these end with a
+# usage chunk if `stream_options.include_usage` asks for it.
 WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
+NOT_COMPUTED = ("/tokenize", "/detokenize")  # no model runs: requests, but no tokens, are counted
+NO_ANSWER = ("/v1/embeddings", "/v1/rerank", "/v1/score", *NOT_COMPUTED)  # no token is written
 
+# The longest answer, under the other names that servers have for `max_tokens`. Which one counts if several are given
+# differs: the largest is reserved.
+_LENGTHS = ("max_completion_tokens", "max_output_tokens")
+_LENGTHS_ELSEWHERE = ("n_predict", "max_new_tokens")
+# A body with none of these, as most are, is read without looking for each.
+_SPECIAL = frozenset({
+    *_LENGTHS, *_LENGTHS_ELSEWHERE, *STRIPPED, EXTRAS, "n", "best_of", "priority", "service_tier",
+})  # fmt: skip
 DEFAULT_NEW_TOKENS = 256  # the estimate for a request that sets no limit
 MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every store can add up
 MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
 ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
-HIGH, NORMAL, LOW = 1, 2, 3
-_PRIORITIES = {"critical": 0, "high": HIGH, "normal": NORMAL, "low": LOW}
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+_NO_RIGHT = "only a key with scope priority or admin may ask for more"
 _TRUE = ("1", "true")
 
 
@@ -48,7 +60,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     wants_usage: bool  # the caller asked for the usage chunk of a stream
     adds_usage: bool  # the caller did not: the gateway asks for it, and removes it from the stream again
     prompt_tokens: int  # estimated
-    new_tokens: int  # asked for, or a guess
+    new_tokens: int  # of one answer: asked for, or a guess
+    num_answers: int = 1  # for each prompt so many as `n` or `best_of` ask for
     priority: int  # lower goes first
     deadline_s: float | None  # monotonic; the answer must have begun by then
     user: str | None  # named by the caller
@@ -57,8 +70,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """Estimated: prompt and answer."""
-        return self.prompt_tokens + self.new_tokens
+        """Estimated: prompts and answers."""
+        return min(self.prompt_tokens + self.new_tokens * self.num_answers, MAX_TOKENS)
 
     def time_left_s(self) -> float | None:
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
@@ -111,10 +124,21 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
     stream = body.get("stream") is True
     options = body.get("stream_options")
     wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    new_tokens = _new_tokens(body)
-    priority = _priority(decoded, key)
+    new_tokens, num_answers, priority = _asked_length(body.get("max_tokens"), "max_tokens"), 1, NORMAL
+    if not _SPECIAL.isdisjoint(body):
+        new_tokens, num_answers = max(new_tokens, _other_lengths(body)), _answers_each(body)
+        priority = _priority(decoded, key)
+        _strip(decoded)
+    if path in WITH_USAGE:
+        prompt_tokens = estimate_prompt(body)
+        num_answers = min(num_answers * _num_prompts(body), MAX_TOKENS)
+    else:
+        prompt_tokens = 0 if path in NOT_COMPUTED else len(decoded.raw) // ASCII_PER_TOKEN + 1
+    if path in NO_ANSWER:
+        new_tokens = 0
+    elif new_tokens <= 0:
+        new_tokens = DEFAULT_NEW_TOKENS
     deadline_s = _deadline(exchange)
-    _strip(decoded)
     _note_unknown(decoded, path)
     user = exchange.header("x-user-id") or body.get("user")
     return ParsedRequest(
@@ -126,8 +150,9 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
         stream=stream,
         wants_usage=wants_usage,
         adds_usage=stream and not wants_usage and path in WITH_USAGE,
-        prompt_tokens=estimate_prompt(body),
+        prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
+        num_answers=num_answers,
         priority=priority,
         deadline_s=deadline_s,
         user=user if isinstance(user, str) and user else None,
@@ -136,33 +161,77 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
     )
 
 
-def _new_tokens(body: dict[str, Any]) -> int:
-    found = DEFAULT_NEW_TOKENS
-    for name in ("max_tokens", "max_completion_tokens"):  # the second counts where both are given
-        asked = body.get(name)
-        if not isinstance(asked, int):
-            continue
-        if asked > MAX_TOKENS:
-            raise InvalidRequest(f"{name} must be at most {MAX_TOKENS}", param=name)
-        if asked > 0:
-            found = asked
-    return found
+def _asked_length(value: Any, name: str) -> int:
+    """0: none is asked for. Raises `InvalidRequest`."""
+    if value is None:
+        return 0
+    length = _integer(value, name)
+    if length > MAX_TOKENS:
+        raise InvalidRequest(f"{name} must be at most {MAX_TOKENS}", param=name)
+    return length
+
+
+def _other_lengths(body: dict[str, Any]) -> int:
+    """The largest length given under another name than `max_tokens`. Raises `InvalidRequest`."""
+    lengths = [_asked_length(body.get(name), name) for name in _LENGTHS]
+    lengths += [min(asked, MAX_TOKENS) for name in _LENGTHS_ELSEWHERE if isinstance(asked := body.get(name), int)]
+    return max(lengths)
+
+
+def _answers_each(body: dict[str, Any]) -> int:
+    """For each prompt, at least 1. Raises `InvalidRequest`."""
+    asked = [_integer(value, name) for name in ("n", "best_of") if (value := body.get(name)) is not None]
+    return min(max([1, *asked]), MAX_TOKENS)
+
+
+def _num_prompts(body: dict[str, Any]) -> int:
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+
+
+def _integer(value: Any, name: str) -> int:
+    """Some servers take `"4096"` for 4096, others do not: what is not plainly a number is not passed on to find out."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise InvalidRequest(f"{name} must be an integer, not {_KINDS.get(type(value), 'a fraction')}", param=name)
 
 
 def _priority(decoded: DecodedBody, key: Key) -> int:
-    """A caller may ask for less than normal; for more, its key needs the scope."""
-    asked = decoded.body.get("priority")
-    number = _PRIORITIES.get(asked.lower()) if isinstance(asked, str) else asked
-    if not isinstance(number, int) or isinstance(number, bool):
-        if asked is not None:
-            decoded.warn("priority", f"must be a number or one of {', '.join(_PRIORITIES)}; normal is used")
+    """A caller may ask for less than normal; for more, its key needs the scope. Without it, backends get what was read
+    here and nothing else: no spelling of theirs, and no other field that means the same."""
+    body = decoded.body
+    _strip_priority_elsewhere(decoded, key)
+    if "priority" not in body:
         return NORMAL
-    if number < NORMAL and not key.may("priority"):
-        decoded.warn("priority", "changed to normal: only a key with scope priority or admin may ask for more")
-        decoded.body["priority"] = NORMAL
+    asked = body["priority"]
+    number = read_priority(asked)
+    if number is None and asked is not None:
+        decoded.warn("priority", f"must be {EXPECTED}; normal is used")
+    if key.may("priority"):
+        return NORMAL if number is None else number
+    decoded.rewritten = True
+    if number is None:
+        del body["priority"]
+        return NORMAL
+    if number < NORMAL:
+        decoded.warn("priority", f"changed to normal: {_NO_RIGHT}")
+        number = NORMAL
+    body["priority"] = number
+    return number
+
+
+def _strip_priority_elsewhere(decoded: DecodedBody, key: Key) -> None:
+    body, extras = decoded.body, decoded.body.get(EXTRAS)
+    if isinstance(extras, dict) and "priority" in extras:
+        del extras["priority"]
         decoded.rewritten = True
-        return NORMAL
-    return max(number, 0)
+        decoded.warn(f"{EXTRAS}.priority", "removed: use the field priority")
+    if body.get("service_tier") == "priority" and not key.may("priority"):  # OpenAI's word for it
+        del body["service_tier"]
+        decoded.rewritten = True
+        decoded.warn("service_tier", f"removed: {_NO_RIGHT}")
 
 
 def _deadline(exchange: Exchange) -> float | None:

@@ -10,6 +10,7 @@ not: know how a stage works; and stages do not know each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from tonle.gateway.auth import Auth, check_model
 from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call, ReplyFacts
+from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.recording import Recorder
@@ -87,11 +89,11 @@ class Pipeline:
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         ending = Ending("failed")
         try:
-            await self._stages.recorder.room()
             if refusal is not None:
+                with contextlib.suppress(DeadlinePassed):
+                    await by_deadline(results.request, self._stages.recorder.room())
                 raise refusal
-            self._stages.recorder.admit()
-            await self._answer(accepted, relay, results)
+            await by_deadline(accepted.request, self._answer(accepted, relay, results), until_begun=relay.expect_begin)
             ending = Ending("cached" if results.lookup.state == "hit" else status_for(relay.status))
         except asyncio.CancelledError as cancelled:
             if call.exchange.gone != SHUTTING_DOWN:
@@ -114,14 +116,16 @@ class Pipeline:
         key = results.key = stages.auth.admit(call.exchange)
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
-        results.lease = await stages.limiter.charge(key, request.total_tokens)
+        results.lease = await by_deadline(request, stages.limiter.charge(key, request.total_tokens))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
         owner = (call.exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
-        """Replay, or choose and send."""
+        """Replay, or choose and send; once there is room for the record."""
+        await self._stages.recorder.room()
+        self._stages.recorder.admit()
         lookup = results.lookup = await self._look_up(accepted, relay)
         if lookup.response is not None:
             relay.replay(lookup.response.body, lookup.response.content_type)
@@ -152,11 +156,10 @@ class Pipeline:
         relay.close()
         try:
             answer = relay.answer()
-            used = 0 if ending.status == "cached" else results.used_tokens(relay.peek())
         except Exception as error:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
             log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
-            answer, used = Answer(), 0 if results.request is None else results.request.prompt_tokens
+            answer = Answer()
             ending = Ending(ending.status, ending.failure or error, ending.problem)
         if ending.failure is None and (answer.error is not None or relay.status >= 400):
             # A stream that its server ended with an error has status 200, and failed.
@@ -166,7 +169,7 @@ class Pipeline:
             call.exchange.problem = f"{backend}{ending.problem}"
         call.exchange.tokens = _tokens(answer)
         if results.lease is not None:
-            results.lease.settle(used)
+            results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)

@@ -21,6 +21,7 @@ class Lane:
 
     def __init__(self, race: Race, on_win: Callable[[], None]) -> None:
         self.status = 0
+        self.asked = False  # the request was sent, or is being sent
         self._race = race
         self._on_win = on_win
         self._headers: dict[str, str] = {}
@@ -30,6 +31,7 @@ class Lane:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._press = press
+        self.asked = True
 
     def know(self, answer: Answer) -> None:
         self._known = answer

@@ -53,6 +53,7 @@ class Relay:
         """`request` is None if it could not be read: then there is only an error to pass on."""
         self.status = 0  # of the backend's answer
         self.began = False
+        self.asked = False  # the request was sent, or is being sent, to the backend of this attempt
         self.headers: dict[str, str] = {}
         self.keep_copy = False
         self.facts = facts
@@ -73,6 +74,11 @@ class Relay:
         if self._stream and keep_alive_s:
             self._timer = asyncio.get_running_loop().call_later(keep_alive_s, self._comment)
         self._waiting_for: Callable[[], str] = _waiting
+        self._on_begin: Callable[[], None] | None = None
+
+    def expect_begin(self, on_begin: Callable[[], None]) -> None:
+        """To be called when the answer begins: with the first event of a stream, or the head of a whole answer."""
+        self._on_begin = on_begin
 
     def expect(self, backend: Backend, queued_s: float, waiting_for: Callable[[], str] = _working) -> None:
         """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
@@ -83,6 +89,7 @@ class Relay:
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._known = None
+        self.asked = True
         self._exchange.on_pressure = press
         if self._exchange.full:
             press(True)
@@ -97,6 +104,8 @@ class Relay:
         self._pieces, self._size, self._read_whole = [], 0, False
         if status != 200:
             self._known = None  # an error is read from its body
+        elif self._on_begin is not None and not self._stream:
+            self._on_begin()
         self._reader = AnswerReader(headers.get("content-type"), swallow_usage=self._swallow_usage)
 
     def data(self, piece: bytes) -> None:
@@ -123,6 +132,8 @@ class Relay:
     def _begin(self) -> None:
         self.began = True
         self._stop_timer()
+        if self._on_begin is not None:
+            self._on_begin()
         self.start_stream()
 
     def _keep(self, piece: bytes, limit: int) -> None:

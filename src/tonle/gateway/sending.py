@@ -64,6 +64,7 @@ class Sender:
             queued_s=queued_s,
             sent_s=attempt.sent_s,
             first_byte_s=relay.first_byte_s,
+            used=attempt.used,
             failure=attempt.failure,
         )
 

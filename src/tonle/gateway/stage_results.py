@@ -19,8 +19,8 @@ from tonle.config.routing import ArmConfig
 from tonle.gateway.api_keys.key import LOCAL_CALLER, Key
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
-from tonle.gateway.parsed_request import MAX_TOKENS, ParsedRequest, estimate_tokens
-from tonle.protocol.answers import Answer
+from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.used_tokens import NONE_USED, UsedTokens
 from tonle.protocol.replies import ModelEntry
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     asked: str  # the public name; where the request names none, the only one there is
     name: str  # what backends call it
     entry: ModelEntry
-    new_tokens: int  # that may be written: asked for, and no more than the model's context
+    new_tokens: int  # that may be written in all answers: asked for, and each no more than the model's context
     experiment: str | None = None
     arm: ArmConfig | None = None  # of that experiment
 
@@ -88,6 +88,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float = 0.0
     sent_s: float | None = None  # monotonic
     first_byte_s: float | None = None  # monotonic
+    used: UsedTokens = NONE_USED  # by the last attempt
     failure: BaseException | None = None  # why there is no reply, or no whole one
 
 
@@ -115,17 +116,10 @@ class StageResults(msgspec.Struct):
         """That answered, or was asked last; empty: none was."""
         return "" if self.sent is None else self.sent.backend
 
-    def used_tokens(self, answer: Answer) -> int:
-        return used_tokens(0 if self.request is None else self.request.prompt_tokens, answer)
-
-
-def used_tokens(prompt_tokens: int, answer: Answer) -> int:
-    """As the backend counted; else an estimate of what was read and written."""
-    if answer.usage is not None and isinstance(total := answer.usage.get("total_tokens"), int):
-        return max(0, min(total, MAX_TOKENS))
-    if not answer.choices:
-        return 0
-    return prompt_tokens + sum(estimate_tokens(choice.text) for choice in answer.choices.values())
+    @property
+    def used_tokens(self) -> int:
+        """Nothing for an answer from the cache: no backend was asked."""
+        return 0 if self.sent is None else self.sent.used.total
 
 
 def as_fields(value: Hedge | ShadowCopy) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tonle.engine.request import GenerationConfig, RequestPriority, ResolvedConf
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, SamplingFields
+from tonle.protocol.priority import EXPECTED, read_priority
 from tonle.replica.template_messages import template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; of chats, `GenerationDefaults` knows
@@ -156,11 +157,10 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
 def _priority(priority: int | str | None) -> RequestPriority:
     if priority is None:
         return RequestPriority.NORMAL
-    if isinstance(priority, str) and priority.upper() in RequestPriority.__members__:
-        return RequestPriority[priority.upper()]
-    if isinstance(priority, int) and 0 <= priority <= max(RequestPriority):
-        return RequestPriority(priority)
-    raise InvalidRequest(f"priority must be critical, high, normal, low or 0 to 3, not {priority!r}", param="priority")
+    number = read_priority(priority)
+    if number is None:
+        raise InvalidRequest(f"priority must be {EXPECTED}, not {priority!r}", param="priority")
+    return RequestPriority(number)
 
 
 def _prompts(request: CompletionRequest, text: Text, max_choices: int) -> list[list[int]]:

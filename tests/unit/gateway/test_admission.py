@@ -112,6 +112,10 @@ def test_whoever_comes_and_goes_the_counts_are_right() -> None:
                     assert line.num_queued == 10
                     continue
                 present.append(each)
+                for refused in [t for t in present if t.turn is not None and t.turn.done() and t.turn.exception()]:
+                    assert refused is not each and isinstance(refused.turn.exception(), QueueFull)  # type: ignore[union-attr]
+                    present.remove(refused)  # it gave way to a key that holds less of the queue
+                    line.leave(refused)
             elif present:
                 line.leave(present.pop(rng.randrange(len(present))), used_tokens=rng.randint(0, 90))
             inside = [t for t in present if t.begun_s]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -93,6 +94,34 @@ def test_tokens_per_day_end_with_the_day() -> None:
     clock.day = "2026-01-02"
     charge(limiter, limited, 1)
     assert asyncio.run(limiter.used_today(["k"])) == {}
+
+
+def test_tokens_of_running_requests_count_towards_the_day() -> None:
+    clock = Clock()
+    limiter, limited = clock.limiter(), key(tokens_per_day=1000)
+    running = [charge(limiter, limited, 600), charge(limiter, limited, 600)]  # 600 of 1000 were spoken for
+    with pytest.raises(RateLimited, match="per day") as refused:
+        charge(limiter, limited, 1)
+    assert refused.value.retry_after_s == 1  # as soon as one of them has ended, not tomorrow
+    running[0].settle(100)
+    charge(limiter, limited, 200).settle(200)  # 300 used and 600 reserved
+    assert asyncio.run(limiter.used_today(["k"])) == {"k": 300}
+    running[1].settle(900)
+    with pytest.raises(RateLimited, match="per day") as refused:
+        charge(limiter, limited, 1)
+    assert refused.value.retry_after_s > 1 or time.time() % 86400 > 86398
+
+
+def test_a_request_that_runs_into_the_next_day_is_reserved_and_counted_there() -> None:
+    clock = Clock()
+    limiter, limited = clock.limiter(), key(tokens_per_day=1000)
+    running = charge(limiter, limited, 1000)
+    clock.day = "2026-01-02"
+    with pytest.raises(RateLimited, match="per day"):
+        charge(limiter, limited, 1)
+    running.settle(70)
+    assert asyncio.run(limiter.used_today(["k"])) == {"k": 70}
+    charge(limiter, limited, 1).settle(0)
 
 
 def test_a_key_without_limits_has_the_default_and_its_own_win() -> None:

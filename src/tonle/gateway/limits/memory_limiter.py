@@ -2,7 +2,8 @@
 
 A minute is a bucket that holds a minute's worth and refills steadily: a burst may take all of it, and then the rate
 holds. Tokens are charged by estimate when a request comes and corrected when its answer has ended; a bucket that an
-answer has overdrawn must refill first.
+answer has overdrawn must refill first. Tokens per day are those used today and those reserved by running requests: one
+request may exceed the day, many at once may not.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class Bucket:
 class Account:
     """What one key has used."""
 
-    __slots__ = ("day", "num_running", "requests", "tokens", "tokens_today")
+    __slots__ = ("day", "num_running", "requests", "reserved_tokens", "tokens", "tokens_today")
 
     def __init__(self) -> None:
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.num_running = 0
+        self.reserved_tokens = 0  # estimated for running requests, whenever they began
         self.day = ""
         self.tokens_today = 0
 
@@ -108,10 +110,12 @@ class MemoryLimiter:
         if requests is not None:
             requests.level -= 1
         account.num_running += 1
+        account.reserved_tokens += tokens
         return MemoryLease(self, key, account, tokens)
 
     def settle(self, key: Key, account: Account, charged: int, used: int) -> None:
         account.num_running -= 1
+        account.reserved_tokens -= charged
         if account.tokens is not None:
             account.tokens.level -= used - charged
         day = self.today()
@@ -131,10 +135,13 @@ class MemoryLimiter:
             raise refusal("max_concurrent", limits, SLOT_WAIT_S)
 
     def _check_day(self, account: Account, limits: KeyLimits) -> None:
-        if limits.tokens_per_day is None or account.day != self.today():
+        if limits.tokens_per_day is None:
             return
-        if account.tokens_today >= limits.tokens_per_day:
+        used = account.tokens_today if account.day == self.today() else 0
+        if used >= limits.tokens_per_day:
             raise refusal("tokens_per_day", limits, DAY_S - time.time() % DAY_S)
+        if used + account.reserved_tokens >= limits.tokens_per_day:
+            raise refusal("tokens_per_day", limits, SLOT_WAIT_S)
 
     def _buckets(self, account: Account, limits: KeyLimits, now_s: float) -> tuple[Bucket | None, Bucket | None]:
         """Refilled; None where there is no limit."""

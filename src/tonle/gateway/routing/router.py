@@ -80,7 +80,7 @@ class Router:
         if entry is None:
             raise UnknownModel(f"there is no model {asked!r} here; {self._hint(key)}", param="model")
         # However many tokens are asked for, the model writes no more: one absurd number must not fill the queue.
-        new_tokens = min(request.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT)
+        new_tokens = min(request.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT) * request.num_answers
         name = experiment.name if experiment is not None and arm is not None else None
         return ResolvedModel(asked, model, entry, new_tokens, name, arm)
 
