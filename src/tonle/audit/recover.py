@@ -36,7 +36,7 @@ from tonle.audit.facts import facts_of
 from tonle.audit.record import Record
 from tonle.audit.record_file import MAX_RECORD_BYTES
 from tonle.audit.redaction import Redactor
-from tonle.audit.regular_file import OddFileError, hash_regular, is_regular, read_regular
+from tonle.audit.regular_file import OddFileError, hash_regular, read_regular, regular_files
 from tonle.audit.seal import chain_of, encode_fields, fields_of, is_ours
 
 log = logging.getLogger("tonle.audit")
@@ -151,7 +151,7 @@ def _finish_redactions(chain: Chain, lines: list[LedgerLine]) -> None:
 
 def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: dict[str, Any]) -> None:
     pending = []
-    for path in filter(is_regular, folder.iterdir()):  # others are left for `verify` to name
+    for path in regular_files(folder, MAX_RECORD_BYTES):  # others are left for `verify` to name
         if path.name in known or path.name in _OWN_NAMES or path.suffix != ".json" or path.name[0] == ".":
             continue
         content = path.read_bytes()

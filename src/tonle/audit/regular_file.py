@@ -84,12 +84,13 @@ def pieces(fd: int, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def is_regular(path: Path) -> bool:
-    """Itself, not what it leads to."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except (OSError, ValueError):
-        return False
+def regular_files(folder: Path, max_bytes: int) -> Iterator[Path]:
+    """Those of a folder that `read_regular` would read. Raises `OSError`."""
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            state = path.lstat()
+            if stat.S_ISREG(state.st_mode) and state.st_size <= max_bytes:
+                yield path
 
 
 def kind_of(mode: int) -> str:

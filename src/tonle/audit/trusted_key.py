@@ -40,11 +40,10 @@ def fingerprint_of(text: str) -> str:
 
 
 def check_fingerprint(key: SigningKey, wanted: str | None) -> None:
-    """Raises `ConfigError` if the key is not the one that the settings pin."""
+    """Raises `ConfigError` if the key is not the one that was pinned."""
     if wanted is not None and key.fingerprint != fingerprint_of(wanted):
         raise ConfigError(
-            f"the signing key has the fingerprint {key.fingerprint}, and the settings want {wanted}",
-            param="fingerprint",
+            f"the key has the fingerprint {key.fingerprint}, not the one that was given ({wanted})", param="fingerprint"
         )
 
 
