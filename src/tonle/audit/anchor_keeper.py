@@ -133,8 +133,9 @@ class AnchorKeeper:
         end = end_of_link(path, start, head.link)
         if end is None:
             return  # `verify` says what is wrong with this day
-        for name in (LEDGER_NAME, HEAD_NAME):
-            _flush(str(self._directory / head.day / name))
+        folder = self._directory / head.day
+        for path in (folder / LEDGER_NAME, folder / HEAD_NAME, *((folder, self._directory) if start == 0 else ())):
+            _flush(str(path))
 
         def change(now: KnownTrail | None) -> KnownTrail | None:
             if now is None or now.fingerprint != known.fingerprint:
@@ -169,7 +170,7 @@ class AnchorKeeper:
 
 
 def _flush(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.fsync(fd)
     finally:

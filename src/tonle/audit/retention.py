@@ -72,13 +72,17 @@ def _day_after(day: str) -> str:
 
 
 def redact_records(chain: Chain, files: Iterable[Path], change: Change, *, reason: str) -> list[Path]:
-    """Change records in place, each with a line in the ledger of today. Returns those that changed."""
+    """Change records in place, each with a line in the ledger of today. Returns those that changed; files that hold no record
+    are passed over, and the log says which."""
     changed = []
     for path in files:
         with locked(chain.directory):
             chain.refresh()
-            if _redact_one(chain, path, change, reason):
-                changed.append(path)
+            try:
+                if _redact_one(chain, path, change, reason):
+                    changed.append(path)
+            except (FileNotFoundError, ValueError) as error:
+                log.error("%s is left as it is: %s; see `tonle audit verify`", path, error)
     with locked(chain.directory):
         chain.refresh()
         chain.sign_locked()

@@ -15,7 +15,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.unit.audit.trails import (
-    ODD_FILES, ask, files, forge, in_time, make_chain, pending_record, put_odd, running, write_days
+    ODD_FILES,
+    ask,
+    files,
+    forge,
+    in_time,
+    make_chain,
+    pending_record,
+    put_odd,
+    running,
+    write_days,
 )  # fmt: skip
 from tonle.audit import day_ledger, findings, regular_file, verify_ledgers
 from tonle.audit.audit_options import KEY_NAME
@@ -354,5 +363,3 @@ def test_what_is_in_order_stays_in_order(trail: Path, tmp_path: Path) -> None:
     assert verify(trail).ok
     forge(trail, edit=lambda content: content)
     assert not verify(trail).ok
-
-

@@ -98,7 +98,9 @@ def test_a_trail_with_findings_is_not_remembered(tmp_path: Path) -> None:
 
 def test_a_server_pins_its_key_and_says_so(served: Path) -> None:
     known = known_trails.find(served)
-    assert known is not None and known.origin == "serve" and known.fingerprint == load_key(served / KEY_NAME).fingerprint
+    assert (
+        known is not None and known.origin == "serve" and known.fingerprint == load_key(served / KEY_NAME).fingerprint
+    )
     done = tonle("verify", served)
     assert "a server of this user signs with it" in words(done.stderr) and "first use" not in done.stderr
     assert "the chain has the lines noted in the state directory" in words(done.stderr)
@@ -122,7 +124,9 @@ def test_another_key_with_hmac_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert "key" in {finding.problem for finding in verify(tmp_path).findings}
 
 
-def test_a_secret_hmac_key_outside_the_directory_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_hmac_key_outside_the_directory_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tonle.audit.signing_keys._has_cryptography", lambda: False)
     with running(tmp_path / "audit", key_file=tmp_path / "secret") as trail:
         ask(trail)

@@ -137,7 +137,17 @@ def forge(directory: Path, *, edit: Callable[[bytes], bytes], replace_secret: bo
     shutil.rmtree(scratch)
 
 
-ODD_FILES = ("fifo", "folder", "link to itself", "link to a device", "link to a file", "sparse", "deep", "binary", "nothing")
+ODD_FILES = (
+    "fifo",
+    "folder",
+    "link to itself",
+    "link to a device",
+    "link to a file",
+    "sparse",
+    "deep",
+    "binary",
+    "nothing",
+)
 
 
 def put_odd(path: Path, kind: str) -> None:
