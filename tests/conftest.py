@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 
 # Some tests press Ctrl-C. Started in a shell's background, this process was told to ignore it, and so would its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -13,11 +15,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # spinning thread there costs seconds.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# What servers remember of audit trails and keys goes to a folder of this run, not to the user's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tonle-test-state-")
+
 import pytest
 
 from tonle.config.cache_dir import cache_dir
 from tonle.models import default_model as pinned
 from tonle.models.source import ModelSource, resolve
+
+STATE_HOME = os.environ["XDG_STATE_HOME"]
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(STATE_HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.audit.trails import files, make_chain, pending_record
+from tests.unit.audit.trails import ODD_FILES, files, forge, in_time, make_chain, pending_record, put_odd
 from tonle.audit import day_ledger, seal
-from tonle.audit.audit_options import KEY_NAME
+from tonle.audit.anchor_keeper import AnchorKeeper
+from tonle.audit.audit_options import KEY_NAME, AuditOptions
 from tonle.audit.chain import Chain
 from tonle.audit.recover import recover
 from tonle.audit.retention import prune_days, redact_records, removing
-from tonle.audit.signing_keys import HMAC, SigningKey, load_key
+from tonle.audit.signing_keys import ED25519, HMAC, PUBLIC, PUBLIC_NAME, SigningKey, load_key
 from tonle.audit.verify import verify
 
 DAYS = [f"2025-03-{day:02d}" for day in range(1, 8)]
@@ -90,6 +91,7 @@ def live(directory: Path, script: list[tuple[str, Any]]) -> int:
             prune_days(chain, keep)
         if action in ("crash", "restart"):
             recover(chain := Chain(directory, load_key(directory / KEY_NAME)))
+        AnchorKeeper(AuditOptions(directory=directory), chain.key).advance()
     return num_records
 
 
@@ -109,6 +111,7 @@ def test_a_trail_verifies_after_any_life(script: list[tuple[str, Any]]) -> None:
             report = verify(directory)
             assert report.ok, report.findings
             assert report.num_records == num_records
+            assert report.anchors or not num_records, "its end is known, and agrees"
     finally:
         shutil.rmtree(directory)
 
@@ -149,5 +152,136 @@ def test_any_damage_is_found(sizes: list[int], damage: str, where: int) -> None:
             case "add":
                 shutil.copy(path, path.with_name("copy_of_" + path.name))
         assert verify(directory).ok == (damage == "swap" and len(targets) == 1)
+    finally:
+        shutil.rmtree(directory)
+
+
+def relink(path: Path, order: list[int]) -> None:
+    """The lines of a ledger in another order, numbered and linked again: that needs no key."""
+    lines = [line for _, line in day_ledger.read_lines(path.read_bytes())]
+    first, texts = lines[0], []
+    link = first.prev or day_ledger.GENESIS
+    after, prev = first.after, first.prev
+    first.after = first.prev = None
+    for seq, index in enumerate(order, 1):
+        line = lines[index]
+        line.seq, line.link = seq, ""
+        line.after, line.prev = (after, prev) if seq == 1 else (None, None)
+        texts.append(day_ledger.link(line, link))
+        link = line.link
+    path.write_bytes(b"".join(texts))
+
+
+def sign_again(directory: Path, forger: SigningKey) -> None:
+    """Heads for everything as it is now, with a key of one's own, and its public half where the real one was."""
+    for day in day_ledger.days_in(directory):
+        ledger = directory / day / day_ledger.LEDGER_NAME
+        lines = day_ledger.read_lines(ledger.read_bytes()) if ledger.is_file() else []
+        seq, link = (lines[-1][1].seq, lines[-1][1].link) if lines else (0, day_ledger.GENESIS)
+        (directory / day / day_ledger.HEAD_NAME).write_bytes(day_ledger.sign_head(forger, "day", day, seq, link))
+        latest = day_ledger.sign_head(forger, "latest", day, seq, link)
+        (directory / day_ledger.LATEST_NAME).write_bytes(latest)
+    (directory / PUBLIC_NAME).write_text(f"{PUBLIC} {forger.public_bytes.hex()}\n")
+
+
+def attack(directory: Path, name: str, where: int, odd: str) -> bool:
+    """Whether anything was changed at all."""
+    days = day_ledger.days_in(directory)
+    day = days[where % len(days)]
+    ledger = directory / day / day_ledger.LEDGER_NAME
+    num_lines = len(day_ledger.read_lines(ledger.read_bytes()))
+    match name:
+        case "forge":
+            forge(directory, edit=lambda content: content.replace(b"answer", b"forged"), replace_secret=bool(where % 2))
+        case "delete":
+            paths = sorted(path for path in directory.glob("*-*-*/*"))
+            paths[where % len(paths)].unlink()
+        case "delete day":
+            shutil.rmtree(directory / day)
+        case "reorder":
+            relink(ledger, [(index + 1) % num_lines for index in range(num_lines)])
+            return num_lines > 1
+        case "drop line":
+            gone = where % num_lines
+            gone_file = day_ledger.read_lines(ledger.read_bytes())[gone][1].file
+            relink(ledger, [index for index in range(num_lines) if index != gone])
+            (directory / day / str(gone_file)).unlink()
+        case "swap days":
+            other = days[(where + 1) % len(days)]
+            (directory / day).rename(directory / "x")
+            if other != day:
+                (directory / other).rename(directory / day)
+            (directory / "x").rename(directory / other)
+            return other != day
+        case "odd":
+            paths = sorted([*directory.glob("*-*-*/*"), *directory.glob("*-*-*"), directory / day_ledger.LATEST_NAME])
+            put_odd(paths[where % len(paths)], odd)
+    return True
+
+
+ATTACKS = ("forge", "delete", "delete day", "reorder", "drop line", "swap days", "odd")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    name=st.sampled_from(ATTACKS),
+    where=st.integers(0, 10_000),
+    odd=st.sampled_from(ODD_FILES),
+    resign=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_any_attack_is_found_by_who_knows_the_key(
+    sizes: list[int], name: str, where: int, odd: str, resign: bool
+) -> None:
+    """Also if everything is signed again by the attacker. There is always a verdict."""
+    directory = Path(tempfile.mkdtemp())
+    try:
+        chain = make_chain(directory)
+        for day, size in zip(DAYS, sizes, strict=False):
+            chain.append([pending_record(day, output=f"answer {number}") for number in range(size)])
+            chain.sign()
+        assert verify(directory, remember=True).ok  # the key and the end of the chain are known from now on
+        changed = attack(directory, name, where, odd)
+        if resign and name != "odd":
+            sign_again(directory, SigningKey(ED25519, b"x" * 32))
+            changed = True
+        report = in_time(lambda: verify(directory))
+        assert report.ok != changed, (report.findings, name)
+    finally:
+        shutil.rmtree(directory)
+
+
+@given(
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    restarts=st.integers(0, 2),
+    more=st.integers(0, 9),
+    days=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_rollback_is_found_whatever_comes_after_it(
+    before: int, after: int, restarts: int, more: int, days: bool
+) -> None:
+    """The real key signs on, from an earlier copy of the last day."""
+    directory = Path(tempfile.mkdtemp())
+    try:
+        chain = make_chain(directory)
+        if days:
+            chain.append([pending_record(DAYS[0])])
+        chain.append([pending_record(DAYS[1]) for _ in range(before)])
+        chain.sign()
+        copy = {path: path.read_bytes() for path in (directory / DAYS[1]).iterdir()}
+        chain.append([pending_record(DAYS[1]) for _ in range(after)])
+        chain.sign()
+        assert verify(directory, remember=True).ok
+        shutil.rmtree(directory / DAYS[1])
+        (directory / DAYS[1]).mkdir()
+        for path, content in copy.items():
+            path.write_bytes(content)
+        for _ in range(restarts):
+            recover(chain := Chain(directory, load_key(directory / KEY_NAME)))
+            chain.append([pending_record(DAYS[2]) for _ in range(more)])
+            chain.sign()
+        assert "rollback" in {finding.problem for finding in verify(directory, remember=True).findings}
     finally:
         shutil.rmtree(directory)

@@ -36,6 +36,8 @@ class AuditOptions:
     omit: tuple[str, ...] = ()  # fields that are not recorded at all, such as messages
     retention_days: int | None = None  # days older than this are removed; None = kept
     key_file: Path | None = None  # signs the heads; None = audit.key in the directory
+    fingerprint: str | None = None  # of the only key that may sign; None = any
+    anchor: Path | None = None  # a file that gets the end of the chain, besides the state directory
     inject_usage: bool = True  # middleware: ask the model for usage although the caller did not
     max_body_bytes: int = 32 * MIB  # middleware: of a larger request only the size is recorded
 
@@ -82,6 +84,8 @@ def from_config(config: AuditConfig) -> AuditOptions | None:
         omit=config.audit_omit,
         retention_days=config.audit_retention_days,
         key_file=Path(config.audit_key_file) if config.audit_key_file else None,
+        fingerprint=config.audit_fingerprint,
+        anchor=Path(config.audit_anchor) if config.audit_anchor else None,
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import time
 from datetime import UTC, datetime
@@ -24,12 +25,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from tonle.audit.regular_file import read_regular
 from tonle.audit.signing_keys import SigningKey
 
 LEDGER_NAME = "chain.jsonl"
 HEAD_NAME = "head.json"
 LATEST_NAME = "latest.json"
 HEAD_BYTES = 640  # every head has this length, so that one can be written over another
+MAX_HEAD_BYTES = 64 * 1024  # of a file that is read as a head
+MAX_NAME_BYTES = 255  # of a file, on every common file system
 GENESIS = "0" * 64  # what the first line of the first day follows
 
 # record · redacted: a field was removed · pruned: a day was removed · recovery: a crash was repaired · gap: requests
@@ -81,8 +85,8 @@ class Head(msgspec.Struct, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-decode_line = msgspec.json.Decoder(LedgerLine).decode
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_line = msgspec.json.Decoder(LedgerLine).decode
+_read_head = msgspec.json.Decoder(Head).decode
 
 
 def link(line: LedgerLine, before: str) -> bytes:
@@ -99,6 +103,28 @@ def link_of(body: bytes, before: str) -> str:
 def body_of(text: bytes) -> bytes:
     """A line of the file without its newline, as it was before it got its link."""
     return text[:-_LINK_CHARS] + b"}"
+
+
+def decode_line(text: bytes) -> LedgerLine:
+    """Raises `msgspec.DecodeError` or `UnicodeDecodeError`, both of them a `ValueError`, whatever the line is."""
+    try:
+        return _decode_line(text)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+
+
+def _decode_head(content: bytes) -> Head:
+    try:
+        return _read_head(content)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+
+
+def is_file_name(name: str | None) -> bool:
+    """Whether a ledger may name this: a file of the day's own folder, never a way out of it."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        return False
+    return len(name.encode(errors="surrogatepass")) <= MAX_NAME_BYTES
 
 
 def read_lines(content: bytes) -> list[tuple[bytes, LedgerLine]]:
@@ -123,7 +149,7 @@ def sign_head(key: SigningKey, kind: str, day: str, seq: int, link: str) -> byte
 def read_head(path: Path) -> Head | None:
     """None if there is none. Raises `ValueError` if it cannot be read."""
     try:
-        return _decode_head(path.read_bytes())
+        return _decode_head(read_regular(path, MAX_HEAD_BYTES))
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -131,11 +157,16 @@ def read_head(path: Path) -> Head | None:
 
 
 def days_in(directory: Path) -> list[str]:
-    """Names of the day folders, oldest first."""
+    """Names of the day folders, oldest first. A symbolic link is not one: it may lead anywhere. Raises `OSError`."""
     try:
-        return sorted(entry.name for entry in directory.iterdir() if _DAY.fullmatch(entry.name) and entry.is_dir())
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if is_day(entry.name) and entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return []
+
+
+def is_day(name: str) -> bool:
+    return name.isascii() and _DAY.fullmatch(name) is not None
 
 
 def text_of(moment_ns: int) -> str:

@@ -98,18 +98,11 @@ class Disk:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the directory's lock. Readers share it, and do without where they may not even open the file."""
-    flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock. For those who write; readers share it for a while (`regular_file.py`)."""
+    fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        fd = os.open(directory / LOCK_NAME, flags | os.O_CLOEXEC, 0o640)
-    except OSError:
-        if not shared:
-            raise
-        yield
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

@@ -6,12 +6,14 @@ Does: write. Does not: choose which records (`index.py`).
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgspec
 
+from tonle.audit.record_file import escape_controls, read_record
 from tonle.errors import ConfigError
 
 Format = Literal["jsonl", "csv", "parquet"]
@@ -29,24 +31,31 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "error": ("error",), "hash": ("chain", "hash"),
 }  # fmt: skip
 _INTEGERS = ("http_status", "prompt_tokens", "completion_tokens", "total_tokens")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # that a terminal would obey
 _PARQUET_ROWS = 5000  # per row group
 
 
-def read_records(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+def read_records(files: Iterable[Path], skipped: list[str]) -> Iterator[dict[str, Any]]:
+    """Files that hold no record are passed over; `skipped` gets a line for each."""
     for file in files:
-        yield msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        try:
+            yield read_record(file)
+        except (OSError, ValueError) as error:
+            reason = "it is gone" if isinstance(error, FileNotFoundError) else str(error)
+            skipped.append(f"{file.parent.name}/{file.name}: {reason}")
 
 
 def write_jsonl(records: Iterable[dict[str, Any]], out: IO[bytes]) -> int:
     """Whole records, one on each line."""
     num_records = 0
     for num_records, record in enumerate(records, 1):  # noqa: B007 - the last number is the count
-        out.write(msgspec.json.encode(record) + b"\n")
+        out.write(escape_controls(msgspec.json.encode(record)) + b"\n")
     return num_records
 
 
 def write_csv(records: Iterable[dict[str, Any]], out: IO[str]) -> int:
-    """One row each, with `COLUMNS`. A value that a spreadsheet would take for a formula gets a quote before it."""
+    """One row each, with `COLUMNS`. A value that a spreadsheet would take for a formula gets a quote before it, and control
+    characters are written out (\\x1b)."""
     table = csv.writer(out)
     table.writerow(COLUMNS)
     num_records = 0
@@ -98,4 +107,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _tame(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    if not isinstance(value, str):
+        return value
+    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

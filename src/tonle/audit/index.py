@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,10 +18,15 @@ import msgspec
 
 from tonle.audit import day_ledger
 from tonle.audit.day_ledger import LedgerLine
+from tonle.audit.ledger_reader import texts_of
+from tonle.audit.record_file import read_record
+from tonle.audit.regular_file import OddFileError, kind_of
 from tonle.errors import InternalError, InvalidRequest, NotFound
 
 INDEX_NAME = "index.sqlite"
+_SUFFIXES = ("", "-wal", "-shm", "-journal")  # files of one database
 _VERSION = 1
+_MAX_NUMBER = 2**63
 _TRIGRAM = 3  # characters; shorter texts are searched without the text index
 
 _SCHEMA = """
@@ -91,8 +97,9 @@ class Index:
     def __init__(self, directory: Path, *, rebuild: bool = False) -> None:
         self._directory = directory
         self._path = directory / INDEX_NAME
-        if not day_ledger.days_in(directory):
+        if not _days_in(directory):
             raise NotFound(f"there is no audit trail in {directory}")
+        self._check_place()
         try:
             self._database = self._connect(rebuild=rebuild)
             self.num_added = self.update()
@@ -105,9 +112,18 @@ class Index:
     def __exit__(self, *exc: object) -> None:
         self._database.close()
 
+    def _check_place(self) -> None:
+        """Not through a link into another database, and not into a FIFO. Raises `InternalError`."""
+        for suffix in _SUFFIXES:
+            path = self._path.with_name(INDEX_NAME + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode):
+                    raise InternalError(f"{path} is {kind_of(mode)}, not the search index; remove it")
+
     def _connect(self, *, rebuild: bool) -> sqlite3.Connection:
         if rebuild:
-            for suffix in ("", "-wal", "-shm", "-journal"):
+            for suffix in _SUFFIXES:
                 self._path.with_name(INDEX_NAME + suffix).unlink(missing_ok=True)
         database = sqlite3.connect(self._path, timeout=30)
         database.execute("PRAGMA secure_delete = ON")  # what is redacted leaves the file
@@ -132,7 +148,7 @@ class Index:
         num_before = self._database.total_changes
         seen = dict(self._database.execute("SELECT day, size FROM days").fetchall())
         num_added = 0
-        days = day_ledger.days_in(self._directory)
+        days = _days_in(self._directory)
         with self._database:
             for day in set(seen) - set(days):
                 self._remove("day = ?", [day])
@@ -144,30 +160,32 @@ class Index:
         return num_added
 
     def _follow(self, day: str, size: int) -> int:
-        path = self._directory / day / day_ledger.LEDGER_NAME
-        if not path.exists():
-            return 0
-        with path.open("rb") as file:
-            file.seek(size)
-            content = file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        if not content:
-            return 0
-        num_added = 0
-        for _, line in day_ledger.read_lines(content):
-            if line.kind == "record":
-                num_added += self._add(day, line)
-            elif line.kind == "redacted":
-                self._remove("day = ? AND file = ?", [line.day, line.file])
-                self._add(str(line.day), line, seq=0)
-        self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", [day, size + len(content)])
+        """A line or a record that cannot be read is passed over: `verify` says what is wrong with it."""
+        num_added, end = 0, size
+        with contextlib.suppress(FileNotFoundError, OddFileError):
+            for text in texts_of(self._directory / day / day_ledger.LEDGER_NAME, start=size, with_unfinished=False):
+                end += len(text) + 1
+                with contextlib.suppress(ValueError):
+                    num_added += self._take(day, day_ledger.decode_line(text))
+        if end > size:
+            self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?)", [day, end])
         return num_added
 
-    def _add(self, day: str, line: LedgerLine, seq: int | None = None) -> bool:
+    def _take(self, day: str, line: LedgerLine) -> bool:
+        """Whether it is a new record."""
+        if line.kind == "record" and day_ledger.is_file_name(line.file):
+            return self._add(day, line)
+        if line.kind == "redacted" and day_ledger.is_day(str(line.day)) and day_ledger.is_file_name(line.file):
+            self._remove("day = ? AND file = ?", [line.day, line.file])
+            self._add(str(line.day), line)
+        return False
+
+    def _add(self, day: str, line: LedgerLine) -> bool:
         try:
-            record = msgspec.json.decode((self._directory / day / str(line.file)).read_bytes())
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return False  # `verify` says what is wrong with it
+            record = read_record(self._directory / day / str(line.file))
+            content = _content(record)
+        except (OSError, ValueError, RecursionError):
+            return False
         usage, latency = record.get("usage") or {}, record.get("latency_ms") or {}
         names = (
             "id",
@@ -179,14 +197,14 @@ class Index:
             "adapter",
             "endpoint",
             "status",
-            "http_status",
         )
         values = [
-            day, line.file, seq if seq else record["chain"]["seq"], *(record.get(name) for name in names),
-            usage.get("prompt_tokens"), usage.get("completion_tokens"), latency.get("total"), _content(record),
+            day, line.file, _number(record["chain"].get("seq")) or 0, *(_text(record.get(name)) for name in names),
+            _number(record.get("http_status")), _number(usage.get("prompt_tokens")),
+            _number(usage.get("completion_tokens")), _number(latency.get("total")), content,
         ]  # fmt: skip
         self._remove("day = ? AND file = ?", [day, line.file])
-        cursor = self._database.execute(_INSERT, [_flat(value) for value in values])
+        cursor = self._database.execute(_INSERT, values)
         if self._has_words:
             self._database.execute("INSERT INTO words (rowid, content) VALUES (?, ?)", [cursor.lastrowid, values[-1]])
         return True
@@ -211,7 +229,8 @@ class Index:
         if query.limit is not None:
             statement += f" LIMIT {int(query.limit)}"
         for row in self._database.execute(statement, values):
-            yield Row(*row)
+            if day_ledger.is_day(str(row[0])) and day_ledger.is_file_name(str(row[1])):  # never a way out of the trail
+                yield Row(*row)
 
     def _conditions(self, query: Query) -> tuple[list[str], list[Any]]:
         conditions, values = ["1"], []
@@ -245,7 +264,10 @@ class Index:
         if len(rows) > 1:
             files = ", ".join(f"{day}/{file}" for day, file in rows)
             raise InvalidRequest(f"{name!r} is the id of several records; give a file name: {files}")
-        return self._directory / str(rows[0][0]) / str(rows[0][1])
+        day, file = str(rows[0][0]), str(rows[0][1])
+        if not day_ledger.is_day(day) or not day_ledger.is_file_name(file):
+            raise InternalError(f"{self._path} names a file outside the trail; `tonle audit reindex` builds it again")
+        return self._directory / day / file
 
 
 def _content(record: dict[str, Any]) -> str:
@@ -272,5 +294,17 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _flat(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _number(value: Any) -> int | float | None:
+    """What SQLite can hold, if it is a number at all."""
+    return value if isinstance(value, int | float) and abs(value) < _MAX_NUMBER else None
+
+
+def _days_in(directory: Path) -> list[str]:
+    try:
+        return day_ledger.days_in(directory)
+    except OSError as error:
+        raise InternalError(f"{directory}: {error.strerror or error}") from error

@@ -34,7 +34,9 @@ from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import facts_of
 from tonle.audit.record import Record
+from tonle.audit.record_file import MAX_RECORD_BYTES
 from tonle.audit.redaction import Redactor
+from tonle.audit.regular_file import OddFileError, hash_regular, read_regular, regular_files
 from tonle.audit.seal import chain_of, encode_fields, fields_of, is_ours
 
 log = logging.getLogger("tonle.audit")
@@ -131,8 +133,8 @@ def _trusted(chain: Chain, folder: Path, text: bytes, before: str, signed_seq: i
     if line.kind != "record" or line.file is None or day_ledger.link_of(day_ledger.body_of(text), before) != line.link:
         return None
     try:
-        content = (folder / line.file).read_bytes()
-    except OSError:
+        content = read_regular(folder / line.file, MAX_RECORD_BYTES)
+    except (OSError, OddFileError):
         return None
     same = hashlib.sha256(content).hexdigest() == line.sha256
     return line if same and is_ours(content, chain.key) else None
@@ -142,24 +144,25 @@ def _finish_redactions(chain: Chain, lines: list[LedgerLine]) -> None:
     last = {(line.day, line.file): line for line in lines if line.kind == "redacted"}
     for (day, file), line in last.items():
         temp = chain.directory / str(day) / f"{TEMP_PREFIX}{file}"
-        with contextlib.suppress(FileNotFoundError):
-            if hashlib.sha256(temp.read_bytes()).hexdigest() == line.sha256:
+        with contextlib.suppress(FileNotFoundError, OddFileError):
+            if hash_regular(temp, MAX_RECORD_BYTES) == line.sha256:
                 temp.rename(temp.with_name(str(file)))
 
 
 def _enter_orphans(chain: Chain, folder: Path, known: set[str | None], notes: dict[str, Any]) -> None:
     pending = []
-    for path in folder.iterdir():
+    for path in regular_files(folder, MAX_RECORD_BYTES):  # others are left for `verify` to name
         if path.name in known or path.name in _OWN_NAMES or path.suffix != ".json" or path.name[0] == ".":
             continue
         content = path.read_bytes()
         try:
             seq = int(chain_of(content)["seq"])
-        except (ValueError, KeyError):
+            is_ours_too = is_ours(content, chain.key)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             path.rename(path.with_name(path.name + TORN_SUFFIX))
             notes.setdefault("torn", []).append(f"{folder.name}/{path.name}")
             continue
-        if is_ours(content, chain.key):
+        if is_ours_too:
             pending.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
     if pending:
         pending.sort(key=lambda pair: (pair[0], pair[1].file))

@@ -14,10 +14,11 @@ import msgspec
 
 from tonle.audit.seal import CONTENT
 from tonle.errors import InternalError
-from tonle.protocol.answers import Collector
+from tonle.protocol.answers import Answer, Collector
 from tonle.protocol.replies import body_message
 
 Verdict = Literal["same", "different", "failed", "skipped"]
+INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
@@ -53,7 +54,7 @@ def is_deterministic(record: dict[str, Any]) -> bool:
 
 def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
     """The body that was sent. None if it is not there to be sent: removed, masked, or never understood."""
-    gone = set(record["chain"].get("redacted", ())) | ({*CONTENT} if record.get("masked") else set())
+    gone = set(record["chain"].get("redacted") or ()) | ({*CONTENT} if record.get("masked") else set())
     parameters = record.get("parameters") or {}
     if gone & {*_REQUEST_FIELDS} or not isinstance(parameters, dict) or "body" in parameters:
         return None
@@ -63,7 +64,20 @@ def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
     for name in ("messages", "prompt"):
         if record.get(name) is not None:
             body["input" if name == "prompt" and record["endpoint"] == "/v1/responses" else name] = record[name]
-    return body
+    return inference_body(body) if record["endpoint"] == INFERENCE else body
+
+
+def inference_body(body: dict[str, Any]) -> dict[str, Any] | None:
+    """A question for the inference service, from the chat request that it became. None if it cannot have been one."""
+    messages = body.pop("messages", None)
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        return None
+    *before, question = messages
+    if question.get("role") != "user":
+        return None
+    if before and before[0].get("role") == "system":
+        body["system_prompt"] = before.pop(0).get("content")
+    return {**body, "conversation_history": before, "user_input": question.get("content")}
 
 
 def replay(
@@ -96,9 +110,7 @@ def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> Rep
         reply = send(record["endpoint"], body)
     except InternalError as error:
         return ReplayResult(id=record["id"], verdict="failed", detail=error.message)
-    collector = Collector(reply.content_type)
-    collector.feed(reply.body)
-    answer = collector.finish()
+    answer = _answer(reply)
     if reply.status != HTTPStatus.OK:
         said = f"the server says {reply.status}: {body_message(reply.body)}"
         if reply.status != HTTPStatus.NOT_FOUND or not _names_model(answer.error):
@@ -107,12 +119,30 @@ def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> Rep
         answered_by = route.get("model") if route.get("model") != body.get("model") else None
         said += f"; it was answered by {answered_by}" if answered_by else ""
         return ReplayResult(id=record["id"], verdict="failed", detail=said, unknown_model=True, answered_by=answered_by)
-    if record.get("choices"):
-        before = "\n".join(str(choice.get("text")) for choice in record["choices"])
+    choices = record.get("choices")
+    if record["endpoint"] == INFERENCE:
+        before, after = str(record.get("output") or ""), _response(reply.body)
+    elif isinstance(choices, list) and choices:
+        before = "\n".join(str(choice.get("text")) for choice in choices if isinstance(choice, dict))
         after = "\n".join(choice.text for _, choice in sorted(answer.choices.items()))
     else:
         before, after = str(record.get("output") or ""), answer.text
     return _compare(record["id"], before, after)
+
+
+def _answer(reply: ServerReply) -> Answer:
+    collector = Collector(reply.content_type)
+    collector.feed(reply.body)
+    return collector.finish()
+
+
+def _response(body: bytes) -> str:
+    """The text of an answer of the inference service."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return ""
+    return str(decoded.get("response") or "") if isinstance(decoded, dict) else ""
 
 
 def _names_model(error: Any) -> bool:

@@ -6,6 +6,7 @@ Does: remove and say so in the ledger. Does not: decide when (`AuditOptions.rete
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +19,13 @@ import msgspec
 from tonle.audit import day_ledger
 from tonle.audit.chain import Chain, Event
 from tonle.audit.disk import TEMP_PREFIX, locked
+from tonle.audit.ledger_reader import texts_of
+from tonle.audit.record_file import MAX_RECORD_BYTES, read_record
 from tonle.audit.redaction import Redactor
+from tonle.audit.regular_file import read_regular
 from tonle.audit.seal import CONTENT, REMOVED, chain_of, redact
+
+log = logging.getLogger("tonle.audit")
 
 Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # a record's fields -> new values of some of them
 
@@ -32,19 +38,33 @@ def old_days(directory: Path, keep_days: int, *, today: str | None = None) -> li
 
 def prune_days(chain: Chain, keep_days: int) -> list[str]:
     """Remove whole days. The ledger keeps each day's last link, on which the day after builds. Raises `OSError`."""
-    days = old_days(chain.directory, keep_days)
-    for day in days:
+    removed = []
+    for day in old_days(chain.directory, keep_days):
         with locked(chain.directory):
             chain.refresh()
-            head = day_ledger.read_head(chain.head(day))
-            content = chain.ledger(day).read_bytes() if chain.ledger(day).exists() else b""
-            num_records = sum(line.kind == "record" for _, line in day_ledger.read_lines(content))
+            try:
+                head, num_records = day_ledger.read_head(chain.head(day)), _count_records(chain, day)
+            except ValueError as error:
+                log.error(
+                    "the audit records of %s are kept: they are not in order (%s); see `tonle audit verify`", day, error
+                )
+                continue
             facts = {"records": num_records, "head": msgspec.to_builtins(head)}
             values = {"day": day, "hash": chain.link_before(_day_after(day)), "facts": facts}
             chain.append_locked(max(day_ledger.today(), chain.tail.day or ""), [Event("pruned", values)])
             chain.sign_locked()
             shutil.rmtree(chain.directory / day)
-    return days
+            removed.append(day)
+    return removed
+
+
+def _count_records(chain: Chain, day: str) -> int:
+    """Raises `ValueError` if the ledger cannot be read."""
+    try:
+        lines = [day_ledger.decode_line(text) for text in texts_of(chain.ledger(day), with_unfinished=False)]
+    except FileNotFoundError:
+        return 0
+    return sum(line.kind == "record" for line in lines)
 
 
 def _day_after(day: str) -> str:
@@ -52,13 +72,17 @@ def _day_after(day: str) -> str:
 
 
 def redact_records(chain: Chain, files: Iterable[Path], change: Change, *, reason: str) -> list[Path]:
-    """Change records in place, each with a line in the ledger of today. Returns those that changed."""
+    """Change records in place, each with a line in the ledger of today. Returns those that changed; files that hold no record
+    are passed over, and the log says which."""
     changed = []
     for path in files:
         with locked(chain.directory):
             chain.refresh()
-            if _redact_one(chain, path, change, reason):
-                changed.append(path)
+            try:
+                if _redact_one(chain, path, change, reason):
+                    changed.append(path)
+            except (FileNotFoundError, ValueError) as error:
+                log.error("%s is left as it is: %s; see `tonle audit verify`", path, error)
     with locked(chain.directory):
         chain.refresh()
         chain.sign_locked()
@@ -66,8 +90,8 @@ def redact_records(chain: Chain, files: Iterable[Path], change: Change, *, reaso
 
 
 def _redact_one(chain: Chain, path: Path, change: Change, reason: str) -> bool:
-    content = path.read_bytes()
-    fields = msgspec.json.decode(content)
+    content = read_regular(path, MAX_RECORD_BYTES)
+    fields = read_record(path)
     values = {name: value for name, value in change(fields).items() if value != fields[name]}
     if not values:
         return False

@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tonle.audit.regular_file import OddFileError, read_regular
 from tonle.errors import ConfigError
 
 HMAC = "hmac-sha256"
 ED25519 = "ed25519"
 PUBLIC = "ed25519-public"
 PUBLIC_NAME = "audit.pub"
+MAX_KEY_BYTES = 4096  # of a key file
 _KEY_BYTES = 32
 
 
@@ -45,11 +47,12 @@ class SigningKey:
 
     @property
     def fingerprint(self) -> str:
-        """Names the key in heads and reports; tells nothing about it."""
+        """Names the key in heads, reports and settings; tells nothing about it. 64 hex digits: whoever pins it relies on
+        it, so no other key may have the same."""
         seen = (
             self.public_bytes if self.algorithm != HMAC else hashlib.sha256(b"tonle audit key\n" + self.secret).digest()
         )
-        return hashlib.sha256(seen).hexdigest()[:16]
+        return hashlib.sha256(seen).hexdigest()
 
     @property
     def public_bytes(self) -> bytes:
@@ -72,7 +75,7 @@ class SigningKey:
 
     def check(self, message: bytes, signature: str) -> bool:
         if self.algorithm == HMAC:
-            return hmac.compare_digest(self.sign(message), signature)
+            return hmac.compare_digest(self.sign(message).encode(), signature.encode(errors="replace"))
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -86,10 +89,14 @@ class SigningKey:
 def load_key(file: Path) -> SigningKey:
     """Raises `ConfigError`."""
     try:
-        algorithm, _, text = file.read_text(encoding="ascii").strip().partition(" ")
+        # Links are followed: that is how secrets are mounted.
+        content = read_regular(file, MAX_KEY_BYTES, follow_links=True)
+        algorithm, _, text = content.decode("ascii").strip().partition(" ")
         secret = bytes.fromhex(text)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(f"cannot read the audit key {file}: {error.strerror}", param="key_file") from error
+    except OddFileError as error:
+        raise ConfigError(f"cannot read the audit key {file}: {error}", param="key_file") from error
     except ValueError as error:
         raise ConfigError(
             f"{file} is no audit key: it must hold an algorithm and a key in hex", param="key_file"
@@ -118,8 +125,26 @@ def load_or_create_key(file: Path, directory: Path) -> SigningKey:
         mine.unlink()
     key = load_key(file)
     if key.algorithm == ED25519:
-        (directory / PUBLIC_NAME).write_text(f"{PUBLIC} {key.public_bytes.hex()}\n")
+        _publish(directory, f"{PUBLIC} {key.public_bytes.hex()}\n")
     return key
+
+
+def public_key(hex_digits: str) -> SigningKey:
+    """The public half of an Ed25519 key. Raises `ConfigError`."""
+    if not _has_cryptography():
+        raise ConfigError("the trail is signed with an ed25519 key; install tonle[audit] to check it", param="key_file")
+    return SigningKey(PUBLIC, bytes.fromhex(hex_digits))
+
+
+def _publish(directory: Path, text: str) -> None:
+    """By a rename, which replaces what has the name: writing would follow a link, or wait for the reader of a FIFO."""
+    file = directory / PUBLIC_NAME
+    with contextlib.suppress(FileNotFoundError, OddFileError):
+        if read_regular(file, MAX_KEY_BYTES) == text.encode():
+            return
+    mine = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    mine.write_text(text, encoding="ascii")
+    mine.rename(file)
 
 
 def _has_cryptography() -> bool:

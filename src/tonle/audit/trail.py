@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.audit import day_ledger
+from tonle.audit.anchor_keeper import AnchorKeeper
 from tonle.audit.audit_options import AuditOptions
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
@@ -97,6 +98,7 @@ class AuditTrail:
         self._chain: Chain | None = None
         self._writer: Writer | None = None
         self._intents: Intents | None = None
+        self._anchors: AnchorKeeper | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._checked_s = 0.0
@@ -114,6 +116,7 @@ class AuditTrail:
                 raise ConfigError(
                     f"{options.signing_key} is a public key; signing needs the secret one", param="key_file"
                 )
+            self._anchors = AnchorKeeper(options, key)
             self._chain = Chain(options.directory, key, disk=self._disk, durable=options.fsync == "always")
             recover(self._chain)
             self._intents = Intents(options.directory, key, with_content=not (self._redactor or options.omit))
@@ -122,6 +125,7 @@ class AuditTrail:
             raise InternalError(f"the audit directory {options.directory} cannot be used: {error}") from error
         self._thread = threading.Thread(target=self._run, name="tonle-audit", daemon=True)
         self._thread.start()
+        self._anchors.start()
 
     def _make_writer(self, chain: Chain, intents: Intents) -> Writer:
         if not self._own_process:
@@ -196,6 +200,8 @@ class AuditTrail:
             self._queue.put(None)
             self._thread.join(timeout_s)
             self._thread = None
+        if self._anchors is not None:
+            self._anchors.close()
 
     def _close(self, record: Record) -> None:
         self._open.pop(record.id, None)

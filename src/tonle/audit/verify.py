@@ -2,73 +2,56 @@
 
 A day is in order if its ledger links up from the day before to its signed head, and every file it names is here with
 the very bytes it names, or the bytes that a later signed redaction names, in which case the record's own hash must
-still come out. Files that no ledger line names are findings too. With the bytes compared there is no need to parse: only
-files that differ are looked into, to say how.
+still come out. Files that no ledger line names are findings too. The key that checks signatures comes from outside the
+directory (`trusted_key.py`), and so do the anchors, lines that the chain had at some time and must still have.
 
-Does: read only. Does not: repair (`recover.py`). Cannot see: that the whole directory, heads included, was put back
-to an earlier copy; keep a head elsewhere (`tonle audit head`) and pass it as `anchor`.
+Whatever is in the directory, this ends with a verdict: only regular files are read, with bounds (`regular_file.py`), and
+everything else is a finding.
+
+Does: read the trail; on request, remember a trail that is in order (`known_trails.py`). Does not: repair (`recover.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import NamedTuple
 
 import msgspec
 
-from tonle.audit import day_ledger, seal
-from tonle.audit.audit_options import KEY_NAME
-from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
-from tonle.audit.disk import TEMP_PREFIX, locked
-from tonle.audit.recover import TORN_SUFFIX
-from tonle.audit.signing_keys import PUBLIC_NAME, SigningKey, load_key
-from tonle.errors import ConfigError, NotFound
+from tonle.audit import anchor_file, known_trails
+from tonle.audit.day_ledger import LATEST_NAME, LEDGER_NAME, Head
+from tonle.audit.findings import Finding, Findings, Problem, Report
+from tonle.audit.known_trails import KnownTrail
+from tonle.audit.regular_file import OddFileError, shared_lock
+from tonle.audit.signing_keys import SigningKey
+from tonle.audit.trusted_key import TrustedKey, trusted_key
+from tonle.audit.verify_files import check_files, list_folder
+from tonle.audit.verify_ledgers import (
+    ChainFacts,
+    Day,
+    check_latest,
+    check_order,
+    is_signed,
+    list_days,
+    read_day,
+    read_head,
+)  # fmt: skip
+from tonle.errors import NotFound
 
-# edited: a file has other content · deleted: it is gone · swapped: it holds another record of the day · reordered: the
-# ledger's lines do not follow each other · truncated: the end is missing · signature: a head is not signed by the key
-# foreign: no ledger line names it · day: a whole day is missing or does not follow the one before
-Problem = Literal["edited", "deleted", "swapped", "reordered", "truncated", "signature", "foreign", "day"]
+__all__ = ["Finding", "Findings", "Problem", "Report", "verify"]
 
-CHUNK = 2000  # files a worker checks at a time
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    problem: Problem
-    file: str  # relative to the trail's directory
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.problem}: {self.file}: {self.detail}"
-
-
-class Report(msgspec.Struct, kw_only=True):
-    findings: list[Finding]
-    days: list[str]
-    num_records: int
-    num_redacted: int
-    notes: list[str]  # repairs, removals and gaps that the chain itself tells of
-    key: str | None  # fingerprint
-    last: str | None  # link at the end of the chain, to be kept elsewhere
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
+MAX_WORKERS = 8
 
 
-@dataclass(slots=True)
-class Day:
-    """What was found of one day, before any record is read."""
+class Anchor(NamedTuple):
+    """A line that the chain had."""
 
-    name: str
-    lines: list[LedgerLine] = field(default_factory=list)
-    texts: list[bytes] = field(default_factory=list)
+    link: str
+    place: str  # where it is noted, in words
     head: Head | None = None
-    names: set[str] = field(default_factory=set)  # of files
+    is_trusted: bool = True  # otherwise the head's signature counts
 
 
 def verify(
@@ -76,298 +59,135 @@ def verify(
     *,
     day: str | None = None,
     key_file: Path | None = None,
+    fingerprint: str | None = None,
     anchor: str | None = None,
+    anchor_path: Path | None = None,
+    remember: bool = False,
     num_workers: int | None = None,
 ) -> Report:
-    """Check the whole trail, or the records of one day. `anchor` is a link that must be in it.
+    """Check the whole trail, or the records of one day.
+
+    `anchor` is a link that must be in it, `anchor_path` a file of such (`audit_anchor`). `remember`: if all is in order, note
+    its key and its end for the next time.
 
     Raises `NotFound` if there is no trail, `ConfigError` if there is no key to check signatures with.
     """
-    key = _key(directory, key_file)
-    found: list[Finding] = []
-    with locked(directory, shared=True):
-        days = [_read_day(directory, name, found) for name in day_ledger.days_in(directory)]
-        latest = _read_head(directory / LATEST_NAME, LATEST_NAME, found)
-    if not days and latest is None:
+    if not os.path.isdir(directory):  # noqa: PTH112 - pathlib raises for some names
+        raise NotFound(f"there is no directory {directory}")
+    found = Findings()
+    known = known_trails.find(directory)  # before the chain is read: a server may move the anchor on meanwhile
+    trusted = trusted_key(directory, known, key_file, fingerprint, found)
+    anchors = _anchors(known, trusted, anchor, anchor_path, found)
+    facts = ChainFacts(wanted=frozenset(entry.link for entry in anchors))
+    with shared_lock(directory):
+        days = [read_day(directory, name, trusted.key, facts, found) for name in list_days(directory, found)]
+        latest = read_head(directory, LATEST_NAME, found)
+        names = {entry.name: list_folder(directory, entry.name, found) for entry in days[-1:]}
+    if not days and latest is None and not found.listed and not anchors:
         raise NotFound(f"there is no audit trail in {directory}")
     if day is not None and day not in [entry.name for entry in days]:
-        found.append(Finding(problem="day", file=day, detail="there is no such day"))
-    pruned = {line.day: line for entry in days for line in entry.lines if line.kind == "pruned"}
-    for before, entry in zip([None, *days], days, strict=False):
-        found += _check_ledger(entry, before, pruned)
-        found += _check_head(entry, key)
-    found += _check_latest(latest, days, pruned, key)
-    if anchor is not None and anchor not in {line.link for entry in days for line in entry.lines}:
-        found.append(Finding(problem="truncated", file=LEDGER_NAME, detail=f"no line has the link {anchor}"))
+        found.add("day", day, "there is no such day")
+    check_order(days, facts, trusted.key, found)
+    check_latest(latest, days, trusted.key, found)
+    places = _check_anchors(anchors, facts, trusted.key, found)
     wanted = [entry for entry in days if day is None or entry.name == day]
-    redacted = {(line.day, line.file): line for entry in days for line in entry.lines if line.kind == "redacted"}
-    found += _check_files(directory, wanted, redacted, num_workers)
-    torn = {name for entry in days for line in entry.lines if line.facts for name in line.facts.get("torn", ())}
-    for entry in wanted:
-        found += _foreign(entry, torn)
-    if day is not None:
-        found = [finding for finding in found if finding.file.startswith((day, LATEST_NAME, LEDGER_NAME))]
+    if num_workers is None:
+        num_workers = min(2 * (os.cpu_count() or 1), MAX_WORKERS)
+    check_files(directory, wanted, names, facts, found, num_workers)
+    report = _report(wanted, days, trusted, facts, found, places, day)
+    if remember and day is None and report.ok:
+        given = (key_file is not None or fingerprint is not None) and not trusted.first_use
+        _remember(directory, trusted.key, days[-1] if days else None, report, given=given)
+    return report
+
+
+def _report(
+    wanted: list[Day], days: list[Day], trusted: TrustedKey, facts: ChainFacts, found: Findings, places: list[str],
+    day: str | None,
+) -> Report:  # fmt: skip
+    listed = found.listed
+    if day is not None:  # what concerns the whole trail concerns every day of it
+        listed = [
+            entry
+            for entry in listed
+            if entry.problem in ("key", "rollback") or entry.file.startswith((day, LATEST_NAME, LEDGER_NAME, "."))
+        ]
     return Report(
-        findings=found,
+        findings=listed,
+        num_unlisted=found.num_unlisted,
         days=[entry.name for entry in wanted],
-        num_records=sum(line.kind == "record" for entry in wanted for line in entry.lines),
-        num_redacted=len(redacted),
-        notes=[note for entry in days for line in entry.lines if (note := _note(entry.name, line))],
-        key=key.fingerprint,
-        last=days[-1].lines[-1].link if days and days[-1].lines else None,
+        num_records=sum(entry.num_records for entry in wanted),
+        num_redacted=len(facts.redacted),
+        notes=facts.notes,
+        key=trusted.key.fingerprint,
+        key_from=trusted.source,
+        first_use=trusted.first_use,
+        anchors=places,
+        last=days[-1].last_link if days and days[-1].first is not None else None,
     )
 
 
-def _key(directory: Path, key_file: Path | None) -> SigningKey:
-    if not directory.is_dir():
-        raise NotFound(f"there is no directory {directory}")
-    if key_file is not None:
-        return load_key(key_file)
-    for name in (PUBLIC_NAME, KEY_NAME):
-        if (directory / name).exists():
-            return load_key(directory / name)
-    raise ConfigError(f"no key in {directory}; name the one that signs this trail with --key-file", param="key_file")
+# -- anchors
 
 
-# -- a day's own files
+def _anchors(
+    known: KnownTrail | None, trusted: TrustedKey, link: str | None, path: Path | None, found: Findings
+) -> list[Anchor]:
+    """Everything that is noted outside the directory."""
+    anchors = [] if link is None else [Anchor(link, "--anchor")]
+    if known is not None and known.head is not None:
+        anchors.append(Anchor(known.head.link, "the state directory", known.head))
+    if path is not None:
+        anchors += _from_file(path, trusted.key, found)
+    return anchors
 
 
-def _read_day(directory: Path, name: str, found: list[Finding]) -> Day:
-    day = Day(name)
-    with os.scandir(directory / name) as entries:
-        day.names = {entry.name for entry in entries}
-    day.head = _read_head(directory / name / HEAD_NAME, f"{name}/{HEAD_NAME}", found)
-    path = directory / name / LEDGER_NAME
-    if not path.exists():
-        return day
-    content = path.read_bytes()
-    for number, text in enumerate(content.split(b"\n"), 1):
-        if not text:
-            continue
-        try:
-            day.lines.append(day_ledger.decode_line(text))
-            day.texts.append(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            detail = f"line {number} cannot be read"
-            found.append(Finding(problem="edited", file=f"{name}/{LEDGER_NAME}", detail=detail))
-    return day
-
-
-def _read_head(path: Path, name: str, found: list[Finding]) -> Head | None:
+def _from_file(path: Path, key: SigningKey, found: Findings) -> list[Anchor]:
     try:
-        return day_ledger.read_head(path)
-    except ValueError as error:
-        found.append(Finding(problem="signature", file=name, detail=f"the head cannot be read: {error}"))
-        return None
+        heads = [head for head in anchor_file.read_tail(path) if head.key == key.fingerprint]
+    except FileNotFoundError:
+        found.add("rollback", str(path), "there is no such file to compare with")
+        return []
+    except OddFileError as error:
+        found.add("rollback", str(path), f"it cannot be compared with: {error}")
+        return []
+    if not heads:
+        found.add("rollback", str(path), "it has no line of a trail with this key")
+    return [Anchor(head.link, str(path), head, is_trusted=False) for head in heads]
 
 
-def _check_ledger(day: Day, before: Day | None, pruned: dict[str | None, LedgerLine]) -> Iterator[Finding]:
-    """Does each line follow the one above it, and the first the day before?"""
-    file = f"{day.name}/{LEDGER_NAME}"
-    link = GENESIS
-    if day.lines:
-        yield from _check_start(day.lines[0], day.name, before, pruned)
-        link = day.lines[0].prev or GENESIS
-    seq = 0
-    for text, line in zip(day.texts, day.lines, strict=True):
-        seq += 1
-        subject = f"{day.name}/{line.file}" if line.kind == "record" and line.file else file
-        if line.seq != seq:
-            detail = f"the ledger has seq {line.seq} where {seq} should be"
-            yield Finding(problem="reordered", file=subject, detail=detail)
-            seq = line.seq
-        elif day_ledger.link_of(day_ledger.body_of(text), link) != line.link:
-            detail = f"its ledger line (seq {seq}) was changed, or does not follow the one before it"
-            yield Finding(problem="reordered", file=subject, detail=detail)
-        link = line.link
-        if line.kind == "recovery" and line.facts:
-            yield from _told_losses(day.name, line.facts)
+def _check_anchors(anchors: Sequence[Anchor], facts: ChainFacts, key: SigningKey, found: Findings) -> list[str]:
+    """Every noted line must be in the chain, unless its day was pruned. Returns the places that agree."""
+    agreeing: dict[str, bool] = {}
+    for anchor in anchors:
+        head = anchor.head
+        if anchor.link in facts.links or (head is not None and head.day in facts.pruned):
+            agreeing.setdefault(anchor.place, True)
+        elif head is None:
+            found.add("truncated", LEDGER_NAME, f"no line has the link {anchor.link}")
+        elif anchor.is_trusted or is_signed(head, "day", key):  # others were put there by someone else
+            detail = f"line {head.seq}, noted at {head.time} in {anchor.place}, is gone: the trail was rolled back"
+            found.add("rollback", f"{head.day}/{LEDGER_NAME}", detail)
+            agreeing[anchor.place] = False
+    return [place for place, is_agreeing in agreeing.items() if is_agreeing]
 
 
-def _check_start(
-    line: LedgerLine, name: str, before: Day | None, pruned: dict[str | None, LedgerLine]
-) -> Iterator[Finding]:
-    expected_day = before.name if before is not None else None
-    if line.after == expected_day:
-        expected = before.lines[-1].link if before is not None and before.lines else GENESIS
-        if before is not None and not before.lines and before.head is not None:
-            expected = before.head.link
-        if line.prev != expected:
-            where = f"{line.after}/{LEDGER_NAME}" if line.after else f"{name}/{LEDGER_NAME}"
-            yield Finding(problem="truncated", file=where, detail=f"it does not end with the link that {name} follows")
-    elif line.after in pruned:
-        if pruned[line.after].hash != line.prev:
-            detail = f"it follows {line.after}, which ended otherwise when it was pruned"
-            yield Finding(problem="day", file=name, detail=detail)
-    else:
-        yield Finding(problem="day", file=str(line.after), detail=f"the day before {name} is missing")
+def _remember(directory: Path, key: SigningKey, last: Day | None, report: Report, *, given: bool) -> None:
+    """Never fails: a user without a place for state can verify all the same."""
 
+    def change(known: KnownTrail | None) -> KnownTrail | None:
+        known = known or known_trails.describe(directory, key, "verify")
+        if known.fingerprint != key.fingerprint:
+            return None
+        if given and known.origin == "verify":
+            known = msgspec.structs.replace(known, origin="given")
+        if last is None or last.head is None or last.head.seq == 0:
+            return known
+        if known.head is not None and (known.head.day, known.head.seq) >= (last.head.day, last.head.seq):
+            return known
+        return msgspec.structs.replace(known, head=last.head, ledger_bytes=last.size)
 
-def _told_losses(name: str, facts: dict[str, Any]) -> Iterator[Finding]:
-    """What a restart found gone. Signed, so it stays a finding."""
-    if cut := facts.get("truncated"):
-        detail = (
-            f"at a restart {cut['head_seq'] - cut['ledger_seq']} signed lines after seq {cut['ledger_seq']} were gone"
-        )
-        yield Finding(problem="truncated", file=f"{cut['day']}/{LEDGER_NAME}", detail=detail)
-    if lost := facts.get("lost_day"):
-        yield Finding(problem="day", file=lost["day"], detail="at a restart the whole day was gone")
-    if bad := facts.get("bad_head"):
-        file = f"{bad['day']}/{HEAD_NAME}"
-        yield Finding(
-            problem="signature", file=file, detail="at a restart the head was missing or not signed by the key"
-        )
-    if facts.get("no_latest"):
-        yield Finding(problem="day", file=LATEST_NAME, detail=f"at a restart on {name} it was missing")
-
-
-def _check_head(day: Day, key: SigningKey) -> Iterator[Finding]:
-    file, head = f"{day.name}/{HEAD_NAME}", day.head
-    if head is None:
-        if day.lines or day.names - {HEAD_NAME}:
-            yield Finding(problem="signature", file=file, detail="the day has no head that can be read")
-        return
-    if not _is_signed(head, "day", key) or head.day != day.name:
-        yield Finding(problem="signature", file=file, detail=f"the head is not signed by the key {key.fingerprint}")
-        return
-    last = day.lines[-1].seq if day.lines else 0
-    if head.seq > last:
-        detail = f"the signed head is at seq {head.seq}, the ledger ends at {last}"
-        yield Finding(problem="truncated", file=f"{day.name}/{LEDGER_NAME}", detail=detail)
-    elif head.seq < last:
-        detail = f"{last - head.seq} lines after the signed head (a crash? `tonle audit recover` repairs one)"
-        yield Finding(problem="signature", file=f"{day.name}/{LEDGER_NAME}", detail=detail)
-    elif day.lines and head.link != day.lines[-1].link:
-        yield Finding(
-            problem="edited", file=f"{day.name}/{LEDGER_NAME}", detail="it ends otherwise than its signed head"
-        )
-
-
-def _check_latest(latest: Head | None, days: Sequence[Day], pruned: Any, key: SigningKey) -> Iterator[Finding]:
-    if latest is None:
-        yield Finding(
-            problem="day", file=LATEST_NAME, detail="it is missing: which day should be the last is not known"
-        )
-    elif not _is_signed(latest, "latest", key):
-        detail = f"it is not signed by the key {key.fingerprint}"
-        yield Finding(problem="signature", file=LATEST_NAME, detail=detail)
-    elif latest.day not in {day.name for day in days}:
-        yield Finding(problem="day", file=latest.day, detail="the last day is missing")
-
-
-def _is_signed(head: Head, kind: str, key: SigningKey) -> bool:
-    return head.kind == kind and key.check(head.message(), head.signature)
-
-
-# -- the records
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a file should be."""
-
-    file: str  # day/name
-    hash: str
-    sha256: str
-    redacted: str | None  # the bytes' hash after the last redaction
-
-
-def _check_files(
-    directory: Path, days: Sequence[Day], redacted: dict[Any, LedgerLine], num_workers: int | None
-) -> list[Finding]:
-    expected: list[Expected] = []
-    found: list[Finding] = []
-    for day in days:
-        for line in day.lines:
-            if line.kind == "record" and line.file:
-                later = redacted.get((day.name, line.file))
-                new = later.sha256 if later is not None else None
-                name = f"{day.name}/{line.file}"
-                expected.append(Expected(name, str(line.hash), str(line.sha256), new))
-    by_hash = {entry.hash: entry for entry in expected}
-    for entry, actual in _compare(directory, expected, num_workers):
-        found.append(_explain(directory, entry, actual, by_hash))
-    return found
-
-
-def _foreign(day: Day, torn: set[str]) -> Iterator[Finding]:
-    """Files that no ledger line names. `torn` are those that recovery put aside."""
-    told = {line.file for line in day.lines} | {HEAD_NAME, LEDGER_NAME}
-    for name in sorted(day.names - told):
-        if not name.startswith(TEMP_PREFIX) and f"{day.name}/{name}".removesuffix(TORN_SUFFIX) not in torn:
-            detail = "no ledger line names it (a crash? `tonle audit recover` repairs one)"
-            yield Finding(problem="foreign", file=f"{day.name}/{name}", detail=detail)
-
-
-def _compare(
-    directory: Path, expected: list[Expected], num_workers: int | None
-) -> Iterator[tuple[Expected, str | None]]:
-    """Entries whose file is not what it should be, with the hash of what is there; None if nothing is."""
-    root = str(directory)
-    chunks = [expected[start : start + CHUNK] for start in range(0, len(expected), CHUNK)]
-    if num_workers is None:
-        num_workers = min(2 * (os.cpu_count() or 1), 8)
-    # Threads: waiting for a cold disk is most of the work, and hashing lets others run too.
-    with ThreadPoolExecutor(num_workers) as pool:
-        for differing in pool.map(compare_chunk, [root] * len(chunks), chunks):
-            yield from differing
-
-
-def compare_chunk(root: str, chunk: Sequence[Expected]) -> list[tuple[Expected, str | None]]:
-    """Read, hash, compare."""
-    differing: list[tuple[Expected, str | None]] = []
-    sha256 = hashlib.sha256
-    for entry in chunk:
-        try:
-            fd = os.open(f"{root}/{entry.file}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            differing.append((entry, None))
-            continue
-        try:
-            content = os.read(fd, 1 << 20)
-            while len(content) % (1 << 20) == 0 and (more := os.read(fd, 1 << 20)):
-                content += more
-        finally:
-            os.close(fd)
-        actual = sha256(content).hexdigest()
-        if actual != (entry.redacted or entry.sha256) or (entry.redacted and not _hash_holds(content, entry.hash)):
-            differing.append((entry, actual))
-    return differing
-
-
-def _hash_holds(content: bytes, expected: str) -> bool:
     try:
-        return seal.check(content) == expected
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _explain(directory: Path, entry: Expected, actual: str | None, by_hash: dict[str, Expected]) -> Finding:
-    if actual is None:
-        return Finding(problem="deleted", file=entry.file, detail="the ledger names it and it is gone")
-    if entry.redacted and actual == entry.sha256:
-        detail = "its redaction was not finished; `tonle audit recover` finishes it"
-        return Finding(problem="edited", file=entry.file, detail=detail)
-    content = (directory / entry.file).read_bytes()
-    try:
-        number = seal.check(content)
-    except (ValueError, KeyError, TypeError) as error:
-        return Finding(problem="edited", file=entry.file, detail=str(error) or type(error).__name__)
-    if number == entry.hash:
-        chain = seal.chain_of(content)
-        detail = "its layout was changed" if not chain.get("redacted") else "a field was removed without a ledger line"
-        return Finding(problem="edited", file=entry.file, detail=detail)
-    if (other := by_hash.get(number)) is not None:
-        return Finding(problem="swapped", file=entry.file, detail=f"it holds the record of {other.file}")
-    return Finding(problem="edited", file=entry.file, detail="its content is not what was recorded")
-
-
-def _note(name: str, line: LedgerLine) -> str | None:
-    facts = line.facts or {}
-    if line.kind == "pruned":
-        return f"{line.day}: removed on {name} with {facts.get('records')} records"
-    if line.kind == "recovery":
-        return f"{name}: repaired after a crash at seq {line.seq}: {', '.join(facts)}"
-    if line.kind == "gap":
-        return f"{name}: {facts.get('lost')} records lost and {facts.get('refused')} requests refused before seq {line.seq}"
-    return None
+        known_trails.update(directory, change)
+    except OSError as error:
+        report.notes.append(f"the trail cannot be remembered for the next time: {error}")

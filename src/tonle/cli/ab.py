@@ -73,10 +73,13 @@ def report(
 
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
+    from tonle.audit.record_file import MAX_RECORD_BYTES
+    from tonle.audit.regular_file import read_regular
+
     for path in sorted(folder.glob("*/*.json")):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            record = json.loads(read_regular(path, MAX_RECORD_BYTES))
+        except (OSError, ValueError, RecursionError):
             continue  # `tonle audit verify` reports those
         if isinstance(record, dict) and "status" in record:
             yield record

@@ -5,17 +5,21 @@ Exit status: 0 success · 1 findings, differences or an error · 2 usage.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tonle.cli import audit_records, screen
-from tonle.errors import ConfigError, InvalidRequest
+from tonle.errors import ConfigError, InternalError, InvalidRequest
 
 if TYPE_CHECKING:
     from tonle.audit.chain import Chain
+    from tonle.audit.findings import Report
 
 FOUND_SOMETHING = 1
 
@@ -35,8 +39,21 @@ KeyOption = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        help="The signing key; to verify, its public part is enough. Default: the one in DIR.",
+        help="The signing key; to verify, its public part is enough. Default: the key known for DIR, or the one in it.",
+        envvar="TONLE_AUDIT_KEY_FILE",
         show_default=False,
+        show_envvar=False,
+    ),
+]
+FingerprintOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fingerprint",
+        metavar="HEX",
+        help="The fingerprint that the key must have.",
+        envvar="TONLE_AUDIT_FINGERPRINT",
+        show_default=False,
+        show_envvar=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.", show_default=False)]
@@ -47,36 +64,101 @@ def verify(
     directory: DirectoryArgument,
     day: Annotated[str | None, typer.Option(metavar="DAY", help="Only the records of this day, YYYY-MM-DD.")] = None,
     key_file: KeyOption = None,
+    fingerprint: FingerprintOption = None,
     anchor: Annotated[
         str | None,
         typer.Option(metavar="LINK", help="A link noted earlier (tonle audit head) that must still be in the chain."),
     ] = None,
+    anchor_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file of such, written by a server with --audit-anchor.",
+            envvar="TONLE_AUDIT_ANCHOR",
+            show_default=False,
+            show_envvar=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that nothing was edited, deleted, swapped or cut off; print one line for each finding.
+    """Check that nothing was edited, deleted, swapped, cut off or rolled back; print one line for each finding.
+
+    The key and the last known end of the chain are compared with what this user remembers of DIR. A trail that is in order is
+    remembered for the next time.
 
     [dim]Example:[/dim]  tonle audit verify audit --key-file /secure/audit.key
 
-    Exit status: 0 nothing was found, 1 something was.
+    Exit status: 0 nothing was found, 1 something was. A key that is seen for the first time, in DIR itself, is a warning.
     """
     import msgspec
 
+    from tonle.audit.record_file import escape_controls
     from tonle.audit.verify import verify as check
 
     _check_day(day)
-    report = check(directory, day=day, key_file=key_file, anchor=anchor)
+    report = check(
+        directory,
+        day=day,
+        key_file=key_file,
+        fingerprint=fingerprint,
+        anchor=anchor,
+        anchor_path=anchor_file,
+        remember=True,
+    )
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        typer.echo(escape_controls(msgspec.json.format(msgspec.json.encode(report), indent=2)).decode())
     else:
-        for finding in report.findings:
-            typer.echo(screen.harmless(str(finding)))
-        for note in report.notes:
-            screen.stderr().print(f"[dim]note: {note}[/dim]")
-        verdict = "no findings" if report.ok else screen.count(len(report.findings), "finding")
-        records, days = screen.count(report.num_records, "record"), screen.count(len(report.days), "day")
-        screen.stderr().print(f"{records} in {days}: {verdict} (key {report.key or 'unknown'})")
+        _print_report(report, directory)
     if not report.ok:
         raise typer.Exit(FOUND_SOMETHING)
+
+
+def _print_report(report: Report, directory: Path) -> None:
+    from rich.text import Text
+
+    err = screen.stderr()
+    for finding in report.findings:
+        typer.echo(screen.one_line(str(finding)))
+    if report.num_unlisted:
+        typer.echo(f"and {report.num_unlisted:,} more")
+    for note in report.notes:
+        err.print(Text(f"note: {screen.one_line(note)}", style="dim"))
+    num_findings = len(report.findings) + report.num_unlisted
+    verdict = "no findings" if report.ok else screen.count(num_findings, "finding")
+    records, days = screen.count(report.num_records, "record"), screen.count(len(report.days), "day")
+    err.print(Text(f"{records} in {days}: {verdict}"))
+    err.print(Text(screen.one_line(f"key {report.key}, {report.key_from}")))
+    if report.anchors:
+        err.print(Text(screen.one_line(f"the chain has the lines noted in {', '.join(report.anchors)}")))
+    if report.first_use:
+        err.print(Text(_first_use(report, directory), style="yellow"))
+
+
+def _first_use(report: Report, directory: Path) -> str:
+    consistent = "The trail is consistent with" if report.ok else "Signatures were checked with"
+    return (
+        f"Warning: first use. {consistent} the key found in {screen.one_line(str(directory))} itself, which proves nothing about "
+        "its author. Compare the fingerprint with the one on the server that wrote the trail (tonle audit verify prints it "
+        "there), and give it here with --fingerprint."
+    )
+
+
+@audit.command("trust")
+def trust(directory: DirectoryArgument, key_file: KeyOption = None, fingerprint: FingerprintOption = None) -> None:
+    """Accept the key and the end of a trail as they are now; verify compares with them from then on.
+
+    For a trail that was replaced, moved or restored from a copy on purpose.
+
+    [dim]Example:[/dim]  tonle audit trust audit --fingerprint 7d3c…
+    """
+    from tonle.audit.trust import trust as accept
+
+    with _refusals_of(directory):
+        before, now = accept(directory, key_file=key_file, fingerprint=fingerprint)
+    if before is not None and before.fingerprint != now.fingerprint:
+        screen.stderr().print(f"forgotten: key {before.fingerprint}, known since {before.since[:10]}")
+    end = "no line yet" if now.head is None else f"line {now.head.seq} of {now.head.day}"
+    screen.stderr().print(f"trusted: key {now.fingerprint}, up to {end}")
 
 
 @audit.command("head")
@@ -89,11 +171,12 @@ def head(directory: DirectoryArgument) -> None:
     """
     from tonle.audit import day_ledger
 
-    days = day_ledger.days_in(directory)
-    last = day_ledger.read_head(directory / days[-1] / day_ledger.HEAD_NAME) if days else None
+    with _refusals_of(directory):
+        days = day_ledger.days_in(directory)
+        last = day_ledger.read_head(directory / days[-1] / day_ledger.HEAD_NAME) if days else None
     if last is None:
         raise ConfigError(f"there is no audit trail in {directory}")
-    typer.echo(f"{last.day} {last.seq} {last.link}")
+    typer.echo(screen.one_line(f"{last.day} {last.seq} {last.link}"))
 
 
 @audit.command("recover")
@@ -101,9 +184,10 @@ def recover(directory: DirectoryArgument, key_file: KeyOption = None) -> None:
     """Repair a trail after a crash, as the server does when it starts. Repairs are noted in the chain."""
     from tonle.audit.recover import recover as repair
 
-    notes = repair(_chain(directory, key_file))
+    with _refusals_of(directory):
+        notes = repair(_chain(directory, key_file))
     for name, value in notes.items():
-        typer.echo(screen.harmless(f"{name}: {_in_words(value)}"))
+        typer.echo(screen.one_line(f"{name}: {_in_words(value)}"))
     screen.stderr().print("repaired" if notes else "nothing to repair")
 
 
@@ -121,32 +205,41 @@ def prune(
 
     [dim]Example:[/dim]  tonle audit prune audit --keep-days 90
     """
-    from tonle.audit import day_ledger
-    from tonle.audit.retention import old_days, prune_days, redact_records, removing
-    from tonle.audit.seal import CONTENT
+    from tonle.audit.retention import prune_days
 
     chain = _chain(directory, key_file)
     if not content:
-        days = prune_days(chain, keep_days)
+        with _refusals_of(directory):
+            days = prune_days(chain, keep_days)
         for day in days:
             typer.echo(f"removed {day}")
         screen.stderr().print(
             f"removed {screen.count(len(days), 'day')}" if days else f"nothing to remove: {_no_older_days(keep_days)}"
         )
     else:
-        num_changed = 0
-        for day in old_days(directory, keep_days):
-            names = [
-                line.file for _, line in day_ledger.read_lines(chain.ledger(day).read_bytes()) if line.kind == "record"
-            ]
-            files = [path for name in names if name and (path := directory / day / name).exists()]
-            changed = redact_records(chain, files, removing(CONTENT), reason=f"older than {keep_days} days")
-            num_changed += len(changed)
-            if changed:
-                typer.echo(f"{day}: removed prompts and answers from {screen.count(len(changed), 'record')}")
+        with _refusals_of(directory):
+            num_changed = _remove_content(chain, keep_days)
         if not num_changed:
             screen.stderr().print(f"nothing to remove: {_no_older_days(keep_days)}, or their content is gone already")
     _refresh_index(directory)
+
+
+def _remove_content(chain: Chain, keep_days: int) -> int:
+    from tonle.audit import day_ledger
+    from tonle.audit.ledger_reader import texts_of
+    from tonle.audit.retention import old_days, redact_records, removing
+    from tonle.audit.seal import CONTENT
+
+    num_changed = 0
+    for day in old_days(chain.directory, keep_days):
+        lines = [day_ledger.decode_line(text) for text in texts_of(chain.ledger(day)) if text]
+        names = [str(line.file) for line in lines if line.kind == "record" and day_ledger.is_file_name(line.file)]
+        files = [path for name in names if (path := chain.directory / day / name).exists()]
+        changed = redact_records(chain, files, removing(CONTENT), reason=f"older than {keep_days} days")
+        num_changed += len(changed)
+        if changed:
+            typer.echo(f"{day}: removed prompts and answers from {screen.count(len(changed), 'record')}")
+    return num_changed
 
 
 @audit.command("redact")
@@ -191,9 +284,10 @@ def redact(
         else:
             files = [directory / row.day / row.file for row in index.find(Query(limit=None))]
     change = removing(field) if field else masking(Redactor(pattern or ()))
-    redacted = redact_records(chain, files, change, reason=reason)
+    with _refusals_of(directory):
+        redacted = redact_records(chain, files, change, reason=reason)
     for path in redacted:
-        typer.echo(f"{path.parent.name}/{path.name}")
+        typer.echo(screen.one_line(f"{path.parent.name}/{path.name}"))
     screen.stderr().print(f"redacted {screen.count(len(redacted), 'record')}" if redacted else "nothing to redact")
     _refresh_index(directory)
 
@@ -223,9 +317,19 @@ def _chain(directory: Path, key_file: Path | None) -> Chain:
     from tonle.audit.chain import Chain
     from tonle.audit.signing_keys import load_key
 
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112 - pathlib raises for some names
         raise ConfigError(f"there is no directory {directory}")
     return Chain(directory, load_key(key_file or directory / KEY_NAME))
+
+
+@contextlib.contextmanager
+def _refusals_of(directory: Path) -> Iterator[None]:
+    """What the disk or an odd file refuses, as one line."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise InternalError(f"{directory}: {reason}; `tonle audit verify` says what is wrong with it") from error
 
 
 def _refresh_index(directory: Path) -> None:

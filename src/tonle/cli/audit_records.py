@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonle.cli import screen
-from tonle.errors import InvalidRequest
+from tonle.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from tonle.audit.index import Query, Row
@@ -74,13 +74,14 @@ def query(
     import msgspec
 
     from tonle.audit.index import Index
+    from tonle.audit.record_file import escape_controls
 
     wanted = _query(since, until, key, model, status, text, limit, newest=newest)
     with Index(directory) as index:
         rows = list(index.find(wanted))
     if as_json:
         for row in rows:
-            typer.echo(msgspec.json.encode(row).decode())
+            typer.echo(escape_controls(msgspec.json.encode(row)).decode())
     else:
         _show_table(rows)
 
@@ -89,12 +90,18 @@ def show(
     directory: DirectoryArgument,
     record_id: Annotated[str, typer.Argument(metavar="ID", help="Short id, request id, response id or file.")],
 ) -> None:
-    """Print one record as it is on disk."""
+    """Print one record as it is on disk, with control characters escaped."""
     from tonle.audit.index import Index
+    from tonle.audit.record_file import MAX_RECORD_BYTES, escape_controls
+    from tonle.audit.regular_file import read_regular
 
     with Index(directory) as index:
         path = index.locate(record_id)
-    typer.echo(path.read_text(encoding="utf-8"), nl=False)
+    try:
+        content = read_regular(path, MAX_RECORD_BYTES)
+    except (OSError, ValueError) as error:
+        raise NotFound(f"{path} cannot be shown: {error}; see `tonle audit verify`") from None
+    typer.echo(escape_controls(content).decode(errors="backslashreplace"), nl=False)
 
 
 def export(
@@ -119,13 +126,15 @@ def export(
     from tonle.audit import export as writers
 
     wanted = _query(since, until, key, model, status, text, None)
-    records = writers.read_records(_files(directory, wanted))
+    skipped: list[str] = []
+    records = writers.read_records(_files(directory, wanted), skipped)
     try:
         num_records = _write(records, form, output)
     except OSError as error:
         if output is None:
             raise
         raise InvalidRequest(f"cannot write {output}: {error.strerror or error}") from None
+    _tell_skipped(skipped)
     screen.stderr().print(f"exported {screen.count(num_records, 'record')}")
 
 
@@ -190,17 +199,19 @@ def replay(
             files = [index.locate(record_id)]
     server = RemoteServer(url, api_key=api_key)
     verdicts: dict[str, int] = {}
+    skipped: list[str] = []
     unknown: dict[str | None, None] = {}  # in order: the recorded models behind names that this server does not have
     with asyncio.Runner() as runner:
         send = _sender(runner, server, timeout)
         try:
-            for outcome in player.replay(read_records(files), send, model=as_model, everything=everything):
+            for outcome in player.replay(read_records(files, skipped), send, model=as_model, everything=everything):
                 verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
                 if outcome.unknown_model:
                     unknown[outcome.answered_by] = None
-                typer.echo(screen.harmless(str(outcome)))
+                typer.echo(screen.one_line(str(outcome)))
         finally:
             server.close()
+            _tell_skipped(skipped)
             counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
             if counts or not files:
                 screen.stderr().print(counts or "no records")
@@ -208,6 +219,13 @@ def replay(
         _hint_as_model([name for name in unknown if name])
     if verdicts.keys() & {"different", "failed"}:
         raise typer.Exit(SOME_DIFFER)
+
+
+def _tell_skipped(skipped: list[str]) -> None:
+    from rich.text import Text
+
+    for line in skipped:
+        screen.stderr().print(Text(f"passed over: {screen.one_line(line)}"))
 
 
 def _sender(runner: asyncio.Runner, server: RemoteServer, timeout_s: float) -> Send:
@@ -280,8 +298,7 @@ def _files(directory: Path, wanted: Query) -> Iterator[Path]:
     with Index(directory) as index:
         rows = list(index.find(wanted))
     for row in rows:
-        if (path := directory / row.day / row.file).exists():
-            yield path
+        yield directory / row.day / row.file
 
 
 def _show_table(rows: list[Row]) -> None:

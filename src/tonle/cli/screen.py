@@ -41,6 +41,11 @@ def harmless(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def one_line(text: str) -> str:
+    """`text` without control characters: what was written by others cannot look like a line of ours."""
+    return harmless(text.replace("\n", " ").replace("\t", " "))
+
+
 def count(number: int, noun: str) -> str:
     """1 record, 2 records, 1,024 records."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -57,6 +57,16 @@ class AuditConfig:
     audit_key_file: str | None = _audit(
         None, values.optional(values.path(), none="audit.key next to the records"), "Key that signs the trail."
     )
+    audit_fingerprint: str | None = _audit(
+        None,
+        values.optional(values.text("HEX"), none="any"),
+        "Refuse to start if the signing key has another fingerprint (tonle audit verify prints it).",
+    )
+    audit_anchor: str | None = _audit(
+        None,
+        values.optional(values.path(), none="the state directory only"),
+        "Also append the end of the chain to this file, every minute and at the end.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

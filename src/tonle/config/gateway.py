@@ -14,6 +14,7 @@ from tonle.config import values
 from tonle.config.routing import BackendConfig, ExperimentConfig, ShadowConfig, mapping, objects
 from tonle.config.server import ServerConfig, cache_by_default_setting, port_setting
 from tonle.config.setting import QUEUE, ROUTING, STATE, Setting, setting, settings_of
+from tonle.config.state_dir import state_dir
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -138,10 +139,7 @@ def backend_name(backend: BackendConfig) -> str:
 
 
 def default_state_db() -> Path:
-    import os
-
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "tonle" / "gateway.db"
+    return state_dir() / "gateway.db"
 
 
 SETTINGS: dict[str, Setting] = settings_of(GatewayConfig)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ from tests.unit.bench.scripted import Behaviour, Cut, Step, json_reply
 from tests.unit.bench.scripted import serving as scripted_serving
 from tonle.audit import day_ledger
 from tonle.audit.index import INDEX_NAME, Index, Query
+from tonle.audit.replay_records import inference_body
 from tonle.cli.app import app
 from tonle.errors import ConfigError, NotFound
 
@@ -213,6 +215,47 @@ def test_replay(tmp_path: Path) -> None:
         done = tonle("replay", tmp_path, "--url", url, "--id", first, "--as-model", "missing")
         assert done.stdout.startswith("failed")
         assert "--as-model NAME" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"user_input": "one"},
+        {"user_input": "one", "system_prompt": "Be kind.", "max_tokens": 20, "use_cache": False},
+        {"user_input": "one", "stream": True},
+        {
+            "user_input": "one",
+            "conversation_history": [
+                {"role": "system", "content": "Be kind."},
+                {"role": "user", "content": "Hello"},
+                {"role": "assistant", "content": "Hi!"},
+            ],
+        },
+    ],
+)
+def test_replay_of_the_inference_service(tmp_path: Path, question: dict[str, Any]) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str, index: int) -> str:
+        prompts.append(prompt)
+        return "the same answer" if "one" in prompt else "another answer"
+
+    with serving(FakeFront(answer), audit_dir=str(tmp_path / "audit")) as url:
+        reply = httpx.post(f"{url}/api/v1/inference", json=question)
+        assert reply.status_code == 200 and "the same answer" in reply.text.replace('"}\n\ndata: {"response":"', "")
+    assert [record["endpoint"] for record in records(tmp_path / "audit")] == ["/api/v1/inference"]
+    with serving(FakeFront(answer)) as url:
+        done = tonle("replay", tmp_path / "audit", "--url", url)
+    assert done.stdout.startswith("same: "), done.output
+    assert prompts[0] == prompts[1], "what the model is asked is the same, too"
+    with serving(FakeFront(lambda prompt, index: "the other answer")) as url:
+        done = tonle("replay", tmp_path / "audit", "--url", url)
+    assert done.stdout.startswith("different at character 4"), done.output
+
+
+@pytest.mark.parametrize("messages", [None, [], "x", [5], [{"role": "assistant", "content": "x"}]])
+def test_a_record_that_no_inference_service_writes_is_not_replayed(messages: Any) -> None:
+    assert inference_body({"messages": messages}) is None
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
-"""Trails with a few records in them, and a look at what is on disk."""
+"""Trails with a few records in them, what an attacker may do to them, and a look at what is on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +21,8 @@ from tonle.audit.facts import facts_of
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
-from tonle.audit.seal import encode_fields
-from tonle.audit.signing_keys import load_or_create_key
+from tonle.audit.seal import encode_fields, fields_of
+from tonle.audit.signing_keys import PUBLIC_NAME, load_or_create_key
 
 CHAT = "/v1/chat/completions"
 BODY = {
@@ -93,3 +97,85 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """What `work` returns. It must end: a reader that waits for a FIFO never does."""
+    done: list[Any] = []
+
+    def run() -> None:
+        try:
+            done.append((work(), None))
+        except BaseException as error:
+            done.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done, "it hangs"
+    result, error = done[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def forge(directory: Path, *, edit: Callable[[bytes], bytes], replace_secret: bool = False) -> None:
+    """Edit every record, link and sign everything again with a key of one's own, and leave its public half."""
+    scratch = Path(tempfile.mkdtemp())
+    forged = make_chain(scratch)
+    for path in files(directory):
+        record = PendingRecord(path.parent.name, path.name, fields_of(edit(path.read_bytes())))
+        forged.append([record])
+        forged.sign()
+    for day in directory.glob("*-*-*"):
+        shutil.rmtree(day)
+    for path in scratch.iterdir():
+        if path.name not in (KEY_NAME, ".lock") or (replace_secret and path.name == KEY_NAME):
+            target = directory / path.name
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, target)
+    assert (directory / PUBLIC_NAME).read_bytes() == (scratch / PUBLIC_NAME).read_bytes()
+    shutil.rmtree(scratch)
+
+
+ODD_FILES = (
+    "fifo",
+    "folder",
+    "link to itself",
+    "link to a device",
+    "link to a file",
+    "sparse",
+    "deep",
+    "binary",
+    "nothing",
+)
+
+
+def put_odd(path: Path, kind: str) -> None:
+    """Something else in place of a file."""
+    other = path.read_bytes() if path.is_file() else b"{}"
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link to itself":
+            path.symlink_to(path.name)
+        case "link to a device":
+            path.symlink_to("/dev/zero")
+        case "link to a file":
+            elsewhere = path.parent.parent / f"elsewhere-{path.name}"
+            elsewhere.write_bytes(other)
+            path.symlink_to(elsewhere)
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+        case "deep":
+            path.write_bytes(b'{"chain":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
+        case "binary":
+            path.write_bytes(b"\xff\xfe\x00\x1b[2J\n" * 50)
+        case "nothing":
+            path.write_bytes(b"")

@@ -137,7 +137,7 @@ def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
 AUDIT = {
     "dir": "trail", "fsync": "always", "fsync_interval": "5s", "on_full": "serve", "min_free": "1GiB", "max_queue": "7",
     "linger": "1ms", "redact": "email,phone,plate=[A-Z]{2,3}", "omit": "messages,client", "retention_days": "30",
-    "key_file": "elsewhere/key",
+    "key_file": "elsewhere/key", "fingerprint": "ab" * 32, "anchor": "elsewhere/anchors",
 }  # fmt: skip
 
 
