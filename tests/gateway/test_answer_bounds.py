@@ -42,7 +42,6 @@ class Endless:
                 writer.write(part)
                 self.num_sent += len(part)
                 await writer.drain()
-            await reader.read()
         except ConnectionError:
             self.num_closed += 1
         writer.close()
@@ -124,7 +123,9 @@ TEXT = "a" * (4 * MIB)
 LARGE = [
     b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % TEXT.encode(),
     b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\r\n\r\n' % TEXT.encode(),
-    b'data: {"choices":[{"index":0,"delta":\rdata:' + b" \rdata:" * 100_000 + b'{"content":"%b"}}]}\r\r' % TEXT.encode(),
+    b'data: {"choices":[{"index":0,"delta":\rdata:'
+    + b" \rdata:" * 100_000
+    + b'{"content":"%b"}}]}\r\r' % TEXT.encode(),
 ]
 
 

@@ -76,7 +76,6 @@ def decode_usage(body: bytes) -> dict[str, Any] | None:
     return usage if isinstance(usage, dict) else None
 
 
-
 class EventReader:
     """Reads the events of a stream whose bytes come in pieces, cut anywhere. Never raises."""
 
