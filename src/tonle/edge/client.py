@@ -1,7 +1,7 @@
 """The client: keep-alive connections to one server, answers handed on straight from the socket.
 
 Does: connect (plain or TLS), make and send requests, pool connections. Does not: follow redirects, decompress, send a
-POST again, or know of JSON or event streams; an exchange is the work of its connection (`client_connection.py`).
+POST again unless told to, or know of JSON or event streams; an exchange is the work of its connection (`client_connection.py`).
 
 Why not httpx or aiohttp: they take several times the CPU per streamed chunk, which a gateway pays for every token, and a
 benchmark takes from the server it measures on the same machine (docs/benchmarking.md).
@@ -86,7 +86,9 @@ class HttpClient:
         verify_tls: bool = True,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_s: float = IDLE_S,
+        resend: bool = False,
     ) -> None:
+        """`resend`: send a POST again, too, if its idle connection ends without an answer. The server may then get it twice."""
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError(
                 "the API key contains a line break or another character that HTTP cannot send", param="api_key"
@@ -94,6 +96,7 @@ class HttpClient:
         self.address = address
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
+        self._resend = resend
         self.reconnects = 0  # requests sent again because the server had closed their idle connection
         self._tls = _tls_context(verify=verify_tls) if address.tls else None
         self._idle: deque[ClientConnection] = deque()  # used last at the end
@@ -120,7 +123,8 @@ class HttpClient:
                 return
             except UpstreamError as error:
                 # The server closed the idle connection as the request was sent, and may have begun on it.
-                if error.kind != CLOSED or error.began or (error.sent and not request.startswith(b"GET ")):
+                may_resend = self._resend or not error.sent or request.startswith(b"GET ")
+                if error.kind != CLOSED or error.began or not may_resend:
                     raise
                 self.reconnects += 1
             finally:
