@@ -62,7 +62,7 @@ OK_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     [
         (b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", "as its head"),
         (b"HTTP/1.1 200 ", b"OK", "as its head"),
-        (b"HTTP/1.1 200 OK\r\n", b"X: 1\r\n", "headers"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: 1\r\n", "as its head"),
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "as its head"),
         (OK_CHUNKED + b"2;", b"e=1;", "between two pieces"),
         (OK_CHUNKED + b"2\r\n{}\r\n0\r\nX-Long: ", b"a", "between two pieces"),
@@ -91,6 +91,25 @@ def test_a_head_without_end_is_given_up(begin: bytes, piece: bytes, said: str, r
             assert sent < ENOUGH
 
     run(main(), runner=runner)
+
+
+@pytest.mark.parametrize("count", [200, 300])
+def test_the_number_of_headers_is_bounded(count: int) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        lines = b"".join(b"X-%d: 1\r\n" % number for number in range(count))
+        writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\n{}" % lines)
+        await reader.read()
+
+    async def main() -> None:
+        async with server(serve) as client:
+            if count == 200:
+                assert (await post(client)).status == 200
+                return
+            with pytest.raises(UpstreamError, match="answer too large: more than 256 headers"):
+                await post(client)
+
+    run(main())
 
 
 @LOOPS

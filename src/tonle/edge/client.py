@@ -167,7 +167,7 @@ class HttpClient:
             connection.close()
             return
         self._idle.append(connection)
-        if self._idle[0].is_expired(time.monotonic()):
+        if len(self._idle) > 1 and self._idle[0].is_expired(time.monotonic()):
             self._idle.popleft().close()
 
     async def connect(self, within_s: float = math.inf) -> ClientConnection:

@@ -85,7 +85,6 @@ class ClientConnection(asyncio.Protocol):
         self._finished: asyncio.Future[None] | None = None
         self._headers: dict[str, str] = {}
         self._pieces: list[bytes] = []
-        self._num_headers = 0
         self._num_bare_bytes = 0  # that came since the last piece of a body
         self._status = 0
         self._framed = False  # the answer says where it ends
@@ -104,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
             raise UpstreamError(CLOSED, "before the request was sent", sent=False)
         self.reusable = self._began = self._complete = self._framed = False
         self._headers, self._status, self._sink = {}, 0, sink
-        self._num_headers = self._num_bare_bytes = 0
+        self._num_bare_bytes = 0
         self._silence_s = silence_s
         finished = self._finished = self._loop.create_future()
 
@@ -166,32 +165,37 @@ class ClientConnection(asyncio.Protocol):
         self._touched_s = time.monotonic()
         self._num_bare_bytes += len(data)
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
             if self._pieces:
                 self._num_bare_bytes = 0
                 self._hand_on()
             elif self._num_bare_bytes > MAX_HEAD_BYTES:
                 what = "between two pieces of its body" if self._began else "as its head"
                 raise UpstreamError(TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes {what}", began=self._began)
-        except Exception as error:  # also of what takes the answer: nothing is left to do with the rest
-            self._fail(error)
-            self.close()
-            return
+        except httptools.HttpParserError as error:
+            self._take_parser_error(error)
+        except Exception as error:  # what takes the answer failed: nothing is left to do with the rest
+            self._give_up(error)
         if self._complete:
             self.reusable = self._keep_alive
             self._finish()
 
-    def _feed(self, data: bytes) -> None:
-        """Raises `UpstreamError`, or what the sink raised."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._keep_alive = False
-            if self._complete:
-                return  # what follows a whole answer belongs to no request
-            if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, Exception):
-                raise error.__context__ from None
-            raise UpstreamError("unreadable answer", f"not HTTP/1.1 ({error})", began=self._began) from None
+    def _take_parser_error(self, error: httptools.HttpParserError) -> None:
+        self._keep_alive = False
+        if self._complete:  # what follows a whole answer belongs to no request
+            try:
+                self._hand_on()
+            except Exception as failure:
+                self._give_up(failure)
+        elif isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, Exception):
+            self._give_up(error.__context__)  # raised by one of the methods below
+        else:
+            self._give_up(UpstreamError("unreadable answer", f"not HTTP/1.1 ({error})", began=self._began))
+
+    def _give_up(self, error: Exception) -> None:
+        self._keep_alive = False
+        self._fail(error)
+        self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
@@ -209,13 +213,12 @@ class ClientConnection(asyncio.Protocol):
             raise UpstreamError("unreadable answer", "two answers to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_headers += 1
-        if self._num_headers > MAX_HEADERS:
-            raise UpstreamError(TOO_LARGE, f"more than {MAX_HEADERS} headers", began=self._began)
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
+        if len(self._headers) > MAX_HEADERS:
+            raise UpstreamError(TOO_LARGE, f"more than {MAX_HEADERS} headers")
         if self._status < 200:  # "100 Continue" and the like: the answer is still to come
             return
         self._framed = "content-length" in self._headers or "transfer-encoding" in self._headers

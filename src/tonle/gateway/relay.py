@@ -110,11 +110,13 @@ class Relay:
             self.first_byte_s = time.monotonic()
         if self.status != 200:
             self._keep(piece, MAX_ERROR_BYTES)
-            self._check_size()
+            if self._size > MAX_ANSWER_BYTES:
+                raise _too_large()
             return
         if not self._stream:
             self._size += len(piece)
-            self._check_size()
+            if self._size > MAX_ANSWER_BYTES:
+                raise _too_large()
         if self._known is None:
             piece = self._reader.feed(piece)
         if not self._stream:
@@ -141,11 +143,6 @@ class Relay:
             self._pieces.append(piece)
         else:
             self._pieces.clear()
-
-    def _check_size(self) -> None:
-        if self._size > MAX_ANSWER_BYTES:
-            advice = "ask for less at once, or for a stream"
-            raise UpstreamError(TOO_LARGE, f"more than {MAX_ANSWER_BYTES} bytes; {advice}", began=True)
 
     # -- the caller's side
 
@@ -257,7 +254,9 @@ class Relay:
             return self._known
         if self.status == 200 and not self._stream and not self._read_whole:
             self._read_whole = True
-            self._reader.finish().engine_s = engine_times(self.headers)
+            answer = self._reader.finish()
+            if "x-prefill-time" in self.headers:
+                answer.engine_s = engine_times(self.headers)
         return self._reader.answer
 
     def answer(self) -> Answer:
@@ -270,12 +269,18 @@ class Relay:
         return self._reader.finish()
 
 
+def _too_large() -> UpstreamError:
+    advice = "ask for less at once, or for a stream"
+    return UpstreamError(TOO_LARGE, f"more than {MAX_ANSWER_BYTES} bytes; {advice}", began=True)
+
+
 def engine_times(headers: dict[str, str]) -> dict[str, float] | None:
     """Where an engine's time went, seconds, as a Tonle replica tells it with a whole answer; None if it does not."""
     found: dict[str, float] = {}
     for name, header in _TIME_HEADERS:
-        with contextlib.suppress(KeyError, ValueError):
-            seconds = float(headers[header])
-            if 0 <= seconds < MAX_TIME_S:
-                found[name] = seconds
+        if (text := headers.get(header)) is not None:
+            with contextlib.suppress(ValueError):
+                seconds = float(text)
+                if 0 <= seconds < MAX_TIME_S:
+                    found[name] = seconds
     return found or None

@@ -21,29 +21,17 @@ MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer on
 MAX_TEXT_CHARS = 64 * 1024**2  # of the texts of a stream, all choices together; the rest is not kept
 MAX_CHOICES = 1024  # of a reply; more are not kept
 MAX_PARTS = 4 * 1024**2  # objects and lists in a reply that is not a stream: each takes a hundred bytes in memory
-_JOIN_EVENTS = 4096  # after so many, pieces of texts are joined
+_JOIN_EVENTS = 4096  # after so many, pieces of texts are joined: a short piece takes many times its length
 
 _NULL_USAGE = (b',"usage":null', b', "usage": null')  # cannot occur inside a JSON string, where quotes are escaped
-
-
-class Pieces(list[str]):
-    """A text as it came. Joined from time to time: a short piece takes many times its length in memory."""
-
-    num_joined = 0  # at its beginning, of those that came together
-
-    def join_new(self) -> None:
-        """Make one piece of those that came since the last time."""
-        if len(self) > self.num_joined + 1:
-            self[self.num_joined :] = ["".join(self[self.num_joined :])]
-        self.num_joined = len(self)
 
 
 @dataclass(slots=True)
 class Choice:
     """One answer of a reply that may hold several."""
 
-    pieces: list[str] = field(default_factory=Pieces)
-    reasoning: list[str] = field(default_factory=Pieces)
+    pieces: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     finish_reason: str | None = None
 
@@ -102,11 +90,16 @@ class Answer:
         return self.choices[min(self.choices)].finish_reason if self.choices else None
 
 
+# Of a reply that is not a stream, or of which nothing is taken out: never fed.
+_NO_EVENTS = EventReader()
+_NOTHING_HELD = sse.EventSplitter()
+
+
 class Collector:
     """Feed it every piece of the body in order, pass on what it returns, then `finish`."""
 
     __slots__ = (
-        "_answer", "_body", "_events", "_held", "_num_chars", "_num_events", "_size", "_stream", "_swallow",
+        "_answer", "_body", "_events", "_held", "_joined", "_num_chars", "_num_events", "_size", "_stream", "_swallow",
     )  # fmt: skip
 
     def __init__(self, content_type: str | None, *, swallow_usage: bool = False) -> None:
@@ -114,12 +107,14 @@ class Collector:
         self._stream = (content_type or "").partition(";")[0].strip().lower() == EVENT_STREAM
         self._swallow = swallow_usage and self._stream
         self._answer = Answer()
-        self._events = EventReader()
-        self._held = sse.EventSplitter()  # the beginning of an event that may have to be taken out
+        self._events = EventReader() if self._stream else _NO_EVENTS
+        # The beginning of an event that may have to be taken out
+        self._held = sse.EventSplitter() if self._swallow else _NOTHING_HELD
         self._body: list[bytes] = []
         self._size = 0
         self._num_chars = 0  # kept
         self._num_events = 0  # since pieces were joined
+        self._joined: dict[int, int] = {}  # how many pieces of a list, by its id, were joined before
 
     @property
     def answer(self) -> Answer:
@@ -166,9 +161,12 @@ class Collector:
 
     def _take_events(self, events: bytes) -> bool:
         """True if it is one chunk with nothing but usage."""
+        num_chars = self._num_chars
         replies = self._events.feed(events)
         for reply in replies:
             self._take(reply)
+        if self._num_chars > num_chars:
+            self._stamp()
         self._answer.complete |= self._events.done
         self._num_events += len(replies)
         if self._num_events >= _JOIN_EVENTS:
@@ -177,10 +175,13 @@ class Collector:
         return len(replies) == 1 and replies[0].usage is not None and replies[0].choices == []
 
     def _join(self) -> None:
+        """Make one piece of those of each text that came since the last time."""
         for choice in self._answer.choices.values():
             for pieces in choice.texts():
-                if isinstance(pieces, Pieces):
-                    pieces.join_new()
+                start = self._joined.get(id(pieces), 0)
+                if len(pieces) > start + 1:
+                    pieces[start:] = ["".join(pieces[start:])]
+                self._joined[id(pieces)] = len(pieces)
 
     def rest(self) -> bytes:
         """What was held back and never became a whole event; to be passed on at the end of the body."""
@@ -194,8 +195,11 @@ class Collector:
         """The answer, when no more comes. Safe to call at any point, once."""
         if self._stream:
             self.rest()
+            num_chars = self._num_chars
             for reply in self._events.finish():
                 self._take(reply)
+            if self._num_chars > num_chars:
+                self._stamp()
             self._answer.complete |= self._events.done
         elif self._size > MAX_BODY_BYTES:
             self._answer.raw = f"a reply of {self._size} bytes, too large to record"
@@ -203,7 +207,8 @@ class Collector:
             self._take_whole(b"".join(self._body))
             self._body.clear()
         for choice in self._answer.choices.values():
-            choice.finish()
+            if len(choice.pieces) != 1 or choice.tool_calls:
+                choice.finish()
         return self._answer
 
     def _take_whole(self, body: bytes) -> None:
@@ -221,6 +226,7 @@ class Collector:
             answer.raw = body.decode(errors="replace")
             return
         self._take(reply)
+        self._stamp()
 
     def _take(self, reply: Reply) -> None:
         answer = self._answer
@@ -248,8 +254,8 @@ class Collector:
                 self._take_delta(choice, delta)
 
     def _take_delta(self, choice: Choice, delta: ReplyDelta) -> None:
-        if delta.content:
-            self._keep(choice.pieces, content_text(delta.content))
+        if content := delta.content:
+            self._keep(choice.pieces, content if isinstance(content, str) else content_text(content))
         elif thought := delta.reasoning_content or delta.reasoning:
             self._keep(choice.reasoning, thought)
         for position, call in enumerate(delta.tool_calls or ()):
@@ -261,7 +267,6 @@ class Collector:
             pieces.append(text)
         else:
             self._answer.cut = True
-        self._stamp()
 
     def _take_foreign(self, event: Reply) -> None:
         """Streams of /v1/responses and /v1/messages: the text is in `delta`, usage and id in a nested object."""
@@ -290,7 +295,7 @@ class Collector:
             if name == "function" and isinstance(value, dict):
                 function = known.get("function")
                 if not isinstance(function, dict):
-                    function = known["function"] = {"name": Pieces(), "arguments": Pieces()}
+                    function = known["function"] = {"name": [], "arguments": []}
                 for part in ("name", "arguments"):
                     if piece := value.get(part):
                         self._keep(function[part], piece if isinstance(piece, str) else str(piece))
