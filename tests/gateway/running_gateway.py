@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ class Upstream:
         self.resume = asyncio.Event()
         self.break_after: int | None = None  # words of a stream, then the connection is cut
         self.stream_error = ""  # what a stream ends with, after its first word
+        self.poison = ""  # what becomes of requests that say "poison": an answer "500", a "cut" connection, a "hang"
         self.kv_params: dict[str, Any] | None = None  # of a prefill server's answer
+        self.extra_headers: list[tuple[str, str]] = []  # of whole answers and of the list of models
         self.warnings: list[dict[str, str]] = []  # of its answers, as a Tonle replica gives them
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -68,20 +70,24 @@ class Upstream:
             return
         if exchange.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
-            exchange.reply(msgspec.json.encode({"object": "list", "data": data}))
+            exchange.reply(msgspec.json.encode({"object": "list", "data": data}), headers=self.extra_headers)
             return
         body = json.loads(exchange.body)
         self.requests.append(body)
         self.headers.append(exchange.headers)
+        poisoned = self.poison if b"poison" in exchange.body else ""
         try:
-            await self.hang.wait()
-            if self.status != 200:
+            await (asyncio.Event().wait() if poisoned == "hang" else self.hang.wait())
+            if poisoned == "cut":
+                exchange._line.abort()  # type: ignore[attr-defined]
+            elif self.status != 200 or poisoned:
                 error = {"error": {"message": "broken on purpose", "type": "server_error"}}
-                exchange.reply(msgspec.json.encode(error), status=self.status)
+                exchange.reply(msgspec.json.encode(error), status=500 if poisoned else self.status)
             elif body.get("stream"):
                 await self._stream(exchange, body)
             else:
-                exchange.reply(msgspec.json.encode(self._whole(body)), headers=self._warning_headers())
+                headers = [*self._warning_headers(), *self.extra_headers]
+                exchange.reply(msgspec.json.encode(self._whole(body)), headers=headers)
         except asyncio.CancelledError:
             self.num_hangups += 1
             raise
@@ -187,12 +193,14 @@ async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable
             await upstream.stop()
 
 
-def run(main: Awaitable[None]) -> None:
+def run(main: Awaitable[None], *, runner: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
+    """`runner`: `edge.listening.run` for the event loop of production."""
+
     async def bounded() -> None:
         async with asyncio.timeout(280):
             await main
 
-    asyncio.run(bounded())
+    runner(bounded())
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

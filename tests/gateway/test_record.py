@@ -165,7 +165,7 @@ def test_a_backend_that_hangs(tmp_path: Path) -> None:
         upstream.hang.clear()
         async with running_gateway(tmp_path, upstream, backend_timeout_s=0.2) as place:
             reply = await place.ask()
-            assert reply.status_code == 502
+            assert reply.status_code == 504
             assert "nothing came for 0.2 s" in reply.json()["error"]["message"]
             await until(lambda: upstream.num_hangups, "the backend still works on it")
         assert the_record(place)["status"] == "failed"

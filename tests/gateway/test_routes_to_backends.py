@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -320,6 +321,28 @@ def test_a_backend_of_unknown_kind_is_told_of(tmp_path: Path, caplog: pytest.Log
             states = (await place.get("/admin/backends")).json()["backends"]
             assert states[0]["warning"] is None
             assert "tenants share its prefix cache" in states[1]["warning"]
+
+    run(main())
+    assert caplog.text.count("tenants share its prefix cache") == 1
+
+
+@pytest.mark.parametrize("kind", ["auto", "tonle"])
+def test_a_replica_that_does_not_trust_salts_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Literal["auto", "tonle"]
+) -> None:
+    async def main() -> None:
+        trusting, other = Upstream("m", owned_by="tonle"), Upstream("m", owned_by="tonle")
+        trusting.extra_headers = [("x-tonle-trust-salt", "1")]
+        found = (trusting, other)
+        async with running_gateway(tmp_path, *found, backends=lambda: rows(*found, kind=kind)) as place:
+            await place.gateway.pool.probe()
+            states = (await place.get("/admin/backends")).json()["backends"]
+            assert states[0]["warning"] is None
+            assert "tenants share its prefix cache" in states[1]["warning"]
+            assert "--trust-salt" in states[1]["warning"]
+            other.extra_headers = trusting.extra_headers  # restarted with the flag
+            await place.gateway.pool.probe()
+            assert (await place.get("/admin/backends")).json()["backends"][1]["warning"] is None
 
     run(main())
     assert caplog.text.count("tenants share its prefix cache") == 1

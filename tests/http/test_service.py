@@ -10,11 +10,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes.front import BEGIN, FakeFront
+from tests.http.serving import serving
 from tonle import __version__
 from tonle.config.serve import ServeConfig
 from tonle.engine.messages import LoopStats
 from tonle.errors import ModelError
 from tonle.replica.api_catalog import ENTRIES, HealthReport
+from tonle.replica.replica import ReplicaOptions
 from tonle.replica.serve import build_server
 
 
@@ -27,6 +29,12 @@ def test_models(client: httpx.Client, front: FakeFront) -> None:
     }  # fmt: skip
     assert client.get("/v1/models/scripted").json() == body["data"][0]
     assert client.get("/v1/models/other/model").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("trust_salt", [True, False])
+def test_the_list_of_models_tells_a_gateway_whether_salts_are_heeded(*, trust_salt: bool) -> None:
+    with serving(FakeFront(), ReplicaOptions(trust_salt=trust_salt)) as url:
+        assert ("x-tonle-trust-salt" in httpx.get(f"{url}/v1/models").headers) is trust_salt
 
 
 def test_models_answer_for_readiness(client: httpx.Client, front: FakeFront) -> None:

@@ -53,7 +53,7 @@ class Bench:
         self._watch = watch or NoWatch()
         self._event_loop = event_loop
         address = Address.parse(options.url, scheme="http")
-        self._client = HttpClient(address, api_key=options.api_key, verify_tls=options.verify_tls)
+        self._client = HttpClient(address, api_key=options.api_key, verify_tls=options.verify_tls, resend=True)
         self._target: Target | None = None
         self._levels: list[LevelReport] = []
         self._started_at = datetime.now(UTC)

@@ -62,14 +62,19 @@ class GatewayConfig(ServerConfig):
         512, values.tokens(0), "With prefill and decode backends: shorter prompts skip the prefill backend."
     )
     retries: int = _route(
-        2, values.integer(0, 10), "How many other backends to try when one fails before its first byte."
+        2,
+        values.integer(0, 10),
+        "How many other backends to try when one cannot be reached or has no room; at most one when it failed on the "
+        "request, none when it timed out.",
     )
     hedge_after_s: float | None = _route(
         None,
         values.optional(values.duration(), none="off"),
         "Ask a second backend as well when a stream has not begun after this long, and keep the one that begins first.",
     )
-    backend_timeout_s: float = _route(600.0, values.duration(), "Longest wait for a backend's next byte.")
+    backend_timeout_s: float = _route(
+        600.0, values.duration(), "Longest wait for a backend's next byte; then the caller gets 504."
+    )
     probe_interval_s: float = _route(5.0, values.duration(), "Time between health checks of a backend; 0 = none.")
     breaker_failures: int = _route(
         5, values.integer(1), "Consecutive failures after which a backend gets no traffic for a while."

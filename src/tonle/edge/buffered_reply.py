@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tonle.edge.client import HttpClient, UpstreamError
+from tonle.edge.client import TIMEOUT, TOO_LARGE, HttpClient, UpstreamError
 from tonle.protocol.answers import Answer
 
 MAX_BYTES = 16 * 1024**2
@@ -20,11 +20,12 @@ OnData = Callable[[bytes], None]
 class BufferedReply:
     """A `Sink` for one answer. The body of a 200 goes to `on_data` as it arrives, if given; otherwise it is kept."""
 
-    def __init__(self, on_data: OnData | None = None) -> None:
+    def __init__(self, on_data: OnData | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self.status = 0  # 0 until the head is complete
         self.asked = False  # the request was sent, or is being sent
         self.headers: dict[str, str] = {}
         self._on_data = on_data
+        self._max_bytes = max_bytes
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -52,8 +53,8 @@ class BufferedReply:
             self._on_data(piece)
             return
         self._size += len(piece)
-        if self._size > MAX_BYTES:
-            raise UpstreamError("unreadable answer", f"more than {MAX_BYTES} bytes")
+        if self._size > self._max_bytes:
+            raise UpstreamError(TOO_LARGE, f"more than {self._max_bytes} bytes", began=True)
         self._pieces.append(piece)
 
 
@@ -66,5 +67,5 @@ async def fetch(
         async with asyncio.timeout(timeout_s):
             await client.send(request, reply, first_s=timeout_s, silence_s=timeout_s)
     except TimeoutError:
-        raise UpstreamError("timeout", f"no full answer in {timeout_s:g} s", began=reply.status != 0) from None
+        raise UpstreamError(TIMEOUT, f"no full answer in {timeout_s:g} s", began=reply.status != 0) from None
     return reply

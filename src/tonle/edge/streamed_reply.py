@@ -1,7 +1,7 @@
 """`stream`: send a request and read the answer piece by piece, as an async iterator.
 
-Does: wait for the head, hand out the body as it arrives, hang up when the reader leaves early. Does not: read what is in the
-body, or hold the sender back: for readers that are quicker than the server, such as a terminal.
+Does: wait for the head, hand out the body as it arrives, hold the server back while the reader is slower, hang up when the
+reader leaves early. Does not: read what is in the body.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from tonle.edge.client import HttpClient
+from tonle.edge.buffered_reply import MAX_BYTES
+from tonle.edge.client import TOO_LARGE, HttpClient, UpstreamError
 from tonle.protocol.answers import Answer
+
+MAX_UNREAD_BYTES = 1024**2  # above it, the server is asked to wait
 
 
 class StreamedReply:
@@ -22,6 +25,8 @@ class StreamedReply:
         self.headers: dict[str, str] = {}
         self._begun = asyncio.Event()  # the head is complete, or there is no answer
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: no more come
+        self._num_unread = 0  # bytes
+        self._press: Callable[[bool], None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -42,17 +47,26 @@ class StreamedReply:
     async def __anext__(self) -> bytes:
         """The next piece of the body. Raises `UpstreamError` if it breaks off."""
         if (piece := await self._pieces.get()) is not None:
+            self._num_unread -= len(piece)
+            if self._press is not None and self._num_unread <= MAX_UNREAD_BYTES:
+                self._press(False)
             return piece
         assert self._sending is not None, "read before it was sent"
         await self._sending
         raise StopAsyncIteration
 
     async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([piece async for piece in self])
+        """The whole body. Raises `UpstreamError` if it is too large."""
+        pieces, size = [], 0
+        async for piece in self:
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BYTES:
+                raise UpstreamError(TOO_LARGE, f"more than {MAX_BYTES} bytes", began=True)
+        return b"".join(pieces)
 
     def attach(self, press: Callable[[bool], None]) -> None:
-        """It is never full."""
+        self._press = press
 
     def know(self, answer: Answer) -> None:
         """The body is what is wanted."""
@@ -63,6 +77,9 @@ class StreamedReply:
 
     def data(self, piece: bytes) -> None:
         self._pieces.put_nowait(piece)
+        self._num_unread += len(piece)
+        if self._press is not None and self._num_unread > MAX_UNREAD_BYTES:
+            self._press(True)
 
     def _end(self, sending: asyncio.Task[None]) -> None:
         self._pieces.put_nowait(None)

@@ -108,7 +108,7 @@ def shown_backend(backend: Backend) -> dict[str, Any]:
         "role": backend.row.role,
         "length": backend.row.length,
         "models": list(backend.models),
-        "available": backend.available,
+        "available": backend.available and backend.breaker.state != "open",  # to every caller
         "unhealthy_reason": backend.unhealthy_reason,
         "warning": backend.warning,
         "draining": backend.draining,

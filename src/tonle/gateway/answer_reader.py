@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 
+from tonle.edge.client import TOO_LARGE, UpstreamError
+from tonle.protocol import sse
 from tonle.protocol.answers import Answer, Collector
 
 BATCH_BYTES = 64 * 1024  # unread pieces that are kept
@@ -27,7 +29,7 @@ class AnswerReader:
         self._last_s: float | None = None  # when the last unread piece passed
 
     def feed(self, piece: bytes) -> bytes:
-        """What to pass on."""
+        """What to pass on. Raises `UpstreamError` if an event of the stream is too large."""
         # With nothing to take out, or whole events without usage, a piece need not be looked at now.
         if self._passing and (not self._swallow or (piece.endswith(b"\n\n") and b'"usage"' not in piece)):
             self._unread.append(piece)
@@ -35,11 +37,17 @@ class AnswerReader:
             self._last_s = time.monotonic()
             if self._size > BATCH_BYTES:
                 self._read()
+                self._check()
             return piece
         self._read()
         passed = self._collector.feed(piece)
-        self._passing = self._collector.answer.first_s is not None and not self._collector.rest()
+        self._passing = self._collector.answer.first_s is not None and not self._collector.holding
+        self._check()
         return passed
+
+    def _check(self) -> None:
+        if self._collector.oversized:
+            raise UpstreamError(TOO_LARGE, f"an event of more than {sse.MAX_EVENT_BYTES} bytes", began=True)
 
     def _read(self) -> None:
         if self._unread:
@@ -60,21 +68,3 @@ class AnswerReader:
     def finish(self) -> Answer:
         self._read()
         return self._collector.finish()
-
-
-class KnownAnswer:
-    """Takes the place of a `Tap` where the sender tells what it says: nothing is read."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-
-    def feed(self, piece: bytes) -> bytes:
-        return piece
-
-    def rest(self) -> bytes:
-        return b""
-
-    def finish(self) -> Answer:
-        return self.answer

@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from tonle.edge.buffered_reply import BufferedReply
-from tonle.edge.client import Sink, UpstreamError
+from tonle.edge.client import OUT_OF_SOCKETS, Sink, UpstreamError
 from tonle.gateway.admission import Ticket
 from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.blame import Blame
 from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
-from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.race import Lane, Race
 from tonle.gateway.refusals import DeadlinePassed
 from tonle.gateway.relay import Relay
 from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens, used_by_answer, used_until_given_up
 
-BROKEN = (500, 502, 504)  # the backend is at fault: another may do better
-BUSY = (429, 503)  # the backend is not at fault, and another may have room
+BROKEN = (500, 502)  # the backend failed, or cannot take this request: one other may do better
+LATE = 504  # it gave up waiting for a server behind it
+BUSY = (429, 503)  # the backend is not at fault and did not begin: another may have room
 
 
 class StatusSink(Sink, Protocol):
@@ -38,13 +39,14 @@ class Attempt:
     """Run it once. What happened is in its attributes, also when it was cancelled."""
 
     __slots__ = (
-        "_accepted", "_relay", "_route", "asked", "backend", "failure", "hedge", "hedge_failed", "prefill", "queued_s",
-        "sent_s", "status", "used", "why",
+        "_accepted", "_blame", "_relay", "_route", "asked", "backend", "failure", "hedge", "hedge_failed", "prefill",
+        "queued_s", "sent_s", "status", "used", "why",
     )  # fmt: skip
 
-    def __init__(self, accepted: AcceptedRequest, route: Route, relay: Relay, *, queued_s: float) -> None:
+    def __init__(self, accepted: AcceptedRequest, route: Route, relay: Relay, blame: Blame, *, queued_s: float) -> None:
         """`queued_s`: how long the request has waited for other backends before."""
         self._accepted = accepted
+        self._blame = blame
         self._route = route
         self._relay = relay
         self.backend = route.backend.name  # with a hedge, the one that answered
@@ -136,37 +138,58 @@ class Attempt:
             extra = await self._prefill(route.prefill, sink)
             if extra is None:
                 return sink.status
-        first_s = _first_s(backend, accepted.request)
-        with _judged(backend, accepted.request, sink):
+        with self._judged(backend, sink):
             body = body_for(accepted, backend, extra)
             self.sent_s = self.sent_s or time.monotonic()
-            headers = headers_for(accepted, backend)
-            await self._send(backend, body, headers, sink, first_s)
+            await self._send(backend, body, sink)
         return sink.status
 
-    async def _send(
-        self, backend: Backend, body: bytes, headers: dict[str, str], sink: StatusSink, first_s: float
-    ) -> None:
-        sink.asked = False
+    async def _send(self, backend: Backend, body: bytes, sink: StatusSink) -> None:
+        """Raises `UpstreamError`. The caller's own deadline is not a bound here: it ends the whole attempt (`deadline.py`), so
+        that it cannot be taken for a timeout of the backend."""
+        headers, sink.asked = headers_for(self._accepted, backend), False
         try:
-            await backend.send("POST", self._accepted.call.path, body, headers, sink, first_s=first_s)
+            await backend.send("POST", self._accepted.call.path, body, headers, sink, first_s=backend.timeout_s)
         finally:
             self.asked |= sink.asked
+
+    @contextlib.contextmanager
+    def _judged(self, backend: Backend, sink: StatusSink) -> Iterator[None]:
+        """An exchange with a backend: how it ends counts for or against it, unless it says nothing about it."""
+        backend.breaker.begin()
+        backend.num_sent += 1
+        try:
+            yield
+        except UpstreamError as error:
+            if error.sent:
+                self._blame.fail(backend)
+            elif error.kind == OUT_OF_SOCKETS:
+                backend.breaker.abandon()
+            else:
+                self._blame.unreachable(backend)
+            raise
+        except BaseException:
+            backend.breaker.abandon()
+            raise
+        if sink.status in BROKEN or sink.status == LATE:
+            self._blame.fail(backend)
+        else:
+            self._blame.answer(backend, sink.status)
 
     async def _prefill(self, backend: Backend, sink: StatusSink) -> dict[str, Any] | None:
         """What the second leg must carry; None if the caller is at fault, and `sink` has been handed the error."""
         accepted = self._accepted
         body = copy_for(accepted, backend, prefill_changes(accepted.request.body, accepted.model.name), LEFT_OUT)
-        headers = headers_for(accepted, backend)
-        first_s = _first_s(backend, accepted.request)
         answer, params = BufferedReply(), None
         try:
-            with _judged(backend, accepted.request, answer):
-                await self._send(backend, body, headers, answer, first_s)
+            with self._judged(backend, answer):
+                await self._send(backend, body, answer)
                 if answer.status == 200:
                     params = transfer_params(answer.body)
         except UpstreamError as error:
-            raise PrefillError(error.kind, f"in the prefill leg at {backend.name} ({error})") from error
+            raise PrefillError(
+                error.kind, f"in the prefill leg at {backend.name} ({error})", sent=error.sent
+            ) from error
         if params is None and (answer.status in BUSY or not 400 <= answer.status < 500):
             raise PrefillError("prefill refused", f"{backend.name} answers {answer.status}")
         self.prefill = backend.name
@@ -219,37 +242,3 @@ class Attempt:
 def _ticket(accepted: AcceptedRequest) -> Ticket:
     request = accepted.request
     return Ticket(accepted.key.id, request.priority, request.prompt_tokens, accepted.model.new_tokens)
-
-
-@contextlib.contextmanager
-def _judged(backend: Backend, request: ParsedRequest, sink: StatusSink) -> Iterator[None]:
-    """An exchange with a backend: how it ends counts for or against that backend, unless it says nothing about it."""
-    backend.breaker.begin()
-    backend.num_sent += 1
-    try:
-        yield
-    except UpstreamError as error:
-        if error.kind == "timeout" and not error.began and request.is_late:
-            backend.breaker.abandon()  # the caller gave it too little time
-        else:
-            backend.num_failed += 1
-            backend.breaker.fail()
-        raise
-    except BaseException:
-        backend.breaker.abandon()
-        raise
-    if sink.status in BROKEN:
-        backend.num_failed += 1
-        backend.breaker.fail()
-    else:
-        backend.breaker.succeed()
-
-
-def _first_s(backend: Backend, request: ParsedRequest) -> float:
-    """How long the first byte may take. Raises `DeadlinePassed`."""
-    left_s = request.time_left_s()
-    if left_s is None:
-        return backend.timeout_s
-    if left_s <= 0:
-        raise DeadlinePassed("the request's deadline passed before it could be sent")
-    return min(backend.timeout_s, left_s)

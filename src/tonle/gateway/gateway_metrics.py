@@ -19,7 +19,7 @@ from tonle.cache import Cache
 from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
-from tonle.gateway.stage_results import StageResults
+from tonle.gateway.stage_results import SendResult, StageResults
 from tonle.protocol.answers import Answer
 from tonle.telemetry.metrics import exposition
 
@@ -120,7 +120,10 @@ class GatewayMetrics:
             self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
             self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))
         if status not in ("ok", "cached", "failed"):
-            return  # a refusal is quick and a hang-up is the caller's; neither says how fast we are
+            # A refusal does not say how fast we are. A hang-up does if its caller had waited for longer than the target.
+            if status == "cancelled" and total_s > self.sla.target_p95_s:
+                self._count_wait(exchange, sent, total_s)
+            return
         self._latency.observe(total_s)
         queued_s, first_s = 0.0 if sent is None else sent.queued_s, 0.0
         if sent is not None and sent.first_byte_s is not None:
@@ -131,6 +134,13 @@ class GatewayMetrics:
                 first_s = queued_s + engine.get("prefill", 0.0)
             self._queue.observe(queued_s)
         self.sla.add(total_s, queued_s, first_s, failed=status == "failed")
+
+    def _count_wait(self, exchange: Exchange, sent: SendResult | None, waited_s: float) -> None:
+        """Of a caller that gave up: the answer would have taken at least as long."""
+        queued_s, first_s = 0.0 if sent is None else sent.queued_s, waited_s
+        if sent is not None and sent.first_byte_s is not None:
+            first_s = sent.first_byte_s - exchange.arrived_s
+        self.sla.add(waited_s, queued_s, first_s, failed=False)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         return exposition(self.registry, accept)

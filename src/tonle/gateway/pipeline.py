@@ -30,7 +30,7 @@ from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.recording import Recorder
-from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed
+from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router, salt_of
 from tonle.gateway.sending import Sender
@@ -188,14 +188,12 @@ def _problem(error: Exception) -> str:
     return error.message if isinstance(error, TonleError) else f"{type(error).__name__}: {error}"
 
 
-def _explained(error: UpstreamError, results: StageResults, *, began: bool) -> UpstreamFailed | DeadlinePassed:
-    if error.kind == "timeout" and results.request is not None and results.request.is_late:
-        return DeadlinePassed("the request's deadline passed before the answer began")
+def _explained(error: UpstreamError, results: StageResults, *, began: bool) -> UpstreamFailed:
     if began:
         return UpstreamFailed(f"the answer of {results.backend} broke off: {error}")
     failed = () if results.sent is None else results.sent.failed
     tried = ", ".join(dict.fromkeys([*failed, results.backend]))
-    return UpstreamFailed(f"no answer from {tried}: {error}")
+    return (UpstreamTimeout if error.timed_out else UpstreamFailed)(f"no answer from {tried}: {error}")
 
 
 def _copy(accepted: AcceptedRequest, relay: Relay) -> CachedResponse | None:

@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tonle.edge.client import Sink
+from tonle.edge.client import TOO_LARGE, Sink, UpstreamError
 from tonle.protocol.answers import Answer
+
+MAX_ANSWER_BYTES = 1024**2  # of an error that is held
 
 
 class Lane:
@@ -26,6 +28,7 @@ class Lane:
         self._on_win = on_win
         self._headers: dict[str, str] = {}
         self._held: list[bytes] = []  # of an error, which counts only if no other lane does better
+        self._num_held = 0  # bytes
         self._press: Callable[[bool], None] | None = None
         self._known: Answer | None = None
 
@@ -41,6 +44,7 @@ class Lane:
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status, self._headers = status, headers
         self._held.clear()
+        self._num_held = 0
 
     def data(self, piece: bytes) -> None:
         if self._race.winner is None and self.status == 200:
@@ -48,7 +52,13 @@ class Lane:
         if self._race.winner is self:
             self._race.sink.data(piece)
         else:
-            self._held.append(piece)
+            self._hold(piece)
+
+    def _hold(self, piece: bytes) -> None:
+        self._num_held += len(piece)
+        if self._num_held > MAX_ANSWER_BYTES:
+            raise UpstreamError(TOO_LARGE, f"an error of more than {MAX_ANSWER_BYTES} bytes", began=True)
+        self._held.append(piece)
 
     def win(self) -> None:
         """With a first byte; or, when no other lane is left, with the reply it has."""

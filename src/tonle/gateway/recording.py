@@ -77,6 +77,11 @@ class Recorder:
         record.cache = {"state": lookup.state, "request_id": cached_from}
         record.route = _route(results)
         record.timings_ms.update(_timings(exchange.arrived_s, results, answer))
+        if answer.cut:
+            record.warnings = [
+                *(record.warnings or ()),
+                "the answer is longer than a record may be: its rest is left out",
+            ]
         record.close(status, http_status=exchange.status or None, answer=answer, error=error)
 
     def open_copy(
@@ -136,8 +141,8 @@ def _route(results: StageResults) -> dict[str, Any] | None:
 
 
 def _timings(arrived_s: float, results: StageResults, answer: Answer) -> dict[str, float]:
-    """Queue: in this gateway, and in an engine of this process. Prefill and decode as such an engine tells them; else as
-    seen from here, the way to the backend included."""
+    """Queue: in this gateway, and in an engine that tells its times: one of this process, or a replica with a whole
+    answer. Prefill and decode as that engine tells them; else as seen from here, the way to the backend included."""
     sent = results.sent
     if sent is None:
         return {"queue": 0.0}
@@ -150,6 +155,9 @@ def _timings(arrived_s: float, results: StageResults, answer: Answer) -> dict[st
             timings["prefill"] = (answer.first_s - sent.sent_s) * MS
         if answer.last_s is not None:
             timings["decode"] = (answer.last_s - answer.first_s) * MS
-    for name, seconds in (answer.engine_s or {}).items():
+    engine_s = answer.engine_s or {}
+    if "ttft" not in timings and sent.sent_s is not None and "prefill" in engine_s:
+        timings["ttft"] = (sent.sent_s - arrived_s + engine_s.get("queue", 0.0) + engine_s["prefill"]) * MS
+    for name, seconds in engine_s.items():
         timings[name] = seconds * MS + (timings["queue"] if name == "queue" else 0.0)
     return {name: round(value, 3) for name, value in timings.items()}

@@ -8,6 +8,7 @@ CapacityError  ├── TooMany                                                
                ├── NoBackend         no healthy backend for it           503
                └── DeadlinePassed    too late to begin                    504
 InternalError  └── UpstreamFailed    a backend failed                     502
+                   └── UpstreamTimeout   it did not answer in time        504
 """
 
 from __future__ import annotations
@@ -56,3 +57,8 @@ class DeadlinePassed(CapacityError):
 class UpstreamFailed(InternalError):
     status = 502
     code = "upstream_failed"
+
+
+class UpstreamTimeout(UpstreamFailed):
+    status = 504
+    code = "upstream_timeout"

@@ -9,11 +9,13 @@ What an answer says is read from its bytes, unless the sender hands over an `Ans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from tonle.edge.client import TOO_LARGE, UpstreamError
 from tonle.edge.exchange import Exchange
 from tonle.gateway import field_warnings
 from tonle.gateway.answer_reader import AnswerReader
@@ -26,8 +28,11 @@ from tonle.protocol.errors import ErrorReply
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")
 PASSED_HEADERS = ("retry-after", "x-queue-time", "x-prefill-time", "x-decode-time")
+MAX_TIME_S = 1e6  # that an engine may say it took
+_TIME_HEADERS = (("queue", "x-queue-time"), ("prefill", "x-prefill-time"), ("decode", "x-decode-time"))
 MAX_ERROR_BYTES = 64 * 1024  # of a backend's error reply that are kept
 MAX_COPY_BYTES = 4 * 1024**2  # of an answer for the cache
+MAX_ANSWER_BYTES = 64 * 1024**2  # of an answer that is not a stream: it is held until it is complete
 
 
 def _waiting() -> str:
@@ -101,6 +106,7 @@ class Relay:
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
+        self.first_byte_s = None
         self._pieces, self._size, self._read_whole = [], 0, False
         if status != 200:
             self._known = None  # an error is read from its body
@@ -113,7 +119,13 @@ class Relay:
             self.first_byte_s = time.monotonic()
         if self.status != 200:
             self._keep(piece, MAX_ERROR_BYTES)
+            if self._size > MAX_ANSWER_BYTES:
+                raise _too_large()
             return
+        if not self._stream:
+            self._size += len(piece)
+            if self._size > MAX_ANSWER_BYTES:
+                raise _too_large()
         if self._known is None:
             piece = self._reader.feed(piece)
         if not self._stream:
@@ -253,7 +265,9 @@ class Relay:
             return self._known
         if self.status == 200 and not self._stream and not self._read_whole:
             self._read_whole = True
-            self._reader.finish()
+            answer = self._reader.finish()
+            if "x-prefill-time" in self.headers:
+                answer.engine_s = engine_times(self.headers)
         return self._reader.answer
 
     def answer(self) -> Answer:
@@ -264,3 +278,20 @@ class Relay:
             for piece in self._pieces:
                 self._reader.feed(piece)
         return self._reader.finish()
+
+
+def _too_large() -> UpstreamError:
+    advice = "ask for less at once, or for a stream"
+    return UpstreamError(TOO_LARGE, f"more than {MAX_ANSWER_BYTES} bytes; {advice}", began=True)
+
+
+def engine_times(headers: dict[str, str]) -> dict[str, float] | None:
+    """Where an engine's time went, seconds, as a Tonle replica tells it with a whole answer; None if it does not."""
+    found: dict[str, float] = {}
+    for name, header in _TIME_HEADERS:
+        if (text := headers.get(header)) is not None:
+            with contextlib.suppress(ValueError):
+                seconds = float(text)
+                if 0 <= seconds < MAX_TIME_S:
+                    found[name] = seconds
+    return found or None

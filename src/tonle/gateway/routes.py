@@ -23,6 +23,7 @@ from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.backends.transport import TRUST_SALT_HEADER
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
 from tonle.gateway.gateway_metrics import GatewayMetrics
@@ -324,7 +325,8 @@ class Routes:
     async def _page(self, exchange: Exchange) -> None:
         answer = await self._ask_local(exchange)
         content_type = answer.headers.get("content-type", "application/json")
-        passed = [(name, value) for name, value in answer.headers.items() if name in ("retry-after", "x-process-time")]
+        names = ("retry-after", "x-process-time", TRUST_SALT_HEADER)
+        passed = [(name, value) for name, value in answer.headers.items() if name in names]
         exchange.reply(answer.body, status=answer.status, content_type=content_type, headers=passed)
 
     # -- web pages that call

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from tonle.protocol.sse import DATA, END, payload, split
+from tonle.protocol import sse
+from tonle.protocol.sse import DATA, END, EventSplitter, payload
 
 
 class ReplyDelta(msgspec.Struct, gc=False):
@@ -50,39 +51,66 @@ class Reply(msgspec.Struct, gc=False):
 MAX_MESSAGE_CHARS = 300
 _THEN_DONE = b"\n\ndata: [DONE]"
 
+# What decoding raises. RecursionError: nested deeper than the interpreter can follow.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 decode_reply = msgspec.json.Decoder(Reply).decode
 _decode_replies = msgspec.json.Decoder(list[Reply]).decode
+
+
+class _WithUsage(msgspec.Struct):
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+
+
+MAX_USAGE_BYTES = 64 * 1024
+_decode_with_usage = msgspec.json.Decoder(_WithUsage).decode
+
+
+def decode_usage(body: bytes) -> dict[str, Any] | None:
+    """The usage in a reply, and nothing else of it is built. None if there is none."""
+    try:
+        raw = bytes(_decode_with_usage(body).usage)
+        usage = msgspec.json.decode(raw) if len(raw) <= MAX_USAGE_BYTES else None
+    except UNREADABLE:
+        return None
+    return usage if isinstance(usage, dict) else None
 
 
 class EventReader:
     """Reads the events of a stream whose bytes come in pieces, cut anywhere. Never raises."""
 
-    __slots__ = ("_tail", "done", "problem")
+    __slots__ = ("_events", "done", "oversized", "problem")
 
     def __init__(self) -> None:
         self.done = False  # [DONE] was seen
         self.problem: str | None = None  # of the first event that could not be read
-        self._tail = b""  # of an event that has not ended
+        self.oversized = False  # an event was too large: nothing after it is read
+        self._events = EventSplitter()
 
     def feed(self, piece: bytes) -> list[Reply]:
         """The events that end in `piece`."""
-        if self._tail:
-            piece = self._tail + piece
-        elif piece.startswith(DATA) and piece.endswith(END):
+        if self.oversized:
+            return []
+        events = self._events
+        if not events.holding and piece.startswith(DATA) and piece.endswith(END):
             # The usual case, several times as fast: whole events of one line each, decoded in one go.
             try:
                 if END not in (data := piece[6:-2]):  # between DATA and END
                     return [decode_reply(data)]
                 return self._decode_all(data)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except UNREADABLE:
                 pass
-        *events, self._tail = split(piece)
-        return self._decode_each(events)
+        found = events.push(piece)
+        if events.oversized:
+            self.oversized = True
+            self.problem = self.problem or f"an event of more than {sse.MAX_EVENT_BYTES} bytes"
+            events.rest()
+        return self._decode_each(found)
 
     def finish(self) -> list[Reply]:
         """The last event, if the stream ended without the empty line after it."""
-        tail, self._tail, problem = self._tail, b"", self.problem
-        replies = self._decode_each([tail])
+        problem = self.problem
+        replies = self._decode_each([self._events.rest()])
         self.problem = problem  # a broken stream is not an unreadable event
         return replies
 
@@ -102,7 +130,7 @@ class EventReader:
             elif data:
                 try:
                     replies.append(decode_reply(data))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except UNREADABLE as error:
                     self.problem = self.problem or str(error)
         return replies
 
@@ -117,11 +145,13 @@ def content_text(content: str | list[Any]) -> str:
 
 def error_text(error: Any) -> str:
     """The message inside an OpenAI-style error object, or what stands in its place, as one printable line."""
-    if isinstance(error, dict):
-        for name in ("message", "detail", "error"):
-            if error.get(name):
-                return error_text(error[name])
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    while isinstance(error, dict):
+        inner = error.get("message") or error.get("detail") or error.get("error")
+        if not inner:
+            break
+        error = inner
+    text = str(error)[: 4 * MAX_MESSAGE_CHARS]
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"
 
 
@@ -129,7 +159,7 @@ def body_message(body: bytes) -> str:
     """The error message in a body, JSON or not."""
     try:
         return error_text(msgspec.json.decode(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return error_text(body.decode("utf-8", "replace"))
 
 

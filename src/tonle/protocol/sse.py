@@ -6,6 +6,8 @@ connection.
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 from msgspec.json import Encoder
 
@@ -13,6 +15,10 @@ MEDIA_TYPE = "text/event-stream"
 CONTENT_TYPE = f"{MEDIA_TYPE}; charset=utf-8"
 DATA, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
+MAX_EVENT_BYTES = 8 * 1024**2  # of one event that is read: a server that sends more is at fault
+
+_EMPTY_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")  # with the end of the line before it
+_EDGE_BYTES = 3  # an empty line is found in at most 4 bytes
 
 _encode = Encoder().encode
 
@@ -27,24 +33,54 @@ def split(stream: bytes) -> list[bytes]:
     if b"\r" not in stream:
         *whole, tail = stream.split(END)
         return [event + END for event in whole] + [tail]
-    events, start, line_start, position = [], 0, 0, 0
-    while (position := _line_end(stream, position)) >= 0:
-        is_pair = stream[position : position + 2] == b"\r\n"
-        if stream[position] == 0x0D and position + 1 == len(stream):
+    events, start = [], 0
+    for found in _EMPTY_LINE.finditer(stream):
+        end = found.end()
+        if end == len(stream) and stream.endswith(b"\r"):
             break  # the \n of a \r\n may still come
-        is_blank = position == line_start
-        position += 2 if is_pair else 1
-        line_start = position
-        if is_blank:
-            events.append(stream[start:position])
-            start = position
+        events.append(stream[start:end])
+        start = end
     return [*events, stream[start:]]
 
 
-def _line_end(stream: bytes, start: int) -> int:
-    """The next \\r or \\n; -1 if there is none, as in bytes.find."""
-    ends = [end for end in (stream.find(b"\n", start), stream.find(b"\r", start)) if end >= 0]
-    return min(ends, default=-1)
+class EventSplitter:
+    """Whole events of a stream that comes in pieces. Each byte is looked at a fixed number of times, however it is cut."""
+
+    __slots__ = ("_edge", "_parts", "_size")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of an event that has not ended
+        self._size = 0
+        self._edge = b""  # their last bytes: an empty line may begin there
+
+    @property
+    def holding(self) -> bool:
+        """A part of an event waits for its end."""
+        return bool(self._parts)
+
+    @property
+    def oversized(self) -> bool:
+        return self._size > MAX_EVENT_BYTES
+
+    def push(self, piece: bytes) -> list[bytes]:
+        """The events that end in `piece`."""
+        if self._parts:
+            seam = self._edge + piece
+            if END not in seam and (b"\r" not in seam or _EMPTY_LINE.search(seam) is None):
+                self._parts.append(piece)
+                self._size += len(piece)
+                self._edge = seam[-_EDGE_BYTES:]
+                return []
+            piece = self.rest() + piece
+        *events, tail = split(piece)
+        self._parts, self._size, self._edge = [tail] if tail else [], len(tail), tail[-_EDGE_BYTES:]
+        return events
+
+    def rest(self) -> bytes:
+        """What has not ended; it is no longer held."""
+        rest = b"".join(self._parts)
+        self._parts, self._size, self._edge = [], 0, b""
+        return rest
 
 
 def payload(event: bytes) -> bytes:

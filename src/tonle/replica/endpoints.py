@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest, NotFound
+from tonle.gateway.backends.transport import TRUST_SALT_HEADER
 from tonle.protocol.openai import (
     Detokenized,
     DetokenizeRequest,
@@ -45,7 +46,8 @@ def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = N
 
 async def models(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     """503 until the model is there: some orchestrators use this as their readiness probe."""
-    return _json(ModelList(data=[_model(replica, name) for name in replica.names]))
+    headers = {TRUST_SALT_HEADER: "1"} if replica.options.trust_salt else {}
+    return _json(ModelList(data=[_model(replica, name) for name in replica.names]), headers=headers)
 
 
 async def model(replica: Replica, request: ReplicaRequest) -> EndpointReply:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tonle.config.routing import ArmConfig, ExperimentConfig
+from tonle.gateway.backends.blame import Blame
 from tonle.gateway.backends.breaker import Breaker
 from tonle.gateway.backends.prefill_leg import prefill_changes
 from tonle.gateway.parsed_request import estimate_tokens
@@ -106,3 +107,65 @@ def test_the_prefill_leg_asks_for_one_token() -> None:
 @pytest.mark.parametrize(("text", "low", "high"), [("a" * 400, 90, 110), ("ភាសាខ្មែរ" * 10, 60, 130), ("", 0, 1)])
 def test_estimates_are_near(text: str, low: int, high: int) -> None:
     assert low <= estimate_tokens(text) <= high
+
+
+def test_one_callers_failures_pause_a_backend_for_that_caller_alone() -> None:
+    now_s = 0.0
+    breaker = Breaker(max_failures=2, pause_s=10, clock=lambda: now_s)
+    for _ in range(5):
+        breaker.fail("mallory")
+    assert (breaker.state, breaker.allows, breaker.retry_after_s) == ("open", True, 0.0)
+    assert not breaker.allows_for("mallory") and breaker.allows_for("alice")
+    breaker.fail("alice")
+    assert not breaker.allows and not breaker.allows_for("bob")
+    now_s = 10.0
+    breaker.begin()
+    breaker.fail("mallory")  # the trial: it does not decide for others
+    assert breaker.allows_for("alice") and not breaker.allows_for("mallory")
+    breaker.fail("alice")
+    assert not breaker.allows
+
+
+def test_a_failure_may_be_taken_back() -> None:
+    breaker = Breaker(max_failures=2, pause_s=10)
+    breaker.fail("mallory")
+    breaker.fail("alice")
+    assert not breaker.allows
+    breaker.forgive("mallory")
+    assert breaker.state == "closed" and breaker.allows_for("mallory")
+    breaker.forgive("mallory")  # a success came between: nothing is left to take back
+    breaker.fail("alice")
+    assert breaker.state == "open"
+
+
+class _Backend:
+    def __init__(self) -> None:
+        self.breaker = Breaker(max_failures=1, pause_s=10)
+        self.num_failed = 0
+
+
+def test_two_backends_that_fail_on_one_request_are_not_at_fault() -> None:
+    one, two = _Backend(), _Backend()
+    blame = Blame("caller")
+    blame.fail(one)  # type: ignore[arg-type]
+    assert one.breaker.state == "open"
+    blame.fail(two)  # type: ignore[arg-type]
+    assert (one.breaker.state, two.breaker.state) == ("closed", "closed")
+    assert (one.num_failed, two.num_failed) == (1, 1)
+
+
+@pytest.mark.parametrize(("status", "state"), [(200, "open"), (400, "closed"), (422, "closed"), (429, "open")])
+def test_a_backend_that_failed_is_at_fault_if_another_answers(status: int, state: str) -> None:
+    for failed_first in (True, False):
+        one, two = _Backend(), _Backend()
+        blame = Blame("caller")
+        steps = [lambda: blame.fail(one), lambda: blame.answer(two, status)]  # type: ignore[arg-type] # noqa: B023
+        for step in steps if failed_first else reversed(steps):
+            step()
+        assert (one.breaker.state, two.breaker.state) == (state, "closed")
+
+
+def test_a_backend_that_cannot_be_reached_is_at_fault() -> None:
+    one = _Backend()
+    Blame("caller").unreachable(one)  # type: ignore[arg-type]
+    assert not one.breaker.allows

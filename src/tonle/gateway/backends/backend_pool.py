@@ -15,11 +15,13 @@ from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import UpstreamError
 from tonle.errors import NotFound
 from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.transport import TRUST_SALT_HEADER
 from tonle.protocol.replies import ModelEntry, read_models
 
 log = logging.getLogger("tonle.gateway")
 
 PROBE_TIMEOUT_S = 5.0
+MAX_LIST_BYTES = 4 * 1024**2  # of a backend's list of models
 
 
 class BackendPool:
@@ -76,7 +78,7 @@ class BackendPool:
         before = backend.unhealthy_reason
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                answer = BufferedReply()
+                answer = BufferedReply(max_bytes=MAX_LIST_BYTES)
                 await backend.send("GET", "/v1/models", b"", {}, answer, first_s=PROBE_TIMEOUT_S)
             backend.unhealthy_reason = self._read(backend, answer)
         except (UpstreamError, TimeoutError) as error:
@@ -106,6 +108,7 @@ class BackendPool:
             backend.models.setdefault(name, ModelEntry(id=name))
         if backend.row.kind == "auto":
             _set_kind(backend, entries)
+        _warn(backend, trusts_salt=TRUST_SALT_HEADER in answer.headers)
         return None
 
 
@@ -113,10 +116,20 @@ def _set_kind(backend: Backend, entries: list[ModelEntry]) -> None:
     """Once known, it stays: an odd answer must not take the salts away."""
     if entries and entries[0].owned_by in ("tonle", "vllm"):
         backend.kind = "tonle" if entries[0].owned_by == "tonle" else "vllm"
-        backend.warning = None
-    elif backend.kind == "auto" and backend.warning is None:
+
+
+def _warn(backend: Backend, *, trusts_salt: bool) -> None:
+    """Of a backend whose prefix cache tenants share, unless its operator has said that this is known."""
+    before, backend.warning = backend.warning, None
+    if backend.kind == "auto":
         backend.warning = (
             "its kind is unknown, so it is treated as a plain OpenAI server and gets no salts: tenants share its "
             "prefix cache; set its kind to tonle or vllm if it is one of these, or to openai to confirm"
         )
+    elif backend.kind == "tonle" and not trusts_salt:
+        backend.warning = (
+            "it was started without --trust-salt, so it ignores the salts it is sent: tenants share its prefix cache; "
+            "start it with --trust-salt, or set its kind to openai to confirm"
+        )
+    if backend.warning is not None and backend.warning != before:
         log.warning("backend %s: %s", backend.name, backend.warning)

@@ -6,6 +6,7 @@ not: send, wait or count failures.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -108,7 +109,14 @@ class Router:
     # -- backends
 
     def choose(self, accepted: AcceptedRequest, failed: list[Backend]) -> Route:
-        """Raises `NoBackend`."""
+        """Raises `NoBackend`. A backend that is paused for this caller alone is the last choice, not left out."""
+        paused = [backend for backend in self._pool.backends if not backend.breaker.allows_for(accepted.owner)]
+        if paused:
+            with contextlib.suppress(NoBackend):
+                return self._choose(accepted, [*failed, *paused])
+        return self._choose(accepted, failed)
+
+    def _choose(self, accepted: AcceptedRequest, failed: list[Backend]) -> Route:
         request = RouteRequest(accepted, failed)
         candidates = Candidates(self._pool.backends, "only")
         for policy in self.policies:
