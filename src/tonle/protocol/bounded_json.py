@@ -18,15 +18,16 @@ import msgspec
 from tonle.errors import InvalidRequest
 
 MAX_DEPTH = 128  # lists and objects inside each other; a JSON schema ten objects deep in a tool has about 30
-MAX_CONTAINERS = 50_000  # lists and objects: a chat of ten thousand messages with parts and tool calls
-MAX_STRINGS = 250_000  # texts and names of fields
+MAX_CONTAINERS = 32_000  # lists and objects: a chat of ten thousand messages in parts
+MAX_STRINGS = 150_000  # texts and names of fields
 MAX_VALUES = 1_100_000  # of all kinds: a prompt of a million token ids
 MAX_FRACTIONS = 10_000  # numbers with a fraction or an exponent: they take ten times as long as integers
-MAX_DIGITS = 400  # of one number: a float has at most 309 before its point; long integers take quadratic time
+MAX_DIGITS = 100  # of one number in a large text: long integers take quadratic time
 
 # No larger than this, a text may hold what it likes, as long as it is not too deep: it is decoded in some milliseconds.
 SMALL_BYTES = 256 * 1024
 
+_DIGITS_AND_SPACE = b"0123456789+- \t\r\n"
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 
@@ -68,15 +69,14 @@ def _outside_strings(text: bytes, name: str | None) -> bytes:
 
 def _check_counts(outside: bytes, name: str | None) -> None:
     """`outside`: the text without its strings."""
-    if outside.count(b"[") + outside.count(b"{") > MAX_CONTAINERS:
+    marks = outside.translate(None, _DIGITS_AND_SPACE)
+    if marks.count(b"[") + marks.count(b"{") > MAX_CONTAINERS:
         raise _too_many(name, MAX_CONTAINERS, "lists and objects")
-    if outside.count(b",") > MAX_VALUES:
+    if marks.count(b",") > MAX_VALUES:
         raise _too_many(name, MAX_VALUES, "values")
-    num_points, num_es = outside.count(b"."), outside.count(b"e") + outside.count(b"E")
-    if num_points + num_es > MAX_FRACTIONS:
-        num_es -= outside.count(b"true") + outside.count(b"false")
-        if num_points + num_es > MAX_FRACTIONS:
-            raise _too_many(name, MAX_FRACTIONS, "numbers with a fraction or an exponent")
+    num_es = marks.count(b"e") + marks.count(b"E") - marks.count(b"true") - marks.count(b"false")
+    if marks.count(b".") + num_es > MAX_FRACTIONS:
+        raise _too_many(name, MAX_FRACTIONS, "numbers with a fraction or an exponent")
     if _LONG_NUMBER in outside.translate(_SAME_DIGIT):
         raise InvalidRequest(f"{name or 'the body'} holds a number of more than {MAX_DIGITS} digits", param=name)
 

@@ -26,6 +26,8 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 # A body with ten thousand unknown fields, or with a very long name, still gets a short reply.
 MAX_WARNINGS = 32
 MAX_NAME_CHARS = 100
+MAX_FIELDS = 1000  # of the body itself; no API has a tenth of that
+MAX_ANSWERS = 4096  # prompts x n of one request, whichever server answers; each may allow fewer
 
 _WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "a list",
@@ -67,7 +69,24 @@ def decode_object(body: bytes) -> dict[str, Any]:
     raw = _decode(body)
     if not isinstance(raw, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {_word(raw)}")
+    if len(raw) > MAX_FIELDS:
+        raise InvalidRequest(f"the body has {len(raw)} fields; at most {MAX_FIELDS} are allowed")
+    if "n" in raw or type(raw.get("prompt")) is list:
+        _check_answers(raw.get("prompt"), raw.get("n"))
     return raw
+
+
+def _check_answers(prompt: Any, n: Any) -> None:
+    """How many answers a body asks for; of values that make no sense, the server that answers will tell."""
+    num_prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    num_each = n if isinstance(n, int) and n > 1 else 1
+    if num_each > MAX_ANSWERS:
+        raise InvalidRequest(f"n must be at most {MAX_ANSWERS}", param="n")
+    if num_prompts * num_each > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"{num_prompts} prompts x n {num_each} are more than the {MAX_ANSWERS} answers one request may have",
+            param="prompt",
+        )
 
 
 def _decode(body: bytes) -> Any:
