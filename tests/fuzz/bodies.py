@@ -6,6 +6,7 @@ of a surrogate pair, a field named twice, a byte changed or cut off.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -57,6 +58,7 @@ _ODD_NAMES = [
 ]  # fmt: skip
 
 
+@functools.cache
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, st.SearchStrategy[Any]]:
     found = inspect.type_info(struct)
     assert isinstance(found, inspect.StructType)
