@@ -12,7 +12,7 @@ from tests.fuzz.stream_targets import STREAM_TARGETS
 from tests.fuzz.target import Target, run_target
 
 TARGETS: list[Target] = [*HTTP_TARGETS, *STREAM_TARGETS, *FILE_TARGETS]
-CASES_PER_WEIGHT = 8
+CASES_PER_WEIGHT = 5
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target.name for target in TARGETS])
