@@ -14,6 +14,7 @@ from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_ARGUMENTS = ["[" * 2000, "[" * 400 + "]" * 400, rb'{"a": "\ud800"}'.decode(), '{"a": NaN}', "9" * 5000, "1e999"]
 _TYPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
     "/v1/completions": (CompletionRequest, {"prompt": "hi"}),
@@ -48,7 +49,10 @@ def _post(path: str, *, cases: int, place: Any = running_server) -> HttpTarget:
 def _tool_chats(draw: st.DrawFn) -> Request:
     """Arguments are JSON in a string in JSON."""
     arguments = draw(mangled(written(draw(ANYTHING)))).decode(errors="replace")
-    call = {**_CALL, "function": {"name": "f", "arguments": draw(st.just(arguments) | ANYTHING)}}
+    call = {
+        **_CALL,
+        "function": {"name": "f", "arguments": draw(st.just(arguments) | ANYTHING | st.sampled_from(_ARGUMENTS))},
+    }
     chat = [{"role": "assistant", "content": None, "tool_calls": [call, draw(ANYTHING)][: draw(st.integers(1, 2))]}]
     return Request("POST", "/v1/chat/completions", written({"messages": chat, "chat_template_kwargs": {"x": 1}}))
 
