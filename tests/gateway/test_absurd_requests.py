@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.gateway.running_gateway import Upstream, run, running_gateway
+from tests.gateway.running_gateway import CHAT, KEY, Upstream, run, running_gateway
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Address, HttpClient
 from tonle.edge.exchange import Exchange
@@ -125,6 +125,26 @@ def test_only_whole_streams_are_kept(
             replies = [await place.ask(temperature=0, stream=True) for _ in range(2)]
             assert [reply.headers["x-cache"] for reply in replies] == ["miss", "hit" if kept else "miss"]
             assert [reply.content for reply in replies] == [stream] * 2
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [b'"x":' + b"[" * 985 + b"]" * 985, b'"x":[' + b",".join([b"[5]"] * 100_000) + b"]", b'"n":5000'],
+    ids=["deep", "many", "answers"],
+)
+def test_bodies_beyond_a_bound_reach_no_backend_and_are_on_record(tmp_path: Path, extra: bytes) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with running_gateway(tmp_path, upstream) as place:
+            body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],%b}' % extra
+            for path in (CHAT, "/v1/embeddings"):
+                reply = await place.client.post(path, content=body, headers={"authorization": f"Bearer {KEY}"})
+                assert reply.status_code == 400 and reply.json()["error"]["code"] == "invalid_value"
+            assert (await place.ask()).status_code == 200
+        assert [record["status"] for record in place.records()] == ["refused", "refused", "ok"]
+        assert len(upstream.requests) == 1
 
     run(main())
 

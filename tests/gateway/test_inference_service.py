@@ -14,6 +14,7 @@ from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, ru
 from tonle.gateway.call import ReplyFacts
 from tonle.gateway.gateway_metrics import Sla
 from tonle.gateway.inference_service import Turn, WrappedReply, recent
+from tonle.gateway.refusals import UpstreamFailed
 
 PATH = "/api/v1/inference"
 
@@ -190,3 +191,12 @@ def test_web_pages_may_not_call_unless_they_are_named(tmp_path: Path) -> None:
             assert "x-process-time" in asked.headers
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"choices":[]}', b'{"choices":[5]}', b'{"choices":[{}]}', b"[" * 5000, b"\xff"]
+)
+def test_an_answer_that_is_no_chat_completion_is_the_backends_failure(body: bytes) -> None:
+    reply = WrappedReply(SimpleNamespace(), SimpleNamespace(history_dropped=0), ReplyFacts())  # type: ignore[arg-type]
+    with pytest.raises(UpstreamFailed, match="not a chat completion"):
+        reply.reply(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 import urllib.error
@@ -24,6 +25,12 @@ PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+def called(arguments: str) -> dict[str, Any]:
+    """A chat in which an assistant called a tool."""
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]}
+
+
 def refused(reply: httpx.Response, status: int) -> dict[str, Any]:
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json" and reply.headers["x-request-id"]
@@ -41,7 +48,13 @@ def refused(reply: httpx.Response, status: int) -> dict[str, Any]:
         (b"[]", "the body must be a JSON object, not a list"),
         (b'"hello"', "the body must be a JSON object, not a string"),
         (b'{"messages": "\xff"}', "the body is not valid UTF-8 (byte 14)"),
-        (b'{"a":' + b"[" * 20_000, "the body is nested too deeply"),
+        (
+            b'{"a":' + b"[" * 20_000,
+            "the body is nested too deeply: at most 128 lists and objects may stand inside each other",
+        ),
+        (b'{"a": "\\ud800"}', "the body is not valid JSON: it has half of a surrogate pair (byte 7)"),
+        (b'{"a": 1e400}', "the body contains a number that is out of range"),
+        (b'{"a": NaN}', "the body is not valid JSON: invalid character (byte 6)"),
     ],
 )
 def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
@@ -70,6 +83,16 @@ def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
         ({"seed": 2**64}, "seed", "must fit in 64 bits"),
         ({"seed": 10**400}, "seed", "must fit in 64 bits"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "must be token ids"),
+        ({"logit_bias": {" 1_0 ": 1}}, "logit_bias", "must be token ids"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "must be token ids"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias", "at most 1024 tokens, not 1025"),
+        ({"stop": ["a" * 1001]}, "stop", "at most 1000 characters"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "at most 1024 tokens"),
+        ({"priority": "x" * 5000}, "priority", "0 to 3, not 'xxx"),
+        ({"x": json.loads("[" * 200 + "]" * 200)}, "x", "nested too deeply"),
+        ({"chat_template_kwargs": {"x": json.loads("[" * 200 + "]" * 200)}}, "chat_template_kwargs", "nested too deeply"),
+        (called("[" * 2000), "messages[0].tool_calls[0].function.arguments", "nested too deeply"),
+        (called("[" * 200 + "]" * 200), "messages[0].tool_calls[0].function.arguments", "nested too deeply"),
         ({"logit_bias": {"258": 1}}, "logit_bias", "the model has tokens 0 to 257, not 258"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "between -100 and 100"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "the model has tokens 0 to 257"),

@@ -9,6 +9,7 @@ the pipeline does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from msgspec import Meta
 from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning, estimate_tokens
+from tonle.gateway.refusals import UpstreamFailed
 from tonle.protocol import sse
 from tonle.protocol.openai import FieldWarning, about
 from tonle.protocol.parse import parse
@@ -120,7 +122,8 @@ class WrappedReply:
         self._exchange = exchange
         self._request = request
         self._facts = facts
-        self._unread = b""  # of an event that has not ended
+        self._unread = bytearray()  # of an event that has not ended; its line ends are \n
+        self._return = b""  # a \r at the end of a piece: the \n of a \r\n may still come
         self._chat: dict[str, Any] = {}  # what the chunks of a stream said beside their text
         self._finish_reason: str | None = None
         self._failed = False  # the stream has an error event
@@ -129,13 +132,12 @@ class WrappedReply:
         self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         if status == 200:
-            answer = msgspec.json.decode(body)
-            choice = answer["choices"][0]
+            answer, choice = _chat_answer(body)
             metadata = self._metadata(answer, choice.get("finish_reason"))
             headers = list(headers)
-            engine_s = sum(float(value) for name, value in headers if name == "x-queue-time")
+            engine_s = sum(_seconds(value) for name, value in headers if name == "x-queue-time")
             metadata["queue_time"] = round(self._facts.queued_s + engine_s, 6)
-            body = msgspec.json.encode({"response": choice["message"]["content"], "metadata": metadata})
+            body = msgspec.json.encode({"response": choice["message"].get("content"), "metadata": metadata})
         self._exchange.reply(body, status=status, content_type=content_type, headers=headers)
 
     # -- streams
@@ -144,13 +146,21 @@ class WrappedReply:
         self._exchange.start(status=status, content_type=content_type, headers=headers)
 
     def write(self, piece: bytes) -> None:
-        """Any part of a stream of chat chunks."""
-        *events, self._unread = (self._unread + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-        self._exchange.write(b"".join([self._wrapped(event) for event in events if event]))
+        """Any part of a stream of chat chunks. The work is that of its bytes, into however many pieces they are cut."""
+        piece = self._return + piece
+        self._return = b"\r" if piece.endswith(b"\r") else b""
+        begin = max(0, len(self._unread) - 1)
+        self._unread += piece[: len(piece) - len(self._return)].replace(b"\r\n", b"\n")
+        end = self._unread.rfind(sse.END, begin)
+        if end < 0:
+            return
+        whole = bytes(self._unread[:end])
+        del self._unread[: end + len(sse.END)]
+        self._exchange.write(b"".join([self._wrapped(event) for event in whole.split(sse.END) if event]))
 
     def end(self) -> None:
         """A stream that did not fail ends with the metadata."""
-        last = self._wrapped(self._unread) if self._unread else b""
+        last = self._wrapped(bytes(self._unread)) if self._unread else b""
         if not self._failed:
             metadata = self._metadata(self._chat, self._finish_reason)
             last += _event({"response": "", "metadata": metadata}) + sse.DONE
@@ -158,29 +168,31 @@ class WrappedReply:
         self._exchange.end()
 
     def _wrapped(self, event: bytes) -> bytes:
-        """A chunk's text in the service's shape; a comment or an error as it is; nothing for what has no text."""
+        """A chunk's text in the service's shape; a comment or an error as it is; nothing for what has no text.
+
+        A backend may send anything: nothing here raises.
+        """
         if event.startswith(b":"):
             return event + b"\n\n"
         data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
         if not data or data == b"[DONE]":
             return b""
-        try:
-            chunk = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return b""
+        chunk = _decoded(data)
         if not isinstance(chunk, dict):
             return b""
         if chunk.get("error") is not None:
             self._failed = True
             return event + b"\n\n"
         self._chat |= {name: chunk[name] for name in ("model", "usage", "warnings") if chunk.get(name)}
-        choices = chunk.get("choices") or [{}]
-        self._finish_reason = choices[0].get("finish_reason") or self._finish_reason
-        text = (choices[0].get("delta") or {}).get("content")
+        choice = _first(chunk.get("choices"))
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        delta = choice.get("delta")
+        text = delta.get("content") if isinstance(delta, dict) else None
         return _event({"response": text}) if text else b""
 
     def _metadata(self, chat: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        usage, facts = chat.get("usage") or {}, self._facts
+        usage, facts = chat.get("usage"), self._facts
+        usage = usage if isinstance(usage, dict) else {}
         metadata = {
             "latency": round(self._exchange.elapsed_s, 6),
             "cache_hit": facts.cache_state == "hit",
@@ -197,6 +209,37 @@ class WrappedReply:
         if warnings := chat.get("warnings"):
             metadata["warnings"] = warnings
         return metadata
+
+
+def _chat_answer(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A whole chat answer and its first choice. Raises `UpstreamFailed` if it is not one."""
+    answer = _decoded(body)
+    choice = _first(answer.get("choices")) if isinstance(answer, dict) else {}
+    if not isinstance(answer, dict) or not isinstance(choice.get("message"), dict):
+        raise UpstreamFailed("the answer of the backend is not a chat completion")
+    return answer, choice
+
+
+def _decoded(text: bytes) -> Any:
+    """None if it is not JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _first(choices: Any) -> dict[str, Any]:
+    found = choices[0] if isinstance(choices, list) and choices else None
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(text: str) -> float:
+    """Of a backend's header; 0 if that is no number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 def _event(body: dict[str, Any]) -> bytes:

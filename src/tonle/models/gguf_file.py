@@ -27,6 +27,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32  # bytes; `general.alignment` overrides
 _MAX_DIMS = 4
+_MAX_ARRAY_DEPTH = 8  # known files have at most two
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -220,12 +221,14 @@ class _Reader:
             self._fail(f"corrupt: rows of tensor {name} have {row} numbers, not a multiple of {type_.name}'s {block}")
         return math.prod(shape) // block * type_.block_bytes
 
-    def _array(self, what: str) -> Any:
+    def _array(self, what: str, depth: int = 1) -> Any:
+        if depth > _MAX_ARRAY_DEPTH:
+            self._fail(f"corrupt: {what} has arrays inside each other, more than {_MAX_ARRAY_DEPTH} levels")
         type_id, count = self._unpack(_U32, what), self._unpack(_U64, what)
         if type_id == _STRING:
             return self._strings(count, what)
         if type_id == _ARRAY:
-            return [self._array(what) for _ in range(self._checked(count, 12, what))]
+            return [self._array(what, depth + 1) for _ in range(self._checked(count, 12, what))]
         if type_id not in _SCALARS:
             self._fail(f"corrupt: {what} is an array of the unknown value type {type_id}")
         dtype = np.dtype(_SCALARS[type_id][1])

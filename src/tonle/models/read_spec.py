@@ -6,10 +6,11 @@ What a config asks for and we do not do is refused here, by name, before any wei
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ Config = Mapping[str, Any]
 _END_TOKENS = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "</s>"}
 )
+_MAX_SIZE = 2**31 - 1  # of any size a config names
+_MAX_LAYERS = 10_000
 _CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 
 
@@ -35,10 +38,19 @@ def read_spec(source: ModelSource) -> ModelSpec:
     if source.kind == "gguf":
         return from_gguf(GGUFFile(source.path))
     config = read_json(source.path / "config.json")
-    try:
+    with _named(source.path):
         return from_hf_config(config, _read_generation_config(source.path))
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors get the path. The files are someone else's: a value of any type may stand anywhere in them."""
+    try:
+        yield
     except ModelError as error:
-        raise ModelError(f"{source.path}: {error.message}") from None
+        raise ModelError(f"{path}: {error.message}") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"{path}: a setting of the model makes no sense: {error}") from error
 
 
 def _read_generation_config(folder: Path) -> Config | None:
@@ -54,7 +66,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file}: should hold a JSON object, not a {type(content).__name__}")
@@ -78,7 +90,7 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
         vocab_size=_int(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_int(config, "intermediate_size"),
-        num_layers=_int(config, "num_hidden_layers"),
+        num_layers=_num_layers(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=_int(config, "num_key_value_heads", num_heads),
         head_dim=_int(config, "head_dim", row.head_dim or hidden_size // num_heads),
@@ -103,7 +115,16 @@ def _int(config: Config, key: str, default: int | None = None) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ModelError(f"the model's config should name a whole number as {key}, not {value!r}")
+    if abs(value) > _MAX_SIZE:
+        raise ModelError(f"the model's {key} is beyond any real model's")
     return value
+
+
+def _num_layers(config: Config, key: str) -> int:
+    number = _int(config, key)
+    if number > _MAX_LAYERS:
+        raise ModelError(f"the model's {key} may be at most {_MAX_LAYERS}, not {number}")
+    return number
 
 
 def _stretched(max_positions: int, rope: RopeSpec) -> int:
@@ -118,7 +139,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _hf_windows(config: Config, row: Family) -> tuple[int | None, ...]:
-    num_layers = _int(config, "num_hidden_layers")
+    num_layers = _num_layers(config, "num_hidden_layers")
     window: int | None = config.get("sliding_window", row.default_window)
     if row.window == "none" or window is None:
         return (None,) * num_layers
@@ -176,10 +197,8 @@ def _yarn(theta: float, original: int, options: Config) -> RopeSpec:
 
 def from_gguf(file: GGUFFile) -> ModelSpec:
     """From a GGUF file's metadata and the names of its tensors."""
-    try:
+    with _named(file.path):
         return _from_gguf(file)
-    except ModelError as error:
-        raise ModelError(f"{file.path}: {error.message}") from None
 
 
 def _from_gguf(file: GGUFFile) -> ModelSpec:
@@ -199,7 +218,7 @@ def _from_gguf(file: GGUFFile) -> ModelSpec:
     head_dim = _int(own, "attention.key_length", hidden_size // num_heads)
     if _int(own, "rope.dimension_count", head_dim) != head_dim:
         raise ModelError("rotary positions on a part of each head (rope.dimension_count) are not supported")
-    num_layers = _int(own, "block_count")
+    num_layers = _num_layers(own, "block_count")
     rope = _gguf_rope(file, own)
     return ModelSpec(
         architecture=architecture,

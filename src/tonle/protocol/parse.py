@@ -1,19 +1,23 @@
 """`parse`: the bytes of a request body to a typed request, and warnings about fields that had no effect.
 
 Does: explain what is wrong in the caller's words (field path, what was expected, what was sent); report every field we do
-not act on. Does not: check values against the model (`replica/translate.py`).
+not act on. Does not: say how much a body may hold (`bounded_json.py`), or check values against the model
+(`replica/translate.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from tonle.config.allowed_values import allowed_values
 from tonle.errors import InvalidRequest
+from tonle.protocol.bounded_json import decode_json
 from tonle.protocol.fields import remark
 from tonle.protocol.openai import FieldWarning
 
@@ -22,6 +26,8 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 # A body with ten thousand unknown fields, or with a very long name, still gets a short reply.
 MAX_WARNINGS = 32
 MAX_NAME_CHARS = 100
+MAX_FIELDS = 1000  # of the body itself; no API has a tenth of that
+MAX_ANSWERS = 4096  # prompts x n of one request, whichever server answers; each may allow fewer
 
 _WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "a boolean", "array": "a list",
@@ -32,6 +38,8 @@ _RANGE_ERROR = re.compile(r"Expected `[^`]+` (<=|>=) (-?\d+)")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")  # of types that forbid them
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+# The first half of a surrogate pair without the second: msgspec takes it for a body that ends too early.
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
 def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[FieldWarning]]:
@@ -55,18 +63,35 @@ def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """A body that must be a JSON object. Raises `InvalidRequest`."""
+    """A body that must be a JSON object, within the bounds. Raises `InvalidRequest`."""
+    if not body:
+        raise InvalidRequest("the body is empty; send a JSON object")
     raw = _decode(body)
     if not isinstance(raw, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {_word(raw)}")
+    if len(raw) > MAX_FIELDS:
+        raise InvalidRequest(f"the body has {len(raw)} fields; at most {MAX_FIELDS} are allowed")
+    if "n" in raw or type(raw.get("prompt")) is list:
+        _check_answers(raw.get("prompt"), raw.get("n"))
     return raw
 
 
+def _check_answers(prompt: Any, n: Any) -> None:
+    """How many answers a body asks for; of values that make no sense, the server that answers will tell."""
+    num_prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    num_each = n if isinstance(n, int) and n > 1 else 1
+    if num_each > MAX_ANSWERS:
+        raise InvalidRequest(f"n must be at most {MAX_ANSWERS}", param="n")
+    if num_prompts * num_each > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"{num_prompts} prompts x n {num_each} are more than the {MAX_ANSWERS} answers one request may have",
+            param="prompt",
+        )
+
+
 def _decode(body: bytes) -> Any:
-    if not body:
-        raise InvalidRequest("the body is empty; send a JSON object")
     try:
-        return msgspec.json.decode(body)
+        return decode_json(body)
     except UnicodeDecodeError:
         raise InvalidRequest(f"the body is not valid UTF-8 (byte {_first_bad_byte(body)})") from None
     except msgspec.ValidationError:  # a number no float or integer can hold
@@ -75,9 +100,9 @@ def _decode(body: bytes) -> Any:
         reason = str(error).removeprefix("JSON is malformed: ")
         if reason == "Input data was truncated":
             reason = f"it ends too early (byte {len(body)})"
+            if half := _HALF_PAIR.search(body):
+                reason = f"it has half of a surrogate pair (byte {half.start()})"
         raise InvalidRequest(f"the body is not valid JSON: {reason}") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
 
 
 def _first_bad_byte(body: bytes) -> int:
@@ -119,12 +144,35 @@ def _explain(error: str, request_type: type[msgspec.Struct]) -> InvalidRequest:
 def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
     """Fields of the body that are not in the request made from it, at any depth."""
     if isinstance(typed, msgspec.Struct):
-        known = set(typed.__struct_fields__)
-        for name, value in raw.items():
-            if name in known:
-                yield from _unused(value, getattr(typed, name), f"{path}{name}.")
-            elif value is not None and (message := "unknown field, ignored" if path else remark(name, value, raw)):
-                yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
+        known, holders = _fields(type(typed))
+        names = holders if known.issuperset(raw) else raw  # most often there is nothing to say about any other field
+        for name in names:
+            if name in holders:
+                if name in raw:
+                    yield from _unused(raw[name], getattr(typed, name), f"{path}{name}.")
+            elif name not in known and raw[name] is not None:
+                message = "unknown field, ignored" if path else remark(name, raw[name], raw)
+                if message:
+                    yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
     elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):
         for index, (raw_item, item) in enumerate(zip(raw, typed, strict=True)):
             yield from _unused(raw_item, item, f"{path[:-1]}[{index}].")
+
+
+@lru_cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names of its fields, and those of them that hold structs in turn."""
+    found = inspect.type_info(struct)
+    assert isinstance(found, inspect.StructType)
+    holders = tuple(field.name for field in found.fields if _holds_struct(field.type))
+    return frozenset(struct.__struct_fields__), holders
+
+
+def _holds_struct(found: inspect.Type) -> bool:
+    if isinstance(found, inspect.Metadata):
+        return _holds_struct(found.type)
+    if isinstance(found, inspect.UnionType):
+        return any(_holds_struct(each) for each in found.types)
+    if isinstance(found, inspect.ListType):
+        return _holds_struct(found.item_type)
+    return isinstance(found, inspect.StructType)

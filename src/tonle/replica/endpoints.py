@@ -6,11 +6,12 @@ Does: answer from what is known at once. Does not: cause work in the engine, or 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest, NotFound
@@ -65,14 +66,19 @@ async def tokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     replica.check_strict(request, warnings)
     text, card = replica.front.text, replica.card()
     is_long = len(request.body) > THREAD_BYTES
-    tokens = await asyncio.to_thread(_split, asked, text) if is_long else _split(asked, text)
+    tokens, texts = await asyncio.to_thread(_split, asked, text) if is_long else _split(asked, text)
     reply = Tokens(tokens=tokens, count=len(tokens), max_model_len=card.context_length, warnings=warnings or UNSET)
-    if asked.return_token_strs:
-        reply.token_strs = [text.token_text(token) for token in tokens]
+    reply.token_strs = texts
     return _json(reply, headers=warning_headers(warnings))
 
 
-def _split(asked: TokenizeRequest, text: Text) -> list[int]:
+def _split(asked: TokenizeRequest, text: Text) -> tuple[list[int], list[str] | UnsetType]:
+    """The tokens, and each as text if the caller asked for that."""
+    tokens = _tokens(asked, text)
+    return tokens, [text.token_text(token) for token in tokens] if asked.return_token_strs else UNSET
+
+
+def _tokens(asked: TokenizeRequest, text: Text) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if asked.messages is not None:
@@ -91,7 +97,10 @@ async def detokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply
     last = replica.card().vocab_size - 1
     if asked.tokens and not 0 <= min(asked.tokens) <= max(asked.tokens) <= last:
         raise InvalidRequest(f"tokens: the model has tokens 0 to {last}", param="tokens")
-    text = replica.front.text.decode(asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens))
+    decode = functools.partial(
+        replica.front.text.decode, asked.tokens, skip_special_tokens=bool(asked.skip_special_tokens)
+    )
+    text = await asyncio.to_thread(decode) if len(request.body) > THREAD_BYTES else decode()
     return _json(Detokenized(prompt=text, warnings=warnings or UNSET), headers=warning_headers(warnings))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tonle.errors import InvalidRequest
+from tonle.protocol.bounded_json import decode_json
 from tonle.protocol.openai import Message
 
 
@@ -29,7 +30,9 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     if message.tool_call_id is not None:
         entry["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        entry["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        entry["tool_calls"] = [
+            _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+        ]
     return entry
 
 
@@ -51,13 +54,13 @@ def _content(message: Message, path: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     """On the wire arguments are JSON in a string; templates expect the object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = msgspec.json.decode(function["arguments"])
-    except (msgspec.DecodeError, RecursionError):
+        arguments = decode_json(function["arguments"].encode(), f"{path}.function.arguments")
+    except msgspec.DecodeError:
         return call  # a model's earlier mistake; the template gets to see it as it was
     return {**call, "function": {**function, "arguments": arguments}}

@@ -17,6 +17,10 @@ from tonle.protocol.priority import EXPECTED, read_priority
 from tonle.replica.template_messages import template_messages
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; of chats, `GenerationDefaults` knows
+MAX_TOKENS_NAMED = 1024  # in logit_bias, as in OpenAI's API, and in stop_token_ids
+MAX_TOKEN_DIGITS = 18  # of a token id: below 2**63
+MAX_STOP_CHARS = 1000  # of a stop string: with every token, the end of the text is compared with all of it
+MAX_QUOTED_CHARS = 100  # of a wrong value in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,10 @@ def _config(request: SamplingFields) -> GenerationConfig:
         raise InvalidRequest("seed must fit in 64 bits", param="seed")
     if request.stop is not None:
         config.stop = [request.stop] if isinstance(request.stop, str) else request.stop
+        if any(len(stop) > MAX_STOP_CHARS for stop in config.stop):
+            raise InvalidRequest(f"a stop string may have at most {MAX_STOP_CHARS} characters", param="stop")
+    if len(config.stop_token_ids) > MAX_TOKENS_NAMED:
+        raise InvalidRequest(f"stop_token_ids takes at most {MAX_TOKENS_NAMED} tokens", param="stop_token_ids")
     if request.top_k == -1:
         config.top_k = 0
     config.logit_bias = _logit_bias(request.logit_bias or {})
@@ -148,10 +156,12 @@ def _check_stream(request: SamplingFields) -> None:
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
-        raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias") from None
+    if len(bias) > MAX_TOKENS_NAMED:
+        raise InvalidRequest(f"logit_bias takes at most {MAX_TOKENS_NAMED} tokens, not {len(bias)}", param="logit_bias")
+    for token in bias:
+        if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
+            raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
+    return {int(token): value for token, value in bias.items()}
 
 
 def _priority(priority: int | str | None) -> RequestPriority:
@@ -159,7 +169,8 @@ def _priority(priority: int | str | None) -> RequestPriority:
         return RequestPriority.NORMAL
     number = read_priority(priority)
     if number is None:
-        raise InvalidRequest(f"priority must be {EXPECTED}, not {priority!r}", param="priority")
+        found = repr(priority)[:MAX_QUOTED_CHARS]
+        raise InvalidRequest(f"priority must be {EXPECTED}, not {found}", param="priority")
     return RequestPriority(number)
 
 

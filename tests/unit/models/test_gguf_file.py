@@ -111,6 +111,7 @@ def test_version_2_and_alignment(written: Any) -> None:
     (header(entries=1) + string("k") + struct.pack("<IIQ", 9, 8, 2**40), "'k' should hold 1099511627776 elements"),
     (header(entries=1) + string("k") + struct.pack("<IIQ", 9, 4, 2**40), "truncated: metadata 'k'"),
     (header(entries=1) + string("k") + struct.pack("<IIQ", 9, 50, 1), "array of the unknown value type 50"),
+    (header(entries=1) + string("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000, "arrays inside each other"),
     (header(entries=1) + string("general.alignment") + struct.pack("<II", 4, 3), "power of two"),
     (header(tensors=1) + string("t"), "truncated: the file ends inside the entry of tensor t"),
     (header(tensors=1) + entry("t", 1, 1, 1, 1, 1), "tensor t has 5 dimensions"),

@@ -57,6 +57,8 @@ def test_yarn_stretches_the_context() -> None:
 
 
 @pytest.mark.parametrize(("change", "complaint"), [
+    ({"num_hidden_layers": 2**40}, "num_hidden_layers is beyond any real model's"),
+    ({"num_hidden_layers": 20_000}, "num_hidden_layers may be at most 10000, not 20000"),
     ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported: LlamaForCausalLM, "),
     ({"architectures": None}, "not supported"),
     ({"hidden_act": "gelu"}, "activation 'gelu'"),

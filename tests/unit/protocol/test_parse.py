@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tonle.errors import InvalidRequest
 from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, Message
-from tonle.protocol.parse import MAX_WARNINGS, parse
+from tonle.protocol.parse import MAX_WARNINGS, decode_object, parse
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -76,15 +76,33 @@ def test_unknown_fields_at_every_depth() -> None:
 
 
 def test_warnings_are_bounded() -> None:
-    _, warnings = parse(msgspec.json.encode({**HELLO, **{f"f{i}" * 500: 1 for i in range(1000)}}), ChatRequest)
+    _, warnings = parse(msgspec.json.encode({**HELLO, **{f"f{i}" * 500: 1 for i in range(900)}}), ChatRequest)
     assert len(warnings) == MAX_WARNINGS + 1
-    assert warnings[-1].message == f"{1000 - MAX_WARNINGS} more fields were not used"
+    assert warnings[-1].message == f"{900 - MAX_WARNINGS} more fields were not used"
     assert all(len(warning.param) <= 100 for warning in warnings)
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2]]])
 def test_prompts(prompt: Any) -> None:
     assert parse(msgspec.json.encode({"prompt": prompt}), CompletionRequest)[0].prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 4097}, "prompt"), ({"prompt": [[1]] * 4097}, "prompt"), ({"n": 4097}, "n"),
+        ({"prompt": ["a"] * 65, "n": 64}, "prompt"), ({"n": 10**400}, "n"),
+        ({"prompt": [1] * 10_000}, None), ({"prompt": ["a"] * 64, "n": 64}, None), ({"n": -5}, None), ({"n": "5"}, None),
+    ],
+)  # fmt: skip
+def test_answers_are_bounded_whichever_server_gives_them(fields: dict[str, Any], param: str | None) -> None:
+    body = msgspec.json.encode(fields)
+    if param is None:
+        assert decode_object(body) == fields
+        return
+    with pytest.raises(InvalidRequest, match=r"at most 4096|more than the 4096 answers") as refusal:
+        decode_object(body)
+    assert refusal.value.param == param
 
 
 @settings(deadline=None)

@@ -6,12 +6,12 @@ caller understands. Does not: run Jinja itself (see `sandbox.py`), or tokenize.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, run_template
 from tonle.errors import ConfigError, InvalidRequest
@@ -63,7 +63,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         if extra and (taken := variables.keys() & extra.keys()):
-            raise InvalidRequest(f"{sorted(taken)[0]!r} is set by the server and cannot be a template argument")
+            raise InvalidRequest(
+                f"{sorted(taken)[0]!r} is set by the server and cannot be a template argument",
+                param="chat_template_kwargs",
+            )
         return _render(source, {**variables, **(extra or {})})
 
 
@@ -108,9 +111,9 @@ def _plain_call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
+        arguments = msgspec.json.decode(function["arguments"])
+    except (msgspec.DecodeError, RecursionError):
+        return call  # a model's earlier mistake; the template gets to see it as it was
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -62,8 +62,8 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ModelError(f"{index}: has no weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index}: has no weight_map of tensors to files")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.is_file():
@@ -96,8 +96,8 @@ def _diagnose(file: Path) -> str | None:
             )
         try:
             header = json.loads(opened.read(header_size))
-            ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, LookupError, TypeError, AttributeError):
+            ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return None
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         if 8 + header_size + end > size:

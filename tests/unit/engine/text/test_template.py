@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -100,6 +101,16 @@ def test_contents_become_strings() -> None:
     )
     assert [message["content"] for message in messages] == ["one\ntwo", "", None, ""]
     assert messages[2]["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 2000, "[" * 2000 + "]" * 2000, '{"a": "\\ud800"}', '{"a": NaN}', "1e999", "9" * 5000]
+)
+def test_arguments_that_are_no_json_stay_as_they_are(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    rendered = render(FEATURES, [{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert rendered.encode()  # no half of a surrogate pair came out of it
+    assert json.dumps(arguments, ensure_ascii=False) in rendered
 
 
 @pytest.mark.parametrize(

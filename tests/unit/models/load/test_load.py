@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -155,6 +156,27 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     refused(tmp_path, f"{shard.name}: is named by")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     refused(tmp_path, "has no weight_map")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": [1]}}')
+    refused(tmp_path, "has no weight_map")
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 5000)
+    refused(tmp_path, "is not valid JSON")
+
+
+@pytest.mark.parametrize(
+    "config", [{"num_attention_heads": 0}, {"rope_parameters": 5}, {"architectures": 5}, {"rms_norm_eps": []}]
+)
+def test_values_that_make_no_sense_are_refused(folder: Path, config: dict[str, Any]) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    refused(folder, "makes no sense|must be at least 1")
+
+
+@pytest.mark.parametrize(
+    "header", [b"[" * 5000, b'{"a": {"data_offsets": [0, "x"]}}', b'{"a": {"data_offsets": [0, 1e999]}}', b"{" * 10]
+)
+def test_headers_that_make_no_sense_are_refused(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    refused(folder, "not a valid safetensors file")
 
 
 def test_quantized_folders_are_refused(folder: Path) -> None:
