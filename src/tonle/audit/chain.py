@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -129,8 +130,8 @@ class Chain:
             if self.durable:
                 self.disk.sync_folder(folder)
             self.disk.append(folder / LEDGER_NAME, b"".join(texts), durable=self.durable)
-        except OSError:
-            self._take_back(folder, entries[: len(lines)])
+        except BaseException:
+            self._take_back(folder, entries[: len(lines) + 1])
             raise
         self.tail = Tail(day, tail.after, seq, link, tail.size + sum(map(len, texts)))
         return lines
@@ -185,7 +186,7 @@ class Chain:
         for entry in entries:
             if isinstance(entry, PendingRecord) and not entry.is_here:
                 with contextlib.suppress(OSError):
-                    (folder / entry.file).unlink()
+                    (folder / entry.file).unlink(missing_ok=True)
 
     def _read_tail(self, day: str) -> None:
         try:
@@ -193,16 +194,17 @@ class Chain:
         except FileNotFoundError:
             content = b""
         whole = content.rfind(b"\n") + 1
-        if not whole:
-            self.tail = Tail(day, self.tail.after, 0, self.link_before(day), 0)
-            return
-        start = content.rfind(b"\n", 0, whole - 1) + 1
-        line = day_ledger.decode_line(content[start : whole - 1])
-        self.tail = Tail(day, self.tail.after, line.seq, line.link, whole)
+        if whole < len(content):  # half a line of a process that was killed: under the lock there is no other reason
+            os.truncate(self.ledger(day), whole)
+        line = day_ledger.last_line(content[:whole])
+        if line is None:
+            self.tail = Tail(day, self.tail.after, 0, self.link_before(day), whole)
+        else:
+            self.tail = Tail(day, self.tail.after, line.seq, line.link, whole)
 
     def link_before(self, day: str) -> str:
         """What the first line of `day` follows."""
         for earlier in reversed([name for name in day_ledger.days_in(self.directory) if name < day]):
-            if self.ledger(earlier).exists() and (lines := day_ledger.read_lines(self.ledger(earlier).read_bytes())):
-                return lines[-1][1].link
+            if self.ledger(earlier).exists() and (line := day_ledger.last_line(self.ledger(earlier).read_bytes())):
+                return line.link
         return GENESIS

@@ -19,7 +19,7 @@ from tonle.audit import day_ledger
 from tonle.audit.chain import Chain, Event
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.redaction import Redactor
-from tonle.audit.seal import CONTENT, REMOVED, chain_of, redact
+from tonle.audit.seal import REMOVED, SEALED, chain_of, redact
 
 Change = Callable[[Mapping[str, Any]], dict[str, Any]]  # a record's fields -> new values of some of them
 
@@ -96,7 +96,7 @@ def masking(redactor: Redactor) -> Change:
 
     def change(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: redactor.mask(fields[name], Counter(), field=name) for name in CONTENT if fields.get(name) is not None
+            name: redactor.mask(fields[name], Counter(), field=name) for name in SEALED if fields.get(name) is not None
         }
 
     return change

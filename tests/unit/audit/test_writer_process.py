@@ -305,7 +305,7 @@ def test_a_page_has_no_name_before_it_is_locked(tmp_path: Path, monkeypatch: pyt
         flock(file, operation)
 
     monkeypatch.setattr("tonle.audit.intents.fcntl.flock", late)
-    intents = Intents(tmp_path, chain.key, with_content=False)
+    intents = Intents(tmp_path, chain.key)
     assert num_recovered == 1
     assert lives(intents.owner)
     assert [path.name for path in (tmp_path / "open").iterdir()] == [Path(intents.owner).name]
