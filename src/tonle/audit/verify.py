@@ -217,6 +217,9 @@ def _told_losses(name: str, facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             problem="signature", file=file, detail="at a restart the head was missing or not signed by the key"
         )
+    for left in facts.get("unrepaired", ()):
+        detail = f"at a restart on {name} it could not be repaired ({left['why']})"
+        yield Finding(problem="edited", file=left["what"], detail=detail)
     if facts.get("no_latest"):
         yield Finding(problem="day", file=LATEST_NAME, detail=f"at a restart on {name} it was missing")
 
@@ -369,5 +372,15 @@ def _note(name: str, line: LedgerLine) -> str | None:
     if line.kind == "recovery":
         return f"{name}: repaired after a crash at seq {line.seq}: {', '.join(facts)}"
     if line.kind == "gap":
-        return f"{name}: {facts.get('lost')} records lost and {facts.get('refused')} requests refused before seq {line.seq}"
+        return f"{name}: {'; '.join(_gap_words(facts))} before seq {line.seq}"
     return None
+
+
+def _gap_words(facts: dict[str, Any]) -> Iterator[str]:
+    if "lost" in facts:
+        yield f"{facts.get('lost')} records lost and {facts.get('refused')} requests refused"
+    for row in facts.get("unrecorded", ()):
+        yield (
+            f"{row['requests']} refused requests of {row['client']} ({row['http_status']}, {row['code']}) between"
+            f" {row['from']} and {row['to']} were not recorded one by one"
+        )
