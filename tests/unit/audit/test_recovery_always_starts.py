@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.audit.test_crash import reopen
-from tests.unit.audit.test_hostile_records import deep_body
 from tests.unit.audit.trails import CHAT, ask, files, make_chain, records, running, write_days
 from tonle.audit import day_ledger
 from tonle.audit.intents import Intents, left_behind
@@ -27,25 +26,35 @@ from pathlib import Path
 from tonle.audit import AuditOptions, AuditTrail
 trail = AuditTrail(AuditOptions(directory=Path(sys.argv[1]), fsync="never", min_free_bytes=0))
 trail.start()
-trail.open("/v1/chat/completions", request_id="before", body=b"{}")
-trail.open("/v1/chat/completions", request_id="deep", body=sys.stdin.buffer.read())
-trail.open("/v1/chat/completions", request_id="after", body=b"{}")
+for depth in map(int, sys.argv[2].split(",")):
+    body = b'{"x":' + b"[" * depth + b'"innermost"' + b"]" * depth + b"}"
+    trail.open("/v1/chat/completions", request_id=f"deep-{depth}", body=body)
 os.kill(os.getpid(), signal.SIGKILL)
+"""
+STARTED = """
+import sys
+from pathlib import Path
+from tonle.audit import AuditOptions, AuditTrail
+trail = AuditTrail(AuditOptions(directory=Path(sys.argv[1]), fsync="never", min_free_bytes=0))
+trail.start()
+trail.open("/v1/chat/completions", request_id=sys.argv[2]).close("ok", http_status=200)
+trail.close()
 """
 
 
-@pytest.mark.parametrize("depth", [100, 980, 983, 984, 985, 986, 987, 990, 995, 30_000])
-def test_a_deep_body_and_kill_9(tmp_path: Path, depth: int) -> None:
-    body = deep_body(depth, word="innermost")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], input=body, check=False)
-    assert done.returncode == -signal.SIGKILL
-    for _ in range(2):
-        with running(tmp_path) as trail:
-            ask(trail)
+def test_deep_bodies_and_kill_9(tmp_path: Path) -> None:
+    """Which depth breaks a parser depends on how deep its caller is: so each, and in processes of their own."""
+    depths = [100, 500, *range(940, 1000), 30_000]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), ",".join(map(str, depths))]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    for name in ("first", "second"):
+        subprocess.run([sys.executable, "-c", STARTED, str(tmp_path), name], check=True)
     found = {record["request_id"]: record for record in records(tmp_path)}
-    assert {"before", "deep", "after"} <= found.keys()
-    assert found["deep"]["status"] == "interrupted"
-    assert "innermost" in json.dumps(found["deep"]["parameters"])
+    assert found.keys() == {"first", "second", *(f"deep-{depth}" for depth in depths)}
+    for depth in depths:
+        record = found[f"deep-{depth}"]
+        assert record["status"] == "interrupted"
+        assert "innermost" in json.dumps(record["parameters"]), depth
     assert verify(tmp_path).ok
 
 
