@@ -66,6 +66,8 @@ class Facts(msgspec.Struct, array_like=True):
         names = ("request_id", "client", "key_id", "status", "model", "adapter", "response_id", "finish_reason")
         texts = {name: None if (value := getattr(self, name)) is None else said(value) for name in names}
         unread = summary_of(self.body) if isinstance(self.body, bytes) else self.unread
+        if unread is not None:
+            unread = msgspec.structs.replace(unread, first=b"")
         http_status = self.http_status if isinstance(self.http_status, int) else None
         return msgspec.structs.replace(
             self, **texts, endpoint=said(self.endpoint), http_status=http_status, body=None, unread=unread, answer=None,
