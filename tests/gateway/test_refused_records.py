@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.running_gateway import CHAT, KEY, Upstream, run, running_gateway
 from tonle.audit.verify import verify
 
+JSON = "application/json"
 BIG = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 500_000 + b'"}]}'
 
 
@@ -19,7 +20,7 @@ BIG = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 500_000 + 
 def test_a_long_body_without_a_valid_key(tmp_path: Path, key: str) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m")) as place:
-            headers = {"authorization": f"Bearer {key}"} if key else {}
+            headers = {"content-type": JSON} | ({"authorization": f"Bearer {key}"} if key else {})
             assert (await place.client.post(CHAT, content=BIG, headers=headers)).status_code == 401
         [record] = place.records()
         told = record["parameters"]["body"]
@@ -40,7 +41,7 @@ def test_a_flood_without_a_key_is_counted(tmp_path: Path) -> None:
         ) as place:
 
             async def refused() -> None:
-                assert (await place.client.post(CHAT, content=BIG)).status_code == 401
+                assert (await place.client.post(CHAT, content=BIG, headers={"content-type": JSON})).status_code == 401
 
             for _ in range(10):
                 await asyncio.gather(*(refused() for _ in range(6)))
@@ -65,7 +66,7 @@ def test_a_deep_body_takes_no_record_of_others_with_it(tmp_path: Path, key: str)
         async with running_gateway(tmp_path, Upstream("m"), audit_linger_s=0.2) as place:
             for depth in (600, *range(950, 992, 3), 5000):
                 body = b'{"model":"m","x":' + b"[" * depth + b"]" * depth + b"}"
-                headers = {"authorization": f"Bearer {key}", "x-request-id": f"deep-{depth}"}
+                headers = {"authorization": f"Bearer {key}", "x-request-id": f"deep-{depth}", "content-type": JSON}
                 reply, ours = await asyncio.gather(
                     place.client.post(CHAT, content=body, headers=headers), place.ask("mine")
                 )

@@ -37,8 +37,13 @@ _NO_MARKS = str.maketrans("", "", "-:.")
 _PARTS = ("queue", "prefill", "decode", "ttft", "total")
 
 
-def document(record: Facts, redactor: Redactor, omit: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Every field of the schema, in the order people read them."""
+def document(
+    record: Facts, redactor: Redactor, omit: tuple[str, ...] = (), *, make_plain: bool = True
+) -> dict[str, Any]:
+    """Every field of the schema, in the order people read them.
+
+    `make_plain` False leaves that to a caller who finds out in a quicker way whether it is necessary.
+    """
     request = _request(record.body)
     body = _raw_body(record, redactor) if not request else None
     answer = record.answer or Answer()
@@ -74,7 +79,9 @@ def document(record: Facts, redactor: Redactor, omit: tuple[str, ...] = ()) -> d
         "experiment": record.experiment,
         "warnings": record.warnings,
     }
-    return _masked({name: _plain_field(value) for name, value in fields.items()}, redactor, omit)
+    if (make_plain or redactor) and kind_of(fields) != "plain":
+        fields = {name: _plain_field(value) for name, value in fields.items()}
+    return _masked(fields, redactor, omit)
 
 
 def file_name(record: Facts) -> str:

@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,13 +87,6 @@ class _Draft:
             raise
 
 
-class Place(NamedTuple):
-    """Where a line is."""
-
-    page: Page
-    start: int  # byte; -1: it is in no file
-
-
 class Page:
     """One mapped file; removed when it is full and all its requests are on record."""
 
@@ -149,6 +142,9 @@ class Page:
         self.path.unlink(missing_ok=True)
 
 
+Place = tuple[Page, int]  # of a line, and the byte where it begins
+
+
 class Intents:
     """Opened on the event loop, forgotten on the trail's thread: the only shared number is a page's count."""
 
@@ -174,34 +170,32 @@ class Intents:
 
     def add(self, record: Record) -> None:
         """Never raises: a disk that is full is the writer's to report."""
-        encoded = self._encoded(record)
+        body, raw = None, record.body
+        if type(raw) is bytes and len(raw) <= MAX_BODY_BYTES and self._with_content and len(self._pages) <= MAX_PAGES:
+            body = raw.decode(errors="replace")
+        try:
+            encoded = _encode(self._intent(record, body))
+        except Exception:  # facts of an unexpected type
+            encoded = _encode(self._intent(record, body, said))
         line = b"%b %b\n" % (self._key.mac(encoded).encode(), encoded)
-        start = -1 if self._page is None else self._page.add(line)
+        page = self._page
+        start = -1 if page is None else page.add(line)
         if start < 0:
             with contextlib.suppress(OSError):
-                self._page = self._new_page()
-                self._pages.append(self._page)
-                start = self._page.add(line)
-        if self._page is not None:
-            record.intent = Place(self._page, start)
+                page = self._page = self._new_page()
+                self._pages.append(page)
+                start = page.add(line)
+        if page is not None and start >= 0:
+            record.intent = (page, start)
 
-    def _encoded(self, record: Record) -> bytes:
-        body, raw = None, record.body
-        has_room = self._with_content and len(self._pages) <= MAX_PAGES
-        if has_room and isinstance(raw, bytes) and len(raw) <= MAX_BODY_BYTES:
-            body = raw.decode(errors="replace")
-        request_id: str | None = record.request_id
-        client = record.client
+    def _intent(self, record: Record, body: str | None, text_of: Callable[[Any], Any] | None = None) -> Intent:
+        request_id, client, endpoint = record.request_id, record.client, record.endpoint
         if not self._with_content:
-            request_id, client = self._allowed("request_id", request_id), self._allowed("client", client)
-        try:
-            encoded: bytes = _encode(
-                Intent(record.id, record.opened_ns, record.endpoint, request_id or "", client, body)
-            )
-        except Exception:  # facts of an unexpected type
-            named = said(request_id), None if client is None else said(client)
-            encoded = _encode(Intent(record.id, record.opened_ns, said(record.endpoint), *named, body))
-        return encoded
+            request_id, client = self._allowed("request_id", request_id) or "", self._allowed("client", client)
+        if text_of is not None:
+            client = None if client is None else text_of(client)
+            endpoint, request_id = text_of(endpoint), text_of(request_id)
+        return Intent(record.id, record.opened_ns, endpoint, request_id, client, body)
 
     def _allowed(self, field: str, value: str | None) -> str | None:
         if field in self._omit:
@@ -212,14 +206,14 @@ class Intents:
     def forget(self, record: Record) -> None:
         """The record is written, or its loss is."""
         place, record.intent = record.intent, None
-        if isinstance(place, Place) and place.start >= 0:
-            place.page.num_open -= 1
+        if place is not None:
+            place[0].num_open -= 1
 
     def void(self, places: Iterable[Place]) -> None:
         """These requests are on record in another way: recovery is not to write a record for any of them."""
-        for place in places:
-            place.page.void(place.start)
-            place.page.num_open -= 1
+        for page, start in places:
+            page.void(start)
+            page.num_open -= 1
 
     def sweep(self) -> None:
         """Remove files that are not needed any more."""

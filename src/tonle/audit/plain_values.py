@@ -62,28 +62,24 @@ def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def kind_of(value: Any) -> Kind:
     """`plain`: can be written as it is, but for halves of surrogate pairs. `deep`: JSON, but better kept as text."""
     level: list[Any] = [value]
-    depth = num_values = num_chars = indent_bytes = 0
+    depth = num_values = indent_bytes = 0
     while level:
         below: list[Any] = []
         for item in level:
             kind = type(item)
-            if kind is str:
-                num_chars += len(item)
-            elif kind is dict:
+            if kind is str or item is None or kind is bool:
+                continue
+            if kind is dict:
                 for name in item:
                     if type(name) is not str:
                         return "odd"
-                    num_chars += len(name)
                 below += item.values()
             elif kind is list:
                 below += item
             elif kind is int:
                 if not MIN_INT <= item <= MAX_INT:
                     return "odd"
-            elif kind is float:
-                if not math.isfinite(item):
-                    return "odd"
-            elif item is not None and kind is not bool:
+            elif kind is not float or item - item != 0:  # of infinity and of NaN, that is NaN
                 return "odd"
         if below:
             depth += 1
@@ -92,8 +88,37 @@ def kind_of(value: Any) -> Kind:
             if num_values > MAX_VALUES or depth > MAX_LEVELS:
                 return "odd"
         level = below
-    is_long = indent_bytes > SLACK_BYTES + GROWTH * (num_chars + 2 * num_values)
-    return "deep" if depth > MAX_DEPTH or is_long else "plain"
+    if depth > MAX_DEPTH or (
+        indent_bytes > SLACK_BYTES and indent_bytes > GROWTH * (2 * num_values + _num_chars(value))
+    ):
+        return "deep"
+    return "plain"
+
+
+def is_surely_plain(text: bytes) -> bool:
+    """Whether JSON text, however it is nested, can be neither deep nor grow much: most records are that small."""
+    num_containers = text.count(b"{") + text.count(b"[")
+    if num_containers > MAX_DEPTH:
+        return False
+    max_growth = num_containers * INDENT  # of a value, at the deepest place there can be
+    if len(text) // 2 * max_growth <= SLACK_BYTES:
+        return True
+    return (text.count(b",") + num_containers) * max_growth <= SLACK_BYTES
+
+
+def _num_chars(value: Any) -> int:
+    """Of all strings in a value that is not odd."""
+    num_chars, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, dict):
+            num_chars += sum(map(len, item))
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return num_chars
 
 
 def _text_of_deep(value: Any) -> str:

@@ -37,7 +37,7 @@ class RecordQueue:
 
     def is_full(self, times: float = 1.0) -> bool:
         """Whether that many times of what may wait does, in records; in bytes, all of it or, below 1, that part."""
-        return self.num_records >= self.max_records * times or self.num_bytes >= self.max_bytes * min(times, 1.0)
+        return self._queue.qsize() >= self.max_records * times or self.num_bytes >= self.max_bytes * min(times, 1.0)
 
     @property
     def fill(self) -> str:
@@ -47,7 +47,8 @@ class RecordQueue:
         return f"{self.num_records} records are waiting to be written"
 
     def put(self, record: Record) -> None:
-        record.size_bytes = size_of(record)
+        packed = record.packed
+        record.size_bytes = size_of(record) if packed is None else len(packed) + EMPTY_BYTES
         with self._lock:
             self.num_bytes += record.size_bytes
         self._queue.put(record)
@@ -89,9 +90,7 @@ class RecordQueue:
 
 
 def size_of(record: Record) -> int:
-    """About how much memory a closed record holds."""
-    if record.packed is not None:
-        return len(record.packed) + EMPTY_BYTES
+    """About how much memory a closed record holds that is not packed."""
     size = EMPTY_BYTES
     for text in (record.body, record.output):
         if isinstance(text, bytes | str):

@@ -49,10 +49,9 @@ class Counted:
         row.num_bytes += 0 if record.unread is None else record.unread.num_received
         row.num_bytes += len(record.body) if isinstance(record.body, bytes) else 0
         row.first_ns, row.last_ns = min(row.first_ns, record.opened_ns), max(row.last_ns, record.closed_ns)
-        place, record.intent = record.intent, None
-        if not isinstance(place, Place) or place.start < 0:
-            return None
-        if len(self.places) >= MAX_PLACES:
+        place: Place | None = record.intent
+        record.intent = None
+        if place is None or len(self.places) >= MAX_PLACES:
             return place
         self.places.append(place)
         return None

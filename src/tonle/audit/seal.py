@@ -41,7 +41,7 @@ REMOVED = "[redacted]"
 _SEALED_SET = frozenset(SEALED)
 _STARTS = range(0, _SALT_BYTES * len(SEALED), _SALT_BYTES)  # of a field's salt among all
 
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+_encode = msgspec.json.Encoder().encode
 _sha256 = hashlib.sha256
 
 
@@ -75,7 +75,8 @@ def seal(plain: Plain, key: SigningKey, *, seq: int, prev: str, file: str) -> tu
 
 
 def encode_fields(document: Mapping[str, Any]) -> Plain:
-    """Of a document whose values are plain (`plain_values.py`), but for halves of surrogate pairs."""
+    """Of a document whose values are plain (`plain_values.py`), but for halves of surrogate pairs. Raises what an encoder
+    raises if one is not."""
     facts = {name: value for name, value in document.items() if name not in _SEALED_SET}
     try:
         return Plain(_encode(document), _encode(facts), [_encode(document[name]) for name in SEALED])

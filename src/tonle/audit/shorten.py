@@ -18,11 +18,15 @@ MAX_ANSWER_CHARS = 32 * 1024**2  # of all texts of an answer; of longer ones, ea
 KEPT_CHARS = 1024**2  # of a text that is cut
 
 
-def shorten(record: Record) -> None:
-    """In place, when it is closed."""
+def shorten_body(record: Record) -> None:
+    """In place, when it is closed as refused."""
     body, limit = record.body, FIRST_BYTES if record.unauthenticated else MAX_REFUSED_BYTES
-    if record.status == "refused" and isinstance(body, bytes) and len(body) > limit:
+    if isinstance(body, bytes) and len(body) > limit:
         record.unread, record.body = summary_of(body, len(body)), None
+
+
+def shorten_answer(record: Record) -> None:
+    """In place, before it is written."""
     if isinstance(record.output, str) and len(record.output) > MAX_ANSWER_CHARS:
         record.output = _cut(record.output)
     answer = record.answer

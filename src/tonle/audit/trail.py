@@ -30,7 +30,7 @@ from tonle.audit.redaction import Redactor
 from tonle.audit.refusal_cap import Counted, RefusalCap
 from tonle.audit.retention import prune_days
 from tonle.audit.seal import SEALED
-from tonle.audit.shorten import shorten
+from tonle.audit.shorten import shorten_body
 from tonle.audit.signing_keys import load_or_create_key
 from tonle.audit.writer import ChainWriter, UnsafeError, Writer, WriterDiedError
 from tonle.errors import CapacityError, ConfigError, InternalError
@@ -189,19 +189,21 @@ class AuditTrail:
 
     def _close(self, record: Record) -> None:
         self._open.pop(record.id, None)
-        is_refused = record.status == "refused"
-        if is_refused and record.unauthenticated and not self._cap.may_record(record.client):
-            self._count_only(record)
-            return
-        shorten(record)
-        # Who is refused costs nothing but a record, and may come again at once: without end, they would fill the memory.
-        is_surplus = self.options.on_full == "serve" or (is_refused and self._queue.is_full(2))
-        if is_surplus and self._queue.is_full():
+        if record.status == "refused":
+            if record.unauthenticated and not self._cap.may_record(record.client):
+                self._count_only(record)
+                return
+            shorten_body(record)
+        if self._queue.is_full() and self._is_surplus(record):
             self._lose([record], self._queue.fill)
             return
         if self._writer is not None:
             self._writer.pack(record)
         self._queue.put(record)
+
+    def _is_surplus(self, record: Record) -> bool:
+        """Who is refused costs nothing but a record, and may come again at once: without end, they would fill the memory."""
+        return self.options.on_full == "serve" or (record.status == "refused" and self._queue.is_full(2))
 
     def _count_only(self, record: Record) -> None:
         place = self._cap.count(record)
@@ -234,24 +236,17 @@ class AuditTrail:
         is_time = time.monotonic() - self._told_s >= TELL_S or self._stopping.is_set()
         return self._counted is not None or (is_time and self._cap.has_counted)
 
-    def _write_each(self, batch: list[Record]) -> None:
+    def _write_each(self, batch: list[Record], *, again: bool = False) -> None:
         """Together; if that fails for a reason that is not the disk's, one by one: only the bad one is lost."""
         try:
-            self._write(batch)
+            self._write(batch, again=again)
         except Exception:
-            log.exception("the audit writer failed")
+            log.exception("the audit writer failed over %d records", len(batch))
             if len(batch) < 2:
                 self._lose(batch, "the writer failed; the log has the details")
                 return
             for record in batch:
-                self._write_each_alone(record)
-
-    def _write_each_alone(self, record: Record) -> None:
-        try:
-            self._write([record], again=True)
-        except Exception:
-            log.exception("the audit record of %s cannot be written", record.request_id)
-            self._lose([record], "the writer failed; the log has the details")
+                self._write_each([record], again=True)
 
     def _write(self, batch: list[Record], *, again: bool = False) -> None:
         """Until it succeeds, or has to be given up."""
@@ -294,8 +289,8 @@ class AuditTrail:
         if gap != self._told:
             more = {name: number - self._told[name] for name, number in gap.items()}
             lost = {**more, "request_ids": ids}
-        if self._is_time_to_tell():
-            self._take_counted()
+        if self._counted is None and self._is_time_to_tell():
+            self._counted = self._cap.take()  # it stays here until the chain has it: that may need several tries
         if self._counted is not None:
             lost["unrecorded"] = self._counted_facts(self._counted)
         try:
@@ -307,11 +302,6 @@ class AuditTrail:
         if self.stats.failing is not None and not self._is_full():
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))
-
-    def _take_counted(self) -> None:
-        """They stay here until the chain has them: a disk that refuses may need several tries."""
-        if self._counted is None:
-            self._counted = self._cap.take()
 
     def _counted_facts(self, counted: Counted) -> list[dict[str, Any]]:
         """Under the same rules as the records would be."""

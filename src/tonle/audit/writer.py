@@ -18,6 +18,7 @@ from tonle.audit.pending import pending_record
 from tonle.audit.record import Record
 from tonle.audit.recover import written_files
 from tonle.audit.redaction import Redactor
+from tonle.audit.shorten import shorten_answer
 
 
 class UnsafeError(OSError):
@@ -76,6 +77,8 @@ class ChainWriter:
         """No other process can die over it."""
 
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
+        for record in records:
+            shorten_answer(record)
         self.write_facts([facts_of(record) for record in records], lost, again=again)
 
     def write_facts(
@@ -84,11 +87,13 @@ class ChainWriter:
         lost: dict[str, Any] | None,
         *,
         again: bool = False,
+        is_decoded: bool = False,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
+        """`is_decoded`: see `pending_record`. `may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
         chain = self._chain
-        pending = [pending_record(facts, self._redactor, self._omit) for facts in batch]
+        redactor, omit = self._redactor, self._omit
+        pending = [pending_record(facts, redactor, omit, is_decoded=is_decoded) for facts in batch]
         with locked(chain.directory):
             if not may_write():
                 raise OwnerGoneError

@@ -23,6 +23,7 @@ from tonle.audit.plain_values import plain
 from tonle.audit.record import Record
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
+from tonle.audit.shorten import MAX_ANSWER_CHARS, shorten_answer
 from tonle.audit.writer import UnsafeError, WriterDiedError
 from tonle.audit.writer_process import Receipt, WriterSettings, unpack
 from tonle.child.frames import read_frame, write_frame
@@ -34,6 +35,7 @@ log = logging.getLogger("tonle.audit")
 EXIT_S = 10.0  # for a process that has nothing left to do
 ANSWER_S = 60.0  # for a batch; a process that takes longer is stopped or hangs, and is killed
 MAX_MESSAGE_BYTES = 16 * 1024**2  # of records in one message, if there are several
+LONG_BYTES = MAX_ANSWER_CHARS  # a shorter record cannot hold an answer that has to be cut
 MAX_RECORD_BYTES = 256 * 1024**2  # a larger one is kept without its content
 
 _encode = msgspec.msgpack.Encoder(enc_hook=str).encode
@@ -67,6 +69,9 @@ class WriterClient:
         """Its facts become bytes at once: they are small, the objects they come from are not, and may go."""
         try:
             packed = _encode(values_of(record))
+            if len(packed) > LONG_BYTES:
+                shorten_answer(record)
+                packed = _encode(values_of(record))
         except Exception:  # it holds what no message can: see about it later
             return
         if len(packed) > MAX_RECORD_BYTES:
@@ -164,6 +169,7 @@ def _encode_batch(owner: str, packed: list[bytes], lost: dict[str, Any] | None, 
 
 def _pack_oddly(record: Record) -> bytes:
     """The facts of a record that is odd or very large, as well as they can be said."""
+    shorten_answer(record)
     facts = facts_of(record)
     try:
         packed = bytes(_encode(values_of(facts.made_plain())))

@@ -113,7 +113,7 @@ def serve(control: socket.socket) -> None:
 def _write(writer: ChainWriter, batch: RecordBatch) -> Receipt:
     try:
         facts = [unpack(packed) for packed in batch.records]
-        writer.write_facts(facts, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
+        writer.write_facts(facts, batch.lost, again=batch.again, is_decoded=True, may_write=lambda: lives(batch.owner))
     except OSError as error:
         return Receipt(error.strerror or str(error), error.errno or 0, unsafe=isinstance(error, UnsafeError))
     except Exception as error:

@@ -237,6 +237,7 @@ def test_open_requests_are_remembered_without_bodies_while_they_pile_up(
 def test_an_answer_without_end_is_cut_and_says_so(tmp_path: Path, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonle.audit.shorten.MAX_ANSWER_CHARS", 10_000)
     monkeypatch.setattr("tonle.audit.shorten.KEPT_CHARS", 100)
+    monkeypatch.setattr("tonle.audit.writer_client.LONG_BYTES", 10_000)
     with start(tmp_path) as trail:
         ask(trail, output="y" * 20_000)
         ask(trail, output="z" * 9_000)
