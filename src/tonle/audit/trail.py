@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,13 +20,13 @@ from tonle.audit.audit_stats import Alarm, AuditStats
 from tonle.audit.body_summary import BodySummary
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
+from tonle.audit.gaps import Gaps
 from tonle.audit.intents import FOLDER_NAME, Intents
-from tonle.audit.plain_values import said
 from tonle.audit.record import Record
 from tonle.audit.record_queue import RecordQueue
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
-from tonle.audit.refusal_cap import Counted, RefusalCap
+from tonle.audit.refusal_cap import RefusalCap
 from tonle.audit.retention import prune_days
 from tonle.audit.seal import SEALED
 from tonle.audit.shorten import shorten_body
@@ -39,8 +38,6 @@ log = logging.getLogger("tonle.audit")
 
 RETRY_S = 1.0  # between two tries of a disk that refuses
 CHECK_S = 1.0  # between two looks at the free space
-MAX_GAP_IDS = 1000  # requests that a gap names
-TELL_S = 5.0  # between two lines of the chain that count what is not recorded one by one
 MAX_DEATHS = 3  # of writer processes over the same records, before these are taken for the reason
 RETRY_AFTER_S = 10.0  # what refused callers are told
 
@@ -70,14 +67,9 @@ class AuditTrail:
                 raise ConfigError(f"omit: there is no field {name!r}; there are {', '.join(SEALED)}", param="omit")
         self._queue = RecordQueue(options.max_queue, options.max_memory_bytes)
         self._cap = RefusalCap(options.refused_per_address, options.refused_per_second)
-        self._counted: Counted | None = None  # taken from it, and not in the chain yet
-        self._told_s = 0.0  # monotonic; when the chain last heard what the cap counted
+        self._gaps = Gaps(self.stats, self._cap, self._redactor, options.omit)
         self._open: dict[str, Record] = {}
-        self._gap_ids: deque[str] = deque(maxlen=MAX_GAP_IDS)
-        self._gap_lock = threading.Lock()  # records are lost on the server's thread, and told of on the trail's
-        self._told = self.stats.gap()  # what the chain knows of losses
         self._num_alarmed = 0  # losses the alarm was raised for
-        self._why_lost = ""
         self._chain: Chain | None = None
         self._writer: Writer | None = None
         self._intents: Intents | None = None
@@ -218,7 +210,7 @@ class AuditTrail:
             batch, is_last = self._queue.take(CHECK_S, self.options.linger_s, self._stopping)
             try:
                 self._look_at_disk()
-                if batch or self._told != self.stats.gap() or self._is_time_to_tell():
+                if batch or self._gaps.is_due(at_once=self._stopping.is_set()):
                     self._write_each(batch)
                 self._housekeep()
             except Exception:  # a bug of ours must not end all recording
@@ -231,10 +223,6 @@ class AuditTrail:
             self._intents.close()
         if self._writer is not None:
             self._writer.close()
-
-    def _is_time_to_tell(self) -> bool:
-        is_time = time.monotonic() - self._told_s >= TELL_S or self._stopping.is_set()
-        return self._counted is not None or (is_time and self._cap.has_counted)
 
     def _write_each(self, batch: list[Record], *, again: bool = False) -> None:
         """Together; if that fails for a reason that is not the disk's, one by one: only the bad one is lost."""
@@ -283,48 +271,20 @@ class AuditTrail:
 
     def _append(self, batch: list[Record], *, again: bool = False) -> None:
         assert self._writer is not None
-        with self._gap_lock:
-            gap, ids = self.stats.gap(), list(self._gap_ids)
-        lost: dict[str, Any] = {}
-        if gap != self._told:
-            more = {name: number - self._told[name] for name, number in gap.items()}
-            lost = {**more, "request_ids": ids}
-        if self._counted is None and self._is_time_to_tell():
-            self._counted = self._cap.take()  # it stays here until the chain has it: that may need several tries
-        if self._counted is not None:
-            lost["unrecorded"] = self._counted_facts(self._counted)
         try:
-            self._writer.write(batch, lost or None, again=again)
+            self._writer.write(batch, self._gaps.facts(at_once=self._stopping.is_set()), again=again)
         except UnsafeError:
-            self._note_told(gap, ids)
+            self._note_told()
             raise
-        self._note_told(gap, ids)
+        self._note_told()
         if self.stats.failing is not None and not self._is_full():
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))
 
-    def _counted_facts(self, counted: Counted) -> list[dict[str, Any]]:
-        """Under the same rules as the records would be."""
-        rows = counted.facts()
-        for row in rows:
-            row["client"] = self._allowed("client", row["client"])
-        return rows
-
-    def _allowed(self, field: str, value: Any) -> Any:
-        """A fact of a record as the rules of this trail let it be written."""
-        return None if field in self.options.omit else self._redactor.mask(value, Counter(), field=field)
-
-    def _note_told(self, gap: dict[str, int], ids: list[str]) -> None:
-        """The chain knows of these losses; others may have come meanwhile."""
-        self._told = gap
-        if self._counted is not None:
-            counted, self._counted, self._told_s = self._counted, None, time.monotonic()
-            if self._intents is not None:
-                self._intents.void(counted.places)
-        with self._gap_lock:
-            for request_id in ids:  # the oldest; some may have been pushed out
-                if self._gap_ids and self._gap_ids[0] == request_id:
-                    self._gap_ids.popleft()
+    def _note_told(self) -> None:
+        places = self._gaps.note_told()
+        if self._intents is not None:
+            self._intents.void(places)
 
     def _housekeep(self) -> None:
         assert self._chain is not None
@@ -369,17 +329,13 @@ class AuditTrail:
     def _lose(self, records: list[Record], reason: str) -> None:
         for record in records:
             self._forget(record)
-        ids = [said(self._allowed("request_id", record.request_id)) for record in records]
-        with self._gap_lock:
-            self._gap_ids.extend(ids)
-            self.stats.lost += len(records)
-            self._why_lost = reason
+        self._gaps.lose(records, reason)
 
     def _tell_losses(self) -> None:
         num_lost = self.stats.lost - self._num_alarmed
         if num_lost > 0:
             self._num_alarmed += num_lost
-            self._alarm(Alarm("lost", f"{num_lost} audit records are lost: {self._why_lost}", num_lost))
+            self._alarm(Alarm("lost", f"{num_lost} audit records are lost: {self._gaps.why_lost}", num_lost))
 
     def _forget(self, record: Record) -> None:
         if self._intents is not None:

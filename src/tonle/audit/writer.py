@@ -90,7 +90,8 @@ class ChainWriter:
         is_decoded: bool = False,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_decoded`: see `pending_record`. `may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
+        """`is_decoded`: see `pending_record`. `may_write` is asked under the lock of the directory; if it says no, nothing
+        is written: `OwnerGoneError`."""
         chain = self._chain
         redactor, omit = self._redactor, self._omit
         pending = [pending_record(facts, redactor, omit, is_decoded=is_decoded) for facts in batch]

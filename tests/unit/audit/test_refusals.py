@@ -142,7 +142,7 @@ import os, signal, sys
 from pathlib import Path
 from tonle.audit import AuditOptions, AuditTrail
 trail = AuditTrail(AuditOptions(directory=Path(sys.argv[1]), fsync="never", min_free_bytes=0, refused_per_address=1))
-trail._told_s = 1e12  # not before the test says so
+trail._gaps._told_s = 1e12  # not before the test says so
 trail.start()
 for number in range(4):
     record = trail.open("/v1/chat/completions", request_id=f"r{number}", client="10.0.0.7")
@@ -151,8 +151,8 @@ for number in range(4):
 assert trail.flush()
 if sys.argv[2] == "told":
     import time
-    trail._told_s = -1e9
-    while trail._cap.has_counted or trail._counted is not None:
+    trail._gaps._told_s = -1e9
+    while trail._cap.has_counted or trail._gaps._counted is not None:
         time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
