@@ -26,8 +26,10 @@ nothing here waits for the disk, and only `admit` raises if the disk fails.
 from typing import TYPE_CHECKING, Any
 
 from tonle.audit.audit_options import AuditOptions
+from tonle.audit.audit_stats import Alarm, AuditStats
+from tonle.audit.body_summary import BodySummary
 from tonle.audit.record import STATUSES, Record, Status, status_for
-from tonle.audit.trail import Alarm, AuditStats, AuditTrail
+from tonle.audit.trail import AuditTrail
 from tonle.audit.usage import ask_for_usage
 from tonle.protocol.answers import Answer, Collector
 
@@ -42,6 +44,7 @@ __all__ = [
     "AuditOptions",
     "AuditStats",
     "AuditTrail",
+    "BodySummary",
     "Collector",
     "Record",
     "Status",

@@ -26,6 +26,11 @@ class AuditMetrics(Collector):
         yield CounterMetricFamily(
             "tonle:audit_requests_refused", "Requests refused because records cannot be kept.", value=stats.refused
         )
+        yield CounterMetricFamily(
+            "tonle:audit_requests_counted",
+            "Refused requests without a valid key that were counted instead of recorded one by one.",
+            value=stats.unrecorded,
+        )
         yield GaugeMetricFamily("tonle:audit_open_records", "Requests on their way.", value=self._trail.num_open)
         yield GaugeMetricFamily("tonle:audit_queue", "Records waiting to be written.", value=self._trail.num_queued)
         failing = float(stats.failing is not None)

@@ -31,6 +31,9 @@ class AuditOptions:
     on_full: OnFull = "refuse"  # when records cannot be kept: refuse requests, or serve them, count and raise the alarm
     min_free_bytes: int = 64 * MIB  # below this the disk counts as full
     max_queue: int = 10_000  # records waiting to be written
+    max_memory_bytes: int = 128 * MIB  # of records waiting to be written
+    refused_per_address: int = 20  # records per second of refused requests of an unknown caller; more are counted
+    refused_per_second: int = 200  # the same, of all addresses together
     linger_s: float = 0.02  # how long a batch may wait for more records
     redact: tuple[str, ...] = ()  # names of built-in patterns, or name=regex; matches never reach the disk
     omit: tuple[str, ...] = ()  # fields that are not recorded at all, such as messages
@@ -46,10 +49,10 @@ class AuditOptions:
         for name, words in (("fsync", FSYNC), ("on_full", ON_FULL)):
             if getattr(self, name) not in words:
                 raise ConfigError(f"{name} must be one of {', '.join(words)}, not {getattr(self, name)!r}", param=name)
-        for name in ("fsync_interval_s", "max_queue", "max_body_bytes"):
+        for name in ("fsync_interval_s", "max_queue", "max_memory_bytes", "max_body_bytes"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}", param=name)
-        for name in ("min_free_bytes", "linger_s"):
+        for name in ("min_free_bytes", "linger_s", "refused_per_address", "refused_per_second"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}", param=name)
         if self.retention_days is not None and self.retention_days < 1:
@@ -79,6 +82,9 @@ def from_config(config: AuditConfig) -> AuditOptions | None:
         on_full=cast(OnFull, config.audit_on_full),
         min_free_bytes=config.audit_min_free_bytes,
         max_queue=config.audit_max_queue,
+        max_memory_bytes=config.audit_max_memory_bytes,
+        refused_per_address=config.audit_refused_per_address,
+        refused_per_second=config.audit_refused_per_second,
         linger_s=config.audit_linger_s,
         redact=config.audit_redact,
         omit=config.audit_omit,

@@ -14,11 +14,13 @@ Does: format, parse, link, sign. Does not: decide what is written.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import re
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +36,7 @@ LATEST_NAME = "latest.json"
 HEAD_BYTES = 640  # every head has this length, so that one can be written over another
 MAX_HEAD_BYTES = 64 * 1024  # of a file that is read as a head
 MAX_NAME_BYTES = 255  # of a file, on every common file system
+MAX_LEDGER_BYTES = 8 << 30  # a day of some 25 million requests
 GENESIS = "0" * 64  # what the first line of the first day follows
 
 # record · redacted: a field was removed · pruned: a day was removed · recovery: a crash was repaired · gap: requests
@@ -41,6 +44,7 @@ GENESIS = "0" * 64  # what the first line of the first day follows
 Kind = Literal["record", "redacted", "pruned", "recovery", "gap"]
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a line or a head may raise
 _LINK_CHARS = len(',"link":"') + 64 + len('"}')
 
 
@@ -133,9 +137,35 @@ def read_lines(content: bytes) -> list[tuple[bytes, LedgerLine]]:
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
         try:
             lines.append((text, decode_line(text)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"line {number}: {error}") from error
     return lines
+
+
+def read_ledger(path: Path) -> bytes:
+    """Empty if there is none. Raises `OddFileError`."""
+    try:
+        return read_regular(path, MAX_LEDGER_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
+def readable_lines(content: bytes) -> Iterator[LedgerLine]:
+    """Whole lines, without those that cannot be read: `verify` names them."""
+    for text in content.split(b"\n")[:-1]:
+        with contextlib.suppress(*UNREADABLE):
+            yield decode_line(text)
+
+
+def last_line(content: bytes) -> LedgerLine | None:
+    """The last whole line that can be read."""
+    end = content.rfind(b"\n")
+    while end > 0:
+        start = content.rfind(b"\n", 0, end) + 1
+        with contextlib.suppress(*UNREADABLE):
+            return decode_line(content[start:end])
+        end = start - 1
+    return None
 
 
 def sign_head(key: SigningKey, kind: str, day: str, seq: int, link: str) -> bytes:
@@ -152,7 +182,7 @@ def read_head(path: Path) -> Head | None:
         return _decode_head(read_regular(path, MAX_HEAD_BYTES))
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(str(error)) from error
 
 

@@ -17,6 +17,10 @@ TEMP_PREFIX = ".tmp-"  # a file that begins so is no record: its writer was inte
 LOCK_NAME = ".lock"
 
 
+# A FIFO with a file's name must not block, and a link must not lead elsewhere: both are an `OSError`.
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
 class Disk:
     """Plain calls of the operating system; each raises `OSError`."""
 
@@ -34,7 +38,7 @@ class Disk:
             raise
 
     def write_new(self, path: str, content: bytes, *, durable: bool) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, _WRITE | os.O_TRUNC, 0o640)
         try:
             _write_all(fd, content)
             if durable:
@@ -48,7 +52,7 @@ class Disk:
         One write inside one page: a killed process leaves the old or the new content. A rename would be as safe and costs
         a flush on common file systems, every time.
         """
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, _WRITE, 0o640)
         try:
             if os.pwrite(fd, content, 0) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -59,7 +63,7 @@ class Disk:
 
     def append(self, path: Path, content: bytes, *, durable: bool = False) -> None:
         """All of it or nothing: what a full disk cut short is taken back."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, _WRITE | os.O_APPEND, 0o640)
         try:
             size = os.fstat(fd).st_size
             try:

@@ -1,7 +1,8 @@
 """The facts of a closed record as the document that is written: parsed, named, masked. Runs where records are written.
 
-Does: find the system prompt and the user's input in a request, texts and usage in an answer. Does not: number, hash or
-write it.
+Does: find the system prompt and the user's input in a request, texts and usage in an answer; put every field into a form
+that every reader can open (`plain_values.py`). Does not: number, hash or write it, or bear facts of the wrong type
+(`pending.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 import msgspec
 
+from tonle.audit.body_summary import UNSAFE_CHARS, BodySummary, is_text, shown, summary_of
 from tonle.audit.day_ledger import text_of
 from tonle.audit.facts import Facts
-from tonle.audit.redaction import Redactor
-from tonle.audit.seal import CONTENT, REMOVED, SEALED
+from tonle.audit.plain_values import kind_of, plain, plain_fields
+from tonle.audit.redaction import MASKED, Redactor
+from tonle.audit.seal import REMOVED, SEALED
 from tonle.protocol.answers import Answer
 
 SCHEMA = "tonle.audit/1"
@@ -34,9 +37,15 @@ _NO_MARKS = str.maketrans("", "", "-:.")
 _PARTS = ("queue", "prefill", "decode", "ttft", "total")
 
 
-def document(record: Facts, redactor: Redactor, omit: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Every field of the schema, in the order people read them."""
+def document(
+    record: Facts, redactor: Redactor, omit: tuple[str, ...] = (), *, make_plain: bool = True
+) -> dict[str, Any]:
+    """Every field of the schema, in the order people read them.
+
+    `make_plain` False leaves that to a caller who finds out in a quicker way whether it is necessary.
+    """
     request = _request(record.body)
+    body = _raw_body(record, redactor) if not request else None
     answer = record.answer or Answer()
     fields: dict[str, Any] = {
         "schema": SCHEMA,
@@ -64,12 +73,14 @@ def document(record: Facts, redactor: Redactor, omit: tuple[str, ...] = ()) -> d
         "usage": _usage(record.usage or answer.usage),
         "latency_ms": _latency(record, answer, stream=request.get("stream") is True),
         "sampling": {name: value for name, value in request.items() if name in SAMPLING},
-        "parameters": _parameters(record.body, request),
+        "parameters": _parameters(request) if body is None else {"body": body},
         "cache": record.cache,
         "route": record.route,
         "experiment": record.experiment,
         "warnings": record.warnings,
     }
+    if (make_plain or redactor) and kind_of(fields) != "plain":
+        fields = {name: _plain_field(value) for name, value in fields.items()}
     return _masked(fields, redactor, omit)
 
 
@@ -80,25 +91,51 @@ def file_name(record: Facts) -> str:
     return f"{_UNSAFE.sub('_', path)[:60].strip('.') or 'request'}_{record.id}_{stamp}.json"
 
 
-def _request(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _request(body: Any) -> Mapping[str, Any]:
     """The body as an object; an empty one if it is none."""
     if isinstance(body, bytes):
         try:
-            parsed = msgspec.json.decode(body)
+            body = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
-        return parsed if isinstance(parsed, dict) else {}
-    return body or {}
+    return body if isinstance(body, Mapping) else {}
 
 
-def _parameters(body: bytes | Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
-    if request or not body:
-        named = (*_CONTENT, "model")
-        rest = {name: value for name, value in request.items() if name not in SAMPLING and name not in named}
-        rest |= {name: request[name] for name in ("system", "instructions") if name in request}
-        return rest or None
-    # What was sent is on record even if it made no sense.
-    return {"body": body.decode(errors="replace") if isinstance(body, bytes) else body}
+def _raw_body(record: Facts, redactor: Redactor) -> Any:
+    """What was sent is on record even if it made no sense, or was not read. None: there was nothing."""
+    body, unread = record.body, record.unread
+    if unread is not None:
+        return _shown(unread, redactor)
+    if not body or not isinstance(body, bytes):
+        return body or None
+    if redactor and not is_text(body):
+        return _shown(summary_of(body), redactor)
+    return body.decode(errors="replace")
+
+
+def _shown(summary: BodySummary, redactor: Redactor) -> dict[str, Any]:
+    fields = shown(summary)
+    if redactor:
+        if not is_text(summary.first, is_cut=summary.is_cut):
+            fields["first"] = None  # what cannot be searched cannot be masked: its length and hash are all there is
+        elif summary.is_cut:
+            fields["first"] = redactor.mask(fields["first"], Counter())[:-UNSAFE_CHARS]
+    return fields
+
+
+def _parameters(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    named = (*_CONTENT, "model")
+    rest = {name: value for name, value in request.items() if name not in SAMPLING and name not in named}
+    rest |= {name: request[name] for name in ("system", "instructions") if name in request}
+    return rest or None
+
+
+def _plain_field(value: Any) -> Any:
+    made = plain(value)
+    if made is value or type(value) is not dict:
+        return made
+    fields = plain_fields(value)  # of many parameters, only one may be odd
+    return fields if kind_of(fields) == "plain" else made
 
 
 def _text(value: Any) -> str | None:
@@ -162,9 +199,9 @@ def _output(record: Facts, answer: Answer) -> dict[str, Any]:
     return {"output": output, "choices": choices, "finish_reason": record.finish_reason or answer.finish_reason}
 
 
-def _usage(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
+def _usage(usage: Any) -> Any:
+    if not isinstance(usage, Mapping):
+        return usage  # None, or what no server should say
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     completion = usage.get("completion_tokens", usage.get("output_tokens"))
     total = usage.get("total_tokens")
@@ -181,8 +218,13 @@ def _latency(record: Facts, answer: Answer, *, stream: bool) -> dict[str, float 
     if stream and answer.first_s is not None and answer.last_s is not None:
         known["ttft"] = _ms(answer.first_s - record.opened_s)
         known["decode"] = _ms(answer.last_s - answer.first_s)
-    known.update({name: round(value, 3) for name, value in record.timings_ms.items()})
-    return known
+    if not isinstance(record.timings_ms, Mapping):
+        return known
+    return known | {name: _rounded(value) for name, value in record.timings_ms.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _ms(seconds: float) -> float:
@@ -193,9 +235,8 @@ def _masked(fields: dict[str, Any], redactor: Redactor, omit: tuple[str, ...]) -
     """The masked value is what is sealed: what was masked here was never on record."""
     counts: Counter[str] = Counter()
     if redactor:
-        for name in CONTENT:
+        for name in MASKED:
             fields[name] = redactor.mask(fields[name], counts, field=name)
-        fields["sampling"] = redactor.mask(fields["sampling"], counts)
     for name in omit:
         if name in SEALED and fields[name] is not None:
             fields[name] = REMOVED

@@ -5,7 +5,7 @@ system, and the kernel keeps it when the process dies. What has a line here and 
 interrupted; recovery writes that record.
 
 Does: remember openings, forget those that are written, create removed files again. Does not: survive a power
-cut; nothing unflushed does.
+cut; nothing unflushed does. The files are bounded: while the disk refuses and they pile up, bodies are left out.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ import mmap
 import os
 import secrets
 import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tonle.audit.disk import TEMP_PREFIX
-from tonle.audit.record import Record
+from tonle.audit.plain_values import said
+from tonle.audit.record import ID_BYTES, Record
+from tonle.audit.redaction import Redactor
 from tonle.audit.signing_keys import SigningKey
 
 FOLDER_NAME = "open"
 SUFFIX = ".log"  # of a page; a draft has none
 FILE_BYTES = 4 * 1024**2
 MAX_BODY_BYTES = 64 * 1024  # of a request that is remembered whole
+MAX_PAGES = 16  # with more in use, requests are remembered without their bodies
 NUM_TRIES = 5  # to make a file while another process removes what looks left behind
 
 
@@ -98,15 +103,22 @@ class Page:
         self.num_open = 0
         self.is_full = False
 
-    def add(self, line: bytes) -> bool:
-        if self.used + len(line) > FILE_BYTES:
+    def add(self, line: bytes) -> int:
+        """Where it begins; -1 if there is no room for it."""
+        start = self.used
+        if start + len(line) > FILE_BYTES:
             self.is_full = True
-            return False
+            return -1
         with self._lock:
-            self._map[self.used : self.used + len(line)] = line
+            self._map[start : start + len(line)] = line
             self.used += len(line)
         self.num_open += 1
-        return True
+        return start
+
+    def void(self, start: int) -> None:
+        """The line is none any more: its mark no longer fits."""
+        with self._lock:
+            self._map[start] = ord("-")
 
     @property
     def is_missing(self) -> bool:
@@ -130,16 +142,23 @@ class Page:
         self.path.unlink(missing_ok=True)
 
 
+Place = tuple[Page, int]  # of a line, and the byte where it begins
+
+
 class Intents:
     """Opened on the event loop, forgotten on the trail's thread: the only shared number is a page's count."""
 
-    def __init__(self, directory: Path, key: SigningKey, *, with_content: bool) -> None:
-        """`with_content`: also the request's body. Not where rules keep parts of it off the disk."""
+    def __init__(
+        self, directory: Path, key: SigningKey, *, redactor: Redactor | None = None, omit: tuple[str, ...] = ()
+    ) -> None:
+        """With rules for masking, or fields that are left out, the request's body is not kept here."""
         self._folder = directory / FOLDER_NAME
         self._folder.mkdir(exist_ok=True)
         self._key = key
-        self._with_content = with_content
-        self._prefix = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._redactor = redactor or Redactor(())
+        self._omit = omit
+        self._with_content = not (self._redactor or omit)
+        self._prefix = f"{os.getpid()}-{secrets.token_hex(ID_BYTES)}"
         self._num_pages = 0
         self._page: Page | None = self._new_page()
         self._pages: list[Page] = [self._page]
@@ -151,26 +170,49 @@ class Intents:
 
     def add(self, record: Record) -> None:
         """Never raises: a disk that is full is the writer's to report."""
-        body = None
-        if self._with_content and isinstance(record.body, bytes) and len(record.body) <= MAX_BODY_BYTES:
-            body = record.body.decode(errors="replace")
-        intent = Intent(record.id, record.opened_ns, record.endpoint, record.request_id, record.client, body)
+        body, raw = None, record.body
+        if type(raw) is bytes and len(raw) <= MAX_BODY_BYTES and self._with_content and len(self._pages) <= MAX_PAGES:
+            body = raw.decode(errors="replace")
         try:
-            encoded = _encode(intent)
-        except UnicodeEncodeError:
-            return
+            encoded = _encode(self._intent(record, body))
+        except Exception:  # facts of an unexpected type
+            encoded = _encode(self._intent(record, body, said))
         line = b"%b %b\n" % (self._key.mac(encoded).encode(), encoded)
-        if self._page is None or not self._page.add(line):
+        page = self._page
+        start = -1 if page is None else page.add(line)
+        if start < 0:
             with contextlib.suppress(OSError):
-                self._page = self._new_page()
-                self._pages.append(self._page)
-                self._page.add(line)
-        record.intent = self._page
+                page = self._page = self._new_page()
+                self._pages.append(page)
+                start = page.add(line)
+        if page is not None and start >= 0:
+            record.intent = (page, start)
+
+    def _intent(self, record: Record, body: str | None, text_of: Callable[[Any], Any] | None = None) -> Intent:
+        request_id, client, endpoint = record.request_id, record.client, record.endpoint
+        if not self._with_content:
+            request_id, client = self._allowed("request_id", request_id) or "", self._allowed("client", client)
+        if text_of is not None:
+            client = None if client is None else text_of(client)
+            endpoint, request_id = text_of(endpoint), text_of(request_id)
+        return Intent(record.id, record.opened_ns, endpoint, request_id, client, body)
+
+    def _allowed(self, field: str, value: str | None) -> str | None:
+        if field in self._omit:
+            return None
+        masked = self._redactor.mask(value, Counter(), field=field)
+        return None if masked is None else str(masked)
 
     def forget(self, record: Record) -> None:
         """The record is written, or its loss is."""
-        page, record.intent = record.intent, None
-        if isinstance(page, Page):
+        place, record.intent = record.intent, None
+        if place is not None:
+            place[0].num_open -= 1
+
+    def void(self, places: Iterable[Place]) -> None:
+        """These requests are on record in another way: recovery is not to write a record for any of them."""
+        for page, start in places:
+            page.void(start)
             page.num_open -= 1
 
     def sweep(self) -> None:
@@ -199,22 +241,35 @@ class Intents:
         return Page(self._folder / f"{self._prefix}-{self._num_pages}{SUFFIX}")
 
 
-def left_behind(directory: Path, key: SigningKey) -> tuple[list[Intent], list[Path]]:
-    """Requests of processes that died, and the files that tell of them. Lines without our mark are passed over."""
-    found: list[Intent] = []
-    files: list[Path] = []
+class LeftBehind(NamedTuple):
+    """What processes that died were doing."""
+
+    requests: list[Intent]
+    files: list[Path]  # that tell of them
+    unreadable: list[tuple[Path, bytes]]  # lines that have our mark and make no sense
+
+
+def left_behind(directory: Path, key: SigningKey) -> LeftBehind:
+    """Requests of processes that died. Lines without our mark are passed over."""
+    left = LeftBehind([], [], [])
     for path in sorted((directory / FOLDER_NAME).glob(f"*{SUFFIX}")):
+        if not path.is_file():
+            continue
         with path.open("rb+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 continue  # its process lives
-            for line in file.read().partition(b"\0")[0].split(b"\n"):
+            for line in file.read(FILE_BYTES).partition(b"\0")[0].split(b"\n"):
                 mark, _, encoded = line.partition(b" ")
-                if encoded and secrets.compare_digest(mark, key.mac(encoded).encode()):
-                    found.append(_decode(encoded))
-            files.append(path)
-    return found, files
+                if not encoded or not secrets.compare_digest(mark, key.mac(encoded).encode()):
+                    continue
+                try:
+                    left.requests.append(_decode(encoded))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    left.unreadable.append((path, line))
+            left.files.append(path)
+    return left
 
 
 def remove_drafts(directory: Path) -> None:

@@ -3,13 +3,16 @@
     vllm serve MODEL --middleware tonle.audit.AuditMiddleware          (configured by TONLE_AUDIT_DIR and its siblings)
 
 Does: record every POST to a generating endpoint, also of callers without a key, since it is the outermost layer. Does
-not: hold a reply back; each piece is passed on in the call that brings it, and read afterwards.
+not: hold a reply back; each piece is passed on in the call that brings it, and read afterwards. Nor does it read a body
+before the server does: of a request that is refused because of its head, nothing is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
+import logging
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import msgspec
 
 from tonle.audit.audit_options import AuditOptions, from_environ
+from tonle.audit.body_summary import FIRST_BYTES, BodySummary
 from tonle.audit.model_catalog import ModelCatalog
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
@@ -25,6 +29,8 @@ from tonle.errors import CapacityError
 from tonle.protocol.answers import EVENT_STREAM, Answer, Collector
 from tonle.protocol.errors import error_reply
 
+log = logging.getLogger("tonle.audit")
+
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,7 +38,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+MAX_ID_CHARS = 128  # of a caller's X-Request-Id
+MAX_LENGTH_DIGITS = 19
 _WITH_USAGE_OPTION = ENDPOINTS[:2]
+_NOT_ADMITTED = (401, 403)  # what servers say to a caller they do not know
 
 
 class AuditMiddleware:
@@ -83,7 +92,7 @@ class Visit:
     def __init__(self, middleware: AuditMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self._middleware = middleware
         self._trail = middleware.trail
-        self._scope = scope
+        self._scope = {**scope, "headers": list(scope["headers"])}  # a list of our own, which may change
         self._receive = receive
         self._send = send
         self._headers = {name.lower(): value for name, value in scope["headers"]}
@@ -94,6 +103,10 @@ class Visit:
         self._is_done = False  # the last piece of the reply has gone
         self._is_gone = False  # the caller has
         self._unread: list[Message] = []  # of the request, for the server
+        self._has_read = False  # the server has asked for the body
+        self._num_received = 0  # bytes of it
+        self._first = b""  # of a body that is not kept
+        self._digest = hashlib.sha256()  # likewise
         self._is_encoded = False  # the reply is compressed
 
     async def run(self) -> None:
@@ -102,18 +115,14 @@ class Visit:
         client = self._scope.get("client")
         self._record = record = self._trail.open(
             self._scope["path"],
-            request_id=self._header(b"x-request-id") or None,
+            request_id=self._header(b"x-request-id")[:MAX_ID_CHARS] or None,
             client=str(client[0]) if client else None,
         )
         error: BaseException | None = None
         try:
-            body = await self._read_body()
-            record.body = body
-            if body is not None:
-                self._ask_for_usage(body)
             await self._middleware.app(self._scope, self._read, self._write)
             if self._is_done and self._http_status == 200:  # the caller has the whole answer and does not wait for this
-                await self._middleware.catalog.learn(_model_asked(body), self._scope)
+                await self._middleware.catalog.learn(_model_asked(record.body), self._scope)
         except BaseException as raised:
             error = raised
             raise
@@ -137,22 +146,53 @@ class Visit:
 
     # -- what the caller sends
 
-    async def _read_body(self) -> bytes | None:
-        """The whole body, kept for the server to read again. None if it is too large, or the caller left first."""
-        size = 0
-        while True:
+    async def _read(self) -> Message:
+        """The server's `receive`. With the first call, the whole body is read, so that a field can be added to it."""
+        if not self._has_read:
+            self._has_read = True
+            await self._read_body()
+        if self._unread:
+            message = self._unread.pop(0)
+        else:
+            message = await self._receive()
+            if message["type"] == "http.request":
+                self._count(message)
+        if message["type"] == "http.disconnect" and not self._is_done:
+            self._is_gone = True
+        return message
+
+    async def _read_body(self) -> None:
+        """Keep it for the server to read again. One that is too large is passed on as it comes, and only summarized."""
+        assert self._record is not None
+        limit = self._trail.options.max_body_bytes
+        while self._num_received <= limit:
             message = await self._receive()
             self._unread.append(message)
             if message["type"] != "http.request":
                 self._is_gone = True
-                return None
-            size += len(message.get("body", b""))
-            if size > self._trail.options.max_body_bytes:
-                assert self._record is not None
-                self._record.warnings = [f"the request has more than {size} bytes and is not recorded"]
-                return None
-            if not message.get("more_body", False):
-                return b"".join([part.get("body", b"") for part in self._unread])
+                return
+            self._num_received += len(message.get("body", b""))
+            if not message.get("more_body", False) and self._num_received <= limit:
+                body = self._record.body = b"".join([part.get("body", b"") for part in self._unread])
+                self._ask_for_usage(body)
+                return
+        self._num_received = 0
+        for message in self._unread:
+            self._count(message)
+        self._record.warnings = [f"the request has more than {limit} bytes: only its beginning is recorded"]
+
+    def _count(self, message: Message) -> None:
+        """A piece of a body that is not kept."""
+        piece = message.get("body", b"")
+        self._num_received += len(piece)
+        self._digest.update(piece)
+        if len(self._first) < FIRST_BYTES:
+            self._first += piece[: FIRST_BYTES - len(self._first)]
+
+    def _summary(self) -> BodySummary:
+        declared = self._header(b"content-length")
+        length = int(declared) if declared.isdecimal() and len(declared) < MAX_LENGTH_DIGITS else None
+        return BodySummary(length, self._num_received, self._first, self._digest.hexdigest())
 
     def _ask_for_usage(self, body: bytes) -> None:
         if not self._trail.options.inject_usage or self._scope["path"] not in _WITH_USAGE_OPTION:
@@ -160,16 +200,9 @@ class Visit:
         if (changed := ask_for_usage(body)) is not None:
             self._swallow = True
             self._unread = [{"type": "http.request", "body": changed, "more_body": False}]
-            length = (b"content-length", str(len(changed)).encode())
-            others = [pair for pair in self._scope["headers"] if pair[0].lower() != b"content-length"]
-            self._scope = {**self._scope, "headers": [*others, length]}
-
-    async def _read(self) -> Message:
-        """The server's `receive`."""
-        message = self._unread.pop(0) if self._unread else await self._receive()
-        if message["type"] == "http.disconnect" and not self._is_done:
-            self._is_gone = True
-        return message
+            headers = self._scope["headers"]
+            others = [pair for pair in headers if pair[0].lower() != b"content-length"]
+            headers[:] = [*others, (b"content-length", str(len(changed)).encode())]
 
     # -- what the server sends
 
@@ -214,17 +247,27 @@ class Visit:
     # -- the end
 
     def _close(self, record: Record, error: BaseException | None) -> None:
-        answer = self._collector.finish() if self._collector is not None else Answer()
+        answer = self._answer()
         if self._is_encoded:
             answer.raw = None
             record.warnings = ["the reply is compressed and not recorded"]
         record.model = _model_asked(record.body) or answer.model
         if entry := self._middleware.catalog.entry(record.model):
             record.note(model_config=entry.config, adapter=entry.adapter)
+        if record.body is None:
+            record.unread = self._summary()
+        record.unauthenticated = self._http_status in _NOT_ADMITTED
         said = None
         if error is not None and not self._is_gone:
             said = {"type": type(error).__name__, "message": str(error)[:2000]}
         record.close(self._status(error, answer), http_status=self._http_status, answer=answer, error=said)
+
+    def _answer(self) -> Answer:
+        try:
+            return Answer() if self._collector is None else self._collector.finish()
+        except Exception:  # a server may say anything: its words may go unread, the request may not go unrecorded
+            log.exception("what the server answered could not be read")
+            return Answer()
 
     def _status(self, error: BaseException | None, answer: Answer) -> Status:
         if self._is_gone and not self._is_done:
@@ -243,7 +286,7 @@ def _model_asked(body: Any) -> str | None:
         return None
     try:
         return _decode_model(body).model
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

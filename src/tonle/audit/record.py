@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from tonle.audit.body_summary import BodySummary
 from tonle.errors import InternalError
 from tonle.protocol.answers import Answer
 
@@ -20,6 +21,7 @@ Status = Literal["ok", "cached", "refused", "failed", "cancelled", "interrupted"
 STATUSES: tuple[str, ...] = get_args(Status)
 
 _SERVER_BUSY = 503
+ID_BYTES = 16  # random: recovery takes two records with one id for the same request, so there must never be two
 
 
 def status_for(http_status: int) -> Status:
@@ -35,7 +37,8 @@ class Record:
     __slots__ = (
         "_written", "adapter", "answer", "body", "cache", "client", "closed_ns", "closed_s", "endpoint", "error",
         "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config", "opened_ns",
-        "opened_s", "output", "packed", "request_id", "response_id", "route", "status", "timings_ms", "usage", "warnings",
+        "opened_s", "output", "packed", "request_id", "response_id", "route", "size_bytes", "status", "timings_ms",
+        "unauthenticated", "unread", "usage", "warnings",
     )  # fmt: skip
 
     def __init__(
@@ -46,16 +49,20 @@ class Record:
         request_id: str | None = None,
         client: str | None = None,
         body: bytes | Mapping[str, Any] | None = None,
+        unread: BodySummary | None = None,
     ) -> None:
         """`written` takes the record when it is closed."""
         self._written: Callable[[Record], None] | None = written
-        self.id = secrets.token_hex(4)  # part of the file's name
+        self.id = secrets.token_hex(ID_BYTES)  # part of the file's name
         self.opened_ns = time.time_ns()  # since the epoch
         self.opened_s = time.monotonic()
         self.endpoint = endpoint  # the path of the request
         self.request_id = request_id or f"req-{self.id}"
         self.client = client  # address of the caller
         self.body = body  # the request, raw or parsed; not to be changed after it is set
+        self.unread = unread  # in place of a body that was not read, or is not kept whole
+        self.unauthenticated = False  # refused before it was known who asked
+        self.size_bytes = 0  # about what it holds in memory while it waits; the trail's
         self.intent: Any = None  # what keeps the record from being forgotten in a crash; the trail's
         self.packed: bytes | None = None  # its facts, ready to be sent to the process that writes; the writer's
         self.key_id: str | None = None

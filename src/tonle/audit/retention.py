@@ -23,7 +23,7 @@ from tonle.audit.ledger_reader import texts_of
 from tonle.audit.record_file import MAX_RECORD_BYTES, read_record
 from tonle.audit.redaction import Redactor
 from tonle.audit.regular_file import read_regular
-from tonle.audit.seal import CONTENT, REMOVED, chain_of, redact
+from tonle.audit.seal import REMOVED, SEALED, chain_of, redact
 
 log = logging.getLogger("tonle.audit")
 
@@ -120,7 +120,7 @@ def masking(redactor: Redactor) -> Change:
 
     def change(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: redactor.mask(fields[name], Counter(), field=name) for name in CONTENT if fields.get(name) is not None
+            name: redactor.mask(fields[name], Counter(), field=name) for name in SEALED if fields.get(name) is not None
         }
 
     return change

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tonle.audit.plain_values import json_text
 from tonle.audit.signing_keys import SigningKey
 from tonle.errors import InvalidRequest
 
@@ -40,7 +41,7 @@ REMOVED = "[redacted]"
 _SEALED_SET = frozenset(SEALED)
 _STARTS = range(0, _SALT_BYTES * len(SEALED), _SALT_BYTES)  # of a field's salt among all
 
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+_encode = msgspec.json.Encoder().encode
 _sha256 = hashlib.sha256
 
 
@@ -74,12 +75,14 @@ def seal(plain: Plain, key: SigningKey, *, seq: int, prev: str, file: str) -> tu
 
 
 def encode_fields(document: Mapping[str, Any]) -> Plain:
-    """What JSON cannot say (an object, half of a surrogate pair) is written as well as it can be."""
+    """Of a document whose values are plain (`plain_values.py`), but for halves of surrogate pairs. Raises what an encoder
+    raises if one is not."""
     facts = {name: value for name, value in document.items() if name not in _SEALED_SET}
     try:
         return Plain(_encode(document), _encode(facts), [_encode(document[name]) for name in SEALED])
     except UnicodeEncodeError:
-        return encode_fields(speakable(document))
+        whole = {name: msgspec.json.decode(json_text(value)[0]) for name, value in document.items()}
+        return encode_fields(whole)
 
 
 def is_ours(content: bytes, key: SigningKey) -> bool:
@@ -88,7 +91,7 @@ def is_ours(content: bytes, key: SigningKey) -> bool:
         chain = chain_of(content)
         number = check(content)
         return number == chain["hash"] and hmac.compare_digest(key.mac(number.encode()), str(chain["mac"]))
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -152,7 +155,7 @@ def _open(content: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
         chain = _decode_chain(raw.pop("chain"))
         if chain["version"] != VERSION:
             raise ValueError(f"it has version {chain['version']!r}; this program knows {VERSION}")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is no JSON: {error}") from error
     except (KeyError, TypeError) as error:
         raise ValueError("it has no chain") from error
@@ -188,11 +191,3 @@ def _join(fields: Iterable[tuple[str, bytes]]) -> bytes:
 def _record_hash(seq: int, prev: str, file: str, facts: bytes, digests: list[bytes]) -> str:
     head = f"tonle audit record {VERSION}\n{seq}\n{prev}\n{file}\n".encode()
     return _sha256(b"".join((head, facts, *digests))).hexdigest()
-
-
-def speakable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, Mapping):
-        return {speakable(name): speakable(item) for name, item in value.items()}
-    return [speakable(item) for item in value] if isinstance(value, list | tuple) else value

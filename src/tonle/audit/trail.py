@@ -9,60 +9,38 @@ and stands in the chain as a gap as soon as there is a disk again. Does not: for
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tonle.audit import day_ledger
 from tonle.audit.anchor_keeper import AnchorKeeper
 from tonle.audit.audit_options import AuditOptions
+from tonle.audit.audit_stats import Alarm, AuditStats
+from tonle.audit.body_summary import BodySummary
 from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
+from tonle.audit.gaps import Gaps
 from tonle.audit.intents import FOLDER_NAME, Intents
 from tonle.audit.record import Record
+from tonle.audit.record_queue import RecordQueue
 from tonle.audit.recover import recover
 from tonle.audit.redaction import Redactor
+from tonle.audit.refusal_cap import RefusalCap
 from tonle.audit.retention import prune_days
 from tonle.audit.seal import SEALED
+from tonle.audit.shorten import shorten_body
 from tonle.audit.signing_keys import load_or_create_key
-from tonle.audit.writer import ChainWriter, UnsafeError, Writer
+from tonle.audit.writer import ChainWriter, UnsafeError, Writer, WriterDiedError
 from tonle.errors import CapacityError, ConfigError, InternalError
 
 log = logging.getLogger("tonle.audit")
 
-MAX_BATCH = 512  # records
-LINGER_BELOW = 64  # with as many waiting, a batch is worth its lock and signature already
 RETRY_S = 1.0  # between two tries of a disk that refuses
 CHECK_S = 1.0  # between two looks at the free space
-MAX_GAP_IDS = 1000  # requests that a gap names
+MAX_DEATHS = 3  # of writer processes over the same records, before these are taken for the reason
 RETRY_AFTER_S = 10.0  # what refused callers are told
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Something an operator must know now. `failing` begins a trouble, `recovered` ends it, `lost` counts."""
-
-    kind: Literal["failing", "lost", "recovered"]
-    message: str
-    num_lost: int = 0
-
-
-@dataclass(slots=True)
-class AuditStats:
-    """Counters since the start; read them from any thread."""
-
-    opened: int = 0
-    written: int = 0
-    lost: int = 0  # closed, and given up
-    refused: int = 0  # turned away by `admit`
-    failing: str | None = None  # why nothing can be written at the moment
-
-    def gap(self) -> dict[str, int]:
-        return {"lost": self.lost, "refused": self.refused}
 
 
 class AuditTrail:
@@ -88,13 +66,11 @@ class AuditTrail:
         for name in options.omit:
             if name not in SEALED:
                 raise ConfigError(f"omit: there is no field {name!r}; there are {', '.join(SEALED)}", param="omit")
-        self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._queue = RecordQueue(options.max_queue, options.max_memory_bytes)
+        self._cap = RefusalCap(options.refused_per_address, options.refused_per_second)
+        self._gaps = Gaps(self.stats, self._cap, self._redactor, options.omit)
         self._open: dict[str, Record] = {}
-        self._gap_ids: deque[str] = deque(maxlen=MAX_GAP_IDS)
-        self._gap_lock = threading.Lock()  # records are lost on the server's thread, and told of on the trail's
-        self._told = self.stats.gap()  # what the chain knows of losses
         self._num_alarmed = 0  # losses the alarm was raised for
-        self._why_lost = ""
         self._chain: Chain | None = None
         self._writer: Writer | None = None
         self._intents: Intents | None = None
@@ -118,8 +94,8 @@ class AuditTrail:
                 )
             self._anchors = AnchorKeeper(options, key)
             self._chain = Chain(options.directory, key, disk=self._disk, durable=options.fsync == "always")
-            recover(self._chain)
-            self._intents = Intents(options.directory, key, with_content=not (self._redactor or options.omit))
+            recover(self._chain, self._redactor, options.omit)
+            self._intents = Intents(options.directory, key, redactor=self._redactor, omit=options.omit)
             self._writer = self._make_writer(self._chain, self._intents)
         except OSError as error:
             raise InternalError(f"the audit directory {options.directory} cannot be used: {error}") from error
@@ -142,8 +118,8 @@ class AuditTrail:
         if self.options.on_full != "refuse":
             return
         reason = self.stats.failing
-        if reason is None and self._queue.qsize() >= self.options.max_queue:
-            reason = f"{self.options.max_queue} records are waiting to be written"
+        if reason is None and self._queue.is_full():
+            reason = self._queue.fill
         if reason is not None:
             self.stats.refused += 1
             raise CapacityError(
@@ -158,9 +134,10 @@ class AuditTrail:
         request_id: str | None = None,
         client: str | None = None,
         body: bytes | Mapping[str, Any] | None = None,
+        unread: BodySummary | None = None,
     ) -> Record:
         """A record for a request that has come. Never fails and never waits."""
-        record = Record(self._close, endpoint, request_id=request_id, client=client, body=body)
+        record = Record(self._close, endpoint, request_id=request_id, client=client, body=body, unread=unread)
         self._open[record.id] = record
         self.stats.opened += 1
         if self._intents is not None:
@@ -175,17 +152,22 @@ class AuditTrail:
     @property
     def crowded(self) -> bool:
         """Records come faster than they are written. A server that can wait a moment before it serves should."""
-        return self.stats.failing is None and self._queue.qsize() >= self.options.max_queue // 2
+        return self.stats.failing is None and self._queue.is_full(0.5)
 
     @property
     def num_queued(self) -> int:
-        return self._queue.qsize()
+        return self._queue.num_records
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """Of records that wait or are being written."""
+        return self._queue.num_bytes
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything closed so far is written. For tests and orderly ends; False if time ran out."""
         deadline = time.monotonic() + timeout_s
         goal = self.stats.opened - len(self._open)
-        while self.stats.written + self.stats.lost < goal:
+        while self.stats.written + self.stats.lost + self.stats.unrecorded < goal:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -197,7 +179,7 @@ class AuditTrail:
             record.close("interrupted", error={"message": "the server stopped before this request ended"})
         if self._thread is not None:
             self._stopping.set()
-            self._queue.put(None)
+            self._queue.end()
             self._thread.join(timeout_s)
             self._thread = None
         if self._anchors is not None:
@@ -205,60 +187,64 @@ class AuditTrail:
 
     def _close(self, record: Record) -> None:
         self._open.pop(record.id, None)
-        num_queued, limit = self._queue.qsize(), self.options.max_queue
-        # Who is refused costs nothing but a record, and may come again at once: without end, they would fill the memory.
-        if num_queued >= limit and (self.options.on_full == "serve" or _is_surplus(record, num_queued, limit)):
-            self._lose([record], f"{num_queued} records are waiting to be written")
+        if record.status == "refused":
+            if record.unauthenticated and not self._cap.may_record(record.client):
+                self._count_only(record)
+                return
+            shorten_body(record)
+        if self._queue.is_full() and self._is_surplus(record):
+            self._lose([record], self._queue.fill)
             return
         if self._writer is not None:
             self._writer.pack(record)
         self._queue.put(record)
 
+    def _is_surplus(self, record: Record) -> bool:
+        """Who is refused costs nothing but a record, and may come again at once: without end, they would fill the memory."""
+        return self.options.on_full == "serve" or (record.status == "refused" and self._queue.is_full(2))
+
+    def _count_only(self, record: Record) -> None:
+        place = self._cap.count(record)
+        if place is not None and self._intents is not None:
+            self._intents.void([place])
+        self.stats.unrecorded += 1
+
     # -- on the trail's thread
 
     def _run(self) -> None:
         while True:
-            batch, is_last = self._take()
+            batch, is_last = self._queue.take(CHECK_S, self.options.linger_s, self._stopping)
             try:
                 self._look_at_disk()
-                if batch or self._told != self.stats.gap():
-                    self._write(batch)
+                if batch or self._gaps.is_due(at_once=self._stopping.is_set()):
+                    self._write_each(batch)
                 self._housekeep()
             except Exception:  # a bug of ours must not end all recording
                 log.exception("the audit writer failed")
-                self._lose(batch, "the writer failed; the log has the details")
+            self._queue.settle(batch)
             self._tell_losses()
-            if is_last and self._queue.empty():
+            if is_last and self._queue.is_empty:
                 break
         if self._intents is not None and not self.stats.failing:
             self._intents.close()
         if self._writer is not None:
             self._writer.close()
 
-    def _take(self) -> tuple[list[Record], bool]:
-        """The next batch, and whether it is the last. Empty once in a while, for the clock's sake."""
+    def _write_each(self, batch: list[Record], *, again: bool = False) -> None:
+        """Together; if that fails for a reason that is not the disk's, one by one: only the bad one is lost."""
         try:
-            first = self._queue.get(timeout=CHECK_S)
-        except queue.Empty:
-            return [], False
-        if first is not None and not self._stopping.is_set() and self._queue.qsize() < LINGER_BELOW:
-            self._stopping.wait(self.options.linger_s)
-        batch = [] if first is None else [first]
-        is_last = first is None
-        while len(batch) < MAX_BATCH and not self._queue.empty():
-            record = self._queue.get()
-            if record is None:
-                is_last = True
-            else:
-                batch.append(record)
-        if is_last and not self._queue.empty():
-            self._queue.put(None)
-            is_last = False
-        return batch, is_last
+            self._write(batch, again=again)
+        except Exception:
+            log.exception("the audit writer failed over %d records", len(batch))
+            if len(batch) < 2:
+                self._lose(batch, "the writer failed; the log has the details")
+                return
+            for record in batch:
+                self._write_each([record], again=True)
 
-    def _write(self, batch: list[Record]) -> None:
+    def _write(self, batch: list[Record], *, again: bool = False) -> None:
         """Until it succeeds, or has to be given up."""
-        again = False
+        num_deaths = 0
         while True:
             try:
                 if again and self._intents is not None:
@@ -269,41 +255,42 @@ class AuditTrail:
                 self._fail_for(error)
                 if isinstance(error, UnsafeError):
                     break
+                num_deaths = num_deaths + 1 if isinstance(error, WriterDiedError) else 0
             again = True
             self._tell_losses()
             if self._stopping.is_set():
                 self._lose(batch, f"the server stops and the disk refuses ({self.stats.failing})")
                 return
+            if num_deaths == MAX_DEATHS and batch:
+                self._suspect(batch)
             self._stopping.wait(RETRY_S)
         for record in batch:
             self._forget(record)
         self.stats.written += len(batch)
 
+    def _suspect(self, batch: list[Record]) -> None:
+        """Writers die over these records. Of several, find the one; of one, keep what can always be written."""
+        if len(batch) > 1:
+            raise InternalError(f"{MAX_DEATHS} processes that write records died over the same {len(batch)} records")
+        assert self._writer is not None
+        self._writer.strip(batch[0])
+
     def _append(self, batch: list[Record], *, again: bool = False) -> None:
         assert self._writer is not None
-        with self._gap_lock:
-            gap, ids = self.stats.gap(), list(self._gap_ids)
-        lost: dict[str, Any] | None = None
-        if gap != self._told:
-            more = {name: number - self._told[name] for name, number in gap.items()}
-            lost = {**more, "request_ids": ids}
         try:
-            self._writer.write(batch, lost, again=again)
+            self._writer.write(batch, self._gaps.facts(at_once=self._stopping.is_set()), again=again)
         except UnsafeError:
-            self._note_told(gap, ids)
+            self._note_told()
             raise
-        self._note_told(gap, ids)
+        self._note_told()
         if self.stats.failing is not None and not self._is_full():
             self.stats.failing = None
             self._alarm(Alarm("recovered", "audit records are written again"))
 
-    def _note_told(self, gap: dict[str, int], ids: list[str]) -> None:
-        """The chain knows of these losses; others may have come meanwhile."""
-        self._told = gap
-        with self._gap_lock:
-            for request_id in ids:  # the oldest; some may have been pushed out
-                if self._gap_ids and self._gap_ids[0] == request_id:
-                    self._gap_ids.popleft()
+    def _note_told(self) -> None:
+        places = self._gaps.note_told()
+        if self._intents is not None:
+            self._intents.void(places)
 
     def _housekeep(self) -> None:
         assert self._chain is not None
@@ -328,7 +315,7 @@ class AuditTrail:
         try:
             if self._is_full():
                 self._fail(f"less than {self.options.min_free_bytes} bytes are free in {self.options.directory}")
-            elif self.stats.failing is not None and self._queue.empty():
+            elif self.stats.failing is not None and self._queue.is_empty:
                 self._append([])  # the disk may take it again, and without a try that would go unnoticed
         except OSError as error:
             self._fail_for(error)
@@ -348,16 +335,13 @@ class AuditTrail:
     def _lose(self, records: list[Record], reason: str) -> None:
         for record in records:
             self._forget(record)
-        with self._gap_lock:
-            self._gap_ids.extend(record.request_id for record in records)
-            self.stats.lost += len(records)
-            self._why_lost = reason
+        self._gaps.lose(records, reason)
 
     def _tell_losses(self) -> None:
         num_lost = self.stats.lost - self._num_alarmed
         if num_lost > 0:
             self._num_alarmed += num_lost
-            self._alarm(Alarm("lost", f"{num_lost} audit records are lost: {self._why_lost}", num_lost))
+            self._alarm(Alarm("lost", f"{num_lost} audit records are lost: {self._gaps.why_lost}", num_lost))
 
     def _forget(self, record: Record) -> None:
         if self._intents is not None:
@@ -370,7 +354,3 @@ class AuditTrail:
                 self._on_alarm(alarm)
             except Exception:
                 log.exception("the audit alarm's handler failed")
-
-
-def _is_surplus(record: Record, num_queued: int, limit: int) -> bool:
-    return record.status == "refused" and num_queued >= 2 * limit

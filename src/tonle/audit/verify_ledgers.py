@@ -172,6 +172,8 @@ def _told_losses(name: str, facts: dict[str, Any], found: Findings) -> None:
     if bad := facts.get("bad_head"):
         detail = "at a restart the head was missing or not signed by the key"
         found.add("signature", f"{bad['day']}/{HEAD_NAME}", detail)
+    for left in facts.get("unrepaired", ()):
+        found.add("edited", str(left["what"]), f"at a restart on {name} it could not be repaired ({left['why']})")
     if facts.get("no_latest"):
         found.add("day", LATEST_NAME, f"at a restart on {name} it was missing")
 
@@ -183,8 +185,18 @@ def _note(name: str, line: LedgerLine) -> str | None:
     if line.kind == "recovery":
         return f"{name}: repaired after a crash at seq {line.seq}: {', '.join(facts)}"
     if line.kind == "gap":
-        return f"{name}: {facts.get('lost')} records lost and {facts.get('refused')} requests refused before seq {line.seq}"
+        return f"{name}: {'; '.join(_gap_words(facts))} before seq {line.seq}"
     return None
+
+
+def _gap_words(facts: dict[str, Any]) -> Iterator[str]:
+    if "lost" in facts:
+        yield f"{facts.get('lost')} records lost and {facts.get('refused')} requests refused"
+    for row in facts.get("unrecorded", ()):
+        yield (
+            f"{row['requests']} refused requests of {row['client']} ({row['http_status']}, {row['code']}) between"
+            f" {row['from']} and {row['to']} were not recorded one by one"
+        )
 
 
 def check_order(days: Sequence[Day], facts: ChainFacts, key: SigningKey, found: Findings) -> None:

@@ -7,26 +7,26 @@ retry, or know what to do about a disk that refuses (`trail.py`).
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tonle.audit import day_ledger
-from tonle.audit.chain import Chain, Event, PendingRecord
+from tonle.audit.chain import Chain, Event
 from tonle.audit.disk import locked
-from tonle.audit.document import document, file_name
 from tonle.audit.facts import Facts, facts_of
 from tonle.audit.flusher import Flusher
+from tonle.audit.pending import pending_record
 from tonle.audit.record import Record
 from tonle.audit.recover import written_files
 from tonle.audit.redaction import Redactor
-from tonle.audit.seal import encode_fields
-
-log = logging.getLogger("tonle.audit")
+from tonle.audit.shorten import shorten_answer
 
 
 class UnsafeError(OSError):
     """The records are in the chain, but its head could not be brought up to them, or the disk does not take them."""
+
+
+class WriterDiedError(OSError):
+    """The process that writes ended, or was ended because it did not answer. What it was sent may be written or not."""
 
 
 class OwnerGoneError(OSError):
@@ -42,6 +42,10 @@ class OwnerGoneError(OSError):
 class Writer(Protocol):
     def pack(self, record: Record) -> None:
         """On the server's thread, when a record is closed: make it quick to write later."""
+        ...
+
+    def strip(self, record: Record) -> None:
+        """Keep of a record only what can always be written."""
         ...
 
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
@@ -69,7 +73,12 @@ class ChainWriter:
     def pack(self, record: Record) -> None:
         """There is nothing to prepare."""
 
+    def strip(self, record: Record) -> None:
+        """No other process can die over it."""
+
     def write(self, records: Sequence[Record], lost: dict[str, Any] | None, *, again: bool = False) -> None:
+        for record in records:
+            shorten_answer(record)
         self.write_facts([facts_of(record) for record in records], lost, again=again)
 
     def write_facts(
@@ -78,11 +87,14 @@ class ChainWriter:
         lost: dict[str, Any] | None,
         *,
         again: bool = False,
+        is_decoded: bool = False,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_write` is asked under the lock of the directory; if it says no, nothing is written: `OwnerGoneError`."""
+        """`is_decoded`: see `pending_record`. `may_write` is asked under the lock of the directory; if it says no, nothing
+        is written: `OwnerGoneError`."""
         chain = self._chain
-        pending = [self._pending_record(facts) for facts in batch]
+        redactor, omit = self._redactor, self._omit
+        pending = [pending_record(facts, redactor, omit, is_decoded=is_decoded) for facts in batch]
         with locked(chain.directory):
             if not may_write():
                 raise OwnerGoneError
@@ -108,11 +120,3 @@ class ChainWriter:
     def close(self) -> None:
         if self._flusher is not None:
             self._flusher.close()
-
-    def _pending_record(self, facts: Facts) -> PendingRecord:
-        try:
-            fields = encode_fields(document(facts, self._redactor, self._omit))
-        except Exception:  # facts of an unexpected kind: the record is kept without them
-            log.exception("the audit record of %s is kept without its content", facts.request_id)
-            fields = encode_fields(document(facts.without_content(), self._redactor, self._omit))
-        return PendingRecord(day_ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)

@@ -23,8 +23,10 @@ from typing import Any
 
 import msgspec
 
+from tonle.audit.body_summary import summary_of
 from tonle.audit.chain import Chain
-from tonle.audit.facts import Facts
+from tonle.audit.facts import Facts, facts_of
+from tonle.audit.record import Record
 from tonle.audit.redaction import Redactor
 from tonle.audit.signing_keys import load_key
 from tonle.audit.writer import ChainWriter, UnsafeError
@@ -62,13 +64,22 @@ class Receipt(msgspec.Struct, array_like=True):
 
 
 def unpack(packed: bytes) -> Facts:
-    """The facts again; without the answer, if that is of an unknown kind."""
+    """The facts again; as far as they can be read. Never raises: others are in the same message."""
     try:
         return _decode_facts(packed)
-    except msgspec.ValidationError:
+    except Exception as error:
+        reason = error
+    try:
         values = dict(zip(Facts.__struct_fields__, msgspec.msgpack.decode(packed), strict=True))
-        log.warning("the audit record of %s is kept without its answer", values["request_id"])
-        return Facts(**{**values, "answer": None, "warnings": ["the answer could not be recorded"]})
+        said_of_answer = values["output"] if values["answer"] is None else values["answer"]
+        known = {**values, "answer": None, "unread": None, "output": said_of_answer}
+        return Facts(**{**known, "warnings": ["the answer has a form that is not known, and is recorded as it came"]})
+    except Exception:
+        log.exception("an audit record of %d bytes cannot be read (%s)", len(packed), reason)
+    record = Record(lambda closed: None, "/unknown")
+    record.close("failed", error={"message": "the record of this request could not be read"})
+    record.unread = summary_of(packed)
+    return facts_of(record)
 
 
 _decode_facts = msgspec.msgpack.Decoder(Facts).decode
@@ -102,7 +113,7 @@ def serve(control: socket.socket) -> None:
 def _write(writer: ChainWriter, batch: RecordBatch) -> Receipt:
     try:
         facts = [unpack(packed) for packed in batch.records]
-        writer.write_facts(facts, batch.lost, again=batch.again, may_write=lambda: lives(batch.owner))
+        writer.write_facts(facts, batch.lost, again=batch.again, is_decoded=True, may_write=lambda: lives(batch.owner))
     except OSError as error:
         return Receipt(error.strerror or str(error), error.errno or 0, unsafe=isinstance(error, UnsafeError))
     except Exception as error:

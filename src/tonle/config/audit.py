@@ -43,6 +43,13 @@ class AuditConfig:
         64 * 1024**2, values.size(0), "Treat the disk as full when less than this is free."
     )
     audit_max_queue: int = _audit(10_000, values.integer(1), "Most records waiting to be written.")
+    audit_max_memory_bytes: int = _audit(128 * 1024**2, values.size(), "Most memory for records waiting to be written.")
+    audit_refused_per_address: int = _audit(
+        20,
+        values.integer(0),
+        "Most records per second of requests refused for want of a valid key from one address; more are only counted.",
+    )
+    audit_refused_per_second: int = _audit(200, values.integer(0), "The same for all addresses together.")
     audit_linger_s: float = _audit(0.02, values.duration(), "How long a batch of records waits for more to join it.")
     audit_redact: tuple[str, ...] = _audit(
         (),

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from tonle.edge.head import absolute_target, decoded
+from tonle.edge.unread_body import UnreadBody
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -48,6 +49,7 @@ class Exchange:
     # For the log; of the class, so that they cost nothing where there is nothing to tell.
     problem: str | None = None  # why it failed
     tokens: tuple[int, int] | None = None  # of the prompt and of the answer
+    unread: UnreadBody | None = None  # what is known of a body that is not kept
 
     def __init__(self, line: Line, *, client: str, loopback: bool) -> None:
         self.method = ""

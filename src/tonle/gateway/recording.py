@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tonle.audit.body_summary import BodySummary
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
+from tonle.edge.unread_body import UnreadBody
+from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.call import Call
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, ShadowCopy, StageResults, as_fields
@@ -67,6 +70,10 @@ class Recorder:
         error: dict[str, Any] | None = None,
     ) -> None:
         request, model, lookup = results.request, results.model, results.lookup
+        if exchange.unread is not None:  # only now is it known how much of it came
+            record.unread = _summary(exchange.unread)
+        # Refused before its caller was known: at its head, or, on a server without keys, because of its body.
+        record.unauthenticated = request is None and results.key is LOCAL_CALLER
         record.key_id = results.key.id
         if request is not None:
             record.model = request.asked_model if model is None else model.asked
@@ -110,6 +117,10 @@ class Recorder:
 async def _until_room(trail: AuditTrail) -> None:
     while trail.crowded:  # noqa: ASYNC110 - it is another thread that makes room
         await asyncio.sleep(LOOK_S)
+
+
+def _summary(unread: UnreadBody) -> BodySummary:
+    return BodySummary(unread.declared, unread.num_received, bytes(unread.first), unread.sha256())
 
 
 def _drop(record: Record) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -251,7 +252,7 @@ def test_what_generates_nothing_is_not_recorded(tmp_path: Path, method: str, pat
     assert records(tmp_path) == []
 
 
-def test_a_body_that_is_too_large_is_passed_on_and_not_recorded(tmp_path: Path) -> None:
+def test_a_body_that_is_too_large_is_passed_on_and_not_recorded_whole(tmp_path: Path) -> None:
     server = Server(whole_reply(), content_type="application/json")
     app = wrap(server, tmp_path, max_body_bytes=10)
     body = b'{"messages": [' + b" " * 100 + b"]}"
@@ -260,7 +261,7 @@ def test_a_body_that_is_too_large_is_passed_on_and_not_recorded(tmp_path: Path) 
     assert server.asked == [body]
     [record] = records(tmp_path)
     assert record["messages"] is None
-    assert "not recorded" in record["warnings"][0]
+    assert "only its beginning is recorded" in record["warnings"][0]
 
 
 def test_model_configuration_and_adapter_come_from_the_server(tmp_path: Path) -> None:
@@ -379,3 +380,89 @@ def test_a_caller_who_hangs_up_on_a_replica(tmp_path: Path) -> None:
     [record] = records(tmp_path)
     assert record["status"] == "cancelled"
     assert record["output"], "what was written until then"
+
+
+class Doorman:
+    """A server that refuses by the head alone, as vLLM's own check of keys does."""
+
+    def __init__(self, status: int = 401) -> None:
+        self.status = status
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def test_a_body_the_server_does_not_read_is_not_held(tmp_path: Path) -> None:
+    asked = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    async def send(message: Any) -> None:
+        pass
+
+    app = wrap(Doorman(), tmp_path)
+    headers = [(b"content-length", b"8000000")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers, "client": ("10.0.0.7", 1)}
+    asyncio.run(app(scope, receive, send))
+    app.close()
+    assert asked == 0
+    [record] = records(tmp_path)
+    told = record["parameters"]["body"]
+    assert (record["status"], told["declared_bytes"], told["received_bytes"]) == ("refused", 8_000_000, 0)
+
+
+def test_a_body_that_is_too_large_passes_and_is_summarized(tmp_path: Path) -> None:
+    server = Server(whole_reply(), content_type="application/json")
+    app = wrap(server, tmp_path, max_body_bytes=10_000)
+    pieces = [bytes([65 + number]) * 4000 for number in range(10)]
+    sent = list(pieces)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": sent.pop(0), "more_body": bool(sent)}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "client": ("10.0.0.7", 1)}
+    asyncio.run(app(scope, receive, send))
+    app.close()
+    body = b"".join(pieces)
+    assert server.asked == [body]
+    [record] = records(tmp_path)
+    assert record["parameters"]["body"] == {
+        "declared_bytes": None,
+        "received_bytes": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "first": "A" * 2048,
+    }
+
+
+def test_callers_that_are_not_admitted_are_counted_beyond_the_cap(tmp_path: Path) -> None:
+    app = wrap(Doorman(), tmp_path, refused_per_address=0)
+    for _ in range(3):
+        call(app)
+    app.close()
+    assert not records(tmp_path)
+    assert "3 refused requests" in verify(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("depth", [900, 985, 990, 5000])
+def test_a_deep_body_is_on_record(tmp_path: Path, depth: int) -> None:
+    app = wrap(Server(whole_reply(), content_type="application/json"), tmp_path)
+    deep = b'{"model":"m","x":' + b"[" * depth + b"]" * depth + b"}"
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": deep, "more_body": False}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "client": ("10.0.0.7", 1)}
+    asyncio.run(app(scope, receive, send))
+    app.close()
+    [record] = records(tmp_path)
+    assert (record["status"], record["output"]) == ("ok", "hey")

@@ -250,7 +250,7 @@ def test_a_disk_that_refuses_is_reported_by_the_writer(tmp_path: Path, monkeypat
         path.mkdir()  # nothing can be written here
         ask(trail)
         wait_for(lambda: trail.stats.failing)
-        assert "Is a directory" in str(trail.stats.failing)
+        assert "chain.jsonl cannot be written: it is a folder" in str(trail.stats.failing)
         path.rmdir()
         (tmp_path / "kept").rename(path)
         assert trail.flush(60)
@@ -305,7 +305,7 @@ def test_a_page_has_no_name_before_it_is_locked(tmp_path: Path, monkeypatch: pyt
         flock(file, operation)
 
     monkeypatch.setattr("tonle.audit.intents.fcntl.flock", late)
-    intents = Intents(tmp_path, chain.key, with_content=False)
+    intents = Intents(tmp_path, chain.key)
     assert num_recovered == 1
     assert lives(intents.owner)
     assert [path.name for path in (tmp_path / "open").iterdir()] == [Path(intents.owner).name]
