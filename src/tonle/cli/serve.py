@@ -62,7 +62,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
 
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
-    text = load_text(source)
+    text = load_text(source, special_tokens_in_content=settings.special_tokens_in_content)
     server = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:

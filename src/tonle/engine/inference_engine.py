@@ -37,7 +37,7 @@ from tonle.engine.request import (
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource, resolve
 
 log = logging.getLogger("tonle.engine")
 
@@ -242,7 +242,7 @@ class InferenceEngine:
     def _open(self) -> tuple[Any, Text, str]:
         if self._model is None or isinstance(self._model, str | Path):
             source = resolve(self._model, chat_template=self.config.chat_template)
-            text = load_text(source) if self._tokenizer is None else self._live_text()
+            text = self._load_text(source) if self._tokenizer is None else self._live_text()
             return source, text, source.name
         if not hasattr(self._model, "state_dict"):
             raise ConfigError(
@@ -253,9 +253,16 @@ class InferenceEngine:
         name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
         return self._model, self._live_text(), name
 
+    def _load_text(self, source: ModelSource) -> Text:
+        return load_text(source, special_tokens_in_content=self.config.special_tokens_in_content)
+
     def _live_text(self) -> Text:
-        file = self.config.chat_template
-        return Text.from_live(self._tokenizer, None if file is None else read_template(file))
+        file, config = self.config.chat_template, self.config
+        return Text.from_live(
+            self._tokenizer,
+            None if file is None else read_template(file),
+            special_tokens_in_content=config.special_tokens_in_content,
+        )
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""

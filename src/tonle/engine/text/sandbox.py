@@ -25,6 +25,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from tonle.engine.text.marks import Marks
+
 MAX_CHARS = 16 * 1024**2  # of the output, and of any string or list a template builds
 MAX_STEPS = 500_000  # of one rendering, about a second's work; a long chat takes some ten thousand
 _CALL_STEPS = 4  # what a call costs; a loop turn costs one
@@ -40,16 +42,19 @@ class TemplateBoundError(jinja2.TemplateError):
     """The template does more than any chat needs."""
 
 
-def run_template(source: str, variables: Mapping[str, Any]) -> str:
+def run_template(source: str, variables: Mapping[str, Any], marks: Marks | None = None) -> str:
     """What `source` makes of `variables`. Raises whatever Jinja and the template raise."""
     with _ENVIRONMENT.meter:
-        return _join(compile_template(source).generate(variables))
+        return _join(compile_template(source, marks).generate(variables))
 
 
 @lru_cache(maxsize=32)
-def compile_template(source: str) -> jinja2.Template:
-    """Raises `jinja2.TemplateSyntaxError`."""
-    return _ENVIRONMENT.from_string(source)
+def compile_template(source: str, marks: Marks | None = None) -> jinja2.Template:
+    """With `marks` in place of the special tokens the template names. Raises `jinja2.TemplateSyntaxError`."""
+    tree = _ENVIRONMENT.parse(source)
+    if marks is not None:
+        tree = _Marking(marks).visit(tree)
+    return jinja2.Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
 
 
 def _join(parts: Iterator[str]) -> str:
@@ -103,6 +108,22 @@ class _Instrument(NodeTransformer):
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
         return _filtered("_sized", self.generic_visit(node))
+
+
+class _Marking(NodeTransformer):
+    """Puts marks into a template's own text."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
+        node.data = self._marks.hide(node.data)
+        return node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        if isinstance(node.value, str):
+            node.value = self._marks.hide(node.value)
+        return node
 
 
 def _filtered(name: str, node: Any) -> nodes.Filter:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tonle.engine.text.codec import Codec
 from tonle.engine.text.holding import Holding
+from tonle.engine.text.marks import Marks
 from tonle.engine.text.stream import TextStream
 from tonle.engine.text.template import ChatTemplate
 from tonle.errors import InvalidRequest
@@ -22,22 +23,29 @@ class Text:
     """A model's tokenizer and chat template."""
 
     def __init__(
-        self, codec: Codec, *, bos_id: int | None, eos_ids: Iterable[int], template: ChatTemplate | None
-    ) -> None:
+        self, codec: Codec, *, bos_id: int | None, eos_ids: Iterable[int], template: ChatTemplate | None,
+        special_tokens_in_content: str = "text",
+    ) -> None:  # fmt: skip
+        """`special_tokens_in_content`: whether a special token that a caller writes in a chat is "text" or "special"."""
         self._codec = codec
         self._template = template
+        # None: nothing is marked, and whatever looks like a special token is one
+        self._marks = Marks(codec.special_texts()) if special_tokens_in_content == "text" else None
+        self._marked = None if self._marks is None else codec.marked_encoder(self._marks)
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)  # any of these ends a continuation
 
     @classmethod
-    def from_live(cls, tokenizer: Any, chat_template: str | None = None) -> Text:
+    def from_live(
+        cls, tokenizer: Any, chat_template: str | None = None, *, special_tokens_in_content: str = "text"
+    ) -> Text:
         """For a tokenizer object of `transformers` or `tokenizers`, or any with `encode(text)` and `decode(tokens)`.
 
         `chat_template`: the source of a template to use instead of the tokenizer's.
         """
         from tonle.engine.text.live import live_text
 
-        return live_text(tokenizer, chat_template)
+        return live_text(tokenizer, chat_template, special_tokens_in_content=special_tokens_in_content)
 
     @property
     def vocab_size(self) -> int:
@@ -72,12 +80,8 @@ class Text:
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt the model's template makes of a chat. `extra`: further template arguments (`enable_thinking`)."""
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template: send a prompt to /v1/completions, "
-                "or give a template with --chat-template FILE"
-            )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        prompt = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        return prompt if self._marks is None else self._marks.show(prompt)
 
     def encode_chat(
         self,
@@ -87,9 +91,25 @@ class Text:
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The tokens of `render_chat`. The template writes BOS itself, so none is added."""
-        prompt = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
-        return self.encode(prompt, add_special_tokens=False)
+        """The tokens of `render_chat`. The template writes BOS itself, so none is added.
+
+        Special tokens are those of the template; what a caller writes is text, unless the settings say otherwise.
+        """
+        prompt = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        if self._marks is None or self._marked is None:
+            return self.encode(prompt, add_special_tokens=False)
+        if self._marked.is_needed(prompt):
+            return self._marked.encode(prompt)
+        return self.encode(self._marks.show(prompt), add_special_tokens=False)
+
+    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """With marks in place of the template's special tokens."""
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: send a prompt to /v1/completions, "
+                "or give a template with --chat-template FILE"
+            )
+        return self._template.render(messages, marks=self._marks, **options)
 
     def stream(
         self,
