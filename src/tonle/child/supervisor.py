@@ -95,6 +95,11 @@ class Supervisor:
         """Of the latest child."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def num_unsent(self) -> int:
+        """Bytes of messages that the child has not read, beyond what its socket holds."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     async def start(self) -> None:
         """Start the child and keep it running. Returns at once."""
         self._ready = asyncio.get_running_loop().create_future()
