@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -122,12 +123,23 @@ class InferenceEngine:
         config: GenerationConfig | None = None,
     ) -> str:
         """Queue a request from any thread and return its id. `callback` gets the result on a thread of ours."""
-        prompt, chosen = self._prepare(text, generation_config, config)
-        request_id, future = self._call(self._begin(prompt, chosen, priority, callback)).result()
+        chosen = self._choose(generation_config, config)
+        request_id, future = self.begin(text, chosen, priority, callback)
         with self._lock:
             self._requests[request_id] = future
             self._forget_old()
         return request_id
+
+    def begin(
+        self,
+        text: Prompt,
+        config: GenerationConfig | None = None,
+        priority: RequestPriority = RequestPriority.NORMAL,
+        callback: Callable[[GenerationResult], None] | None = None,
+    ) -> tuple[str, Future[GenerationResult]]:
+        """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
+        prompt, chosen = self._prepare(text, config)
+        return self._call(self._begin(prompt, chosen, priority, callback)).result()
 
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
@@ -264,16 +276,20 @@ class InferenceEngine:
             special_tokens_in_content=config.special_tokens_in_content,
         )
 
+    @staticmethod
+    def _choose(*configs: GenerationConfig | None) -> GenerationConfig | None:
+        given = [c for c in configs if c is not None]
+        if len(given) > 1:
+            raise InvalidRequest("give generation_config or config, not both")
+        return given[0] if given else None
+
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
         if self._status == "failed":
             raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
         if self._status != "running" or self._front is None:
             raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
-        given = [c for c in configs if c is not None]
-        if len(given) > 1:
-            raise InvalidRequest("give generation_config or config, not both")
-        config = given[0] if given else GenerationConfig()
+        config = self._choose(*configs) or GenerationConfig()
         if not isinstance(config, GenerationConfig):
             raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
         if isinstance(text, str):
@@ -329,10 +345,10 @@ class InferenceEngine:
                 log.exception("the callback of request %s raised", generation.request_id)
 
     def _forget_old(self) -> None:
-        for request_id in list(self._requests):
-            if len(self._requests) <= _KEPT_RESULTS:
-                return
-            if self._requests[request_id].done():
+        too_many = len(self._requests) - _KEPT_RESULTS
+        if too_many > 0:
+            done = (request_id for request_id, future in self._requests.items() if future.done())
+            for request_id in list(islice(done, too_many)):
                 del self._requests[request_id]
 
     def _hand_over(self, message: ToFront) -> None:
