@@ -36,12 +36,14 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
+    from tonle.child.open_files import raise_limit
     from tonle.edge.interpreter import shorten_thread_switches
     from tonle.edge.listening import run
     from tonle.models.source import resolve
     from tonle.replica.frontends import bind_all
     from tonle.telemetry import logs
 
+    raise_limit()
     settings = load(flags | ({"model": model} if model else {}), file=config)
     logs.configure(settings.log_level, json=settings.log_json)
     check_device(settings.device)

@@ -16,9 +16,10 @@ from typing import Any
 
 import jinja2
 
+from tonle.child.open_files import describe
 from tonle.engine.text.marks import Marks, any_of
 from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, run_template
-from tonle.errors import ConfigError, InvalidRequest
+from tonle.errors import ConfigError, InternalError, InvalidRequest
 
 _ROLE = re.compile(r"[\w.-]{1,64}")  # templates write it between special tokens
 
@@ -178,6 +179,8 @@ def _render(source: str, variables: dict[str, Any], marks: Marks | None = None) 
         raise InvalidRequest("the model's chat template failed: it calls itself without end") from None
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(f"the model's chat template is broken: line {error.lineno}: {error.message}") from error
+    except OSError as error:  # no template opens files: it is the system that refuses
+        raise InternalError(f"the chat template could not be run: {describe(error)}") from error
     except Exception as error:  # a template is a program: it can fail in any way Python can
         reason = show(str(error)) or type(error).__name__
         raise InvalidRequest(f"the model's chat template failed on these messages: {reason}") from error
