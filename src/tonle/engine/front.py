@@ -212,6 +212,7 @@ class Front:
                 self._deliver_step(message)
             case ModelCard():
                 self.card = message
+                self.text.max_tokens = message.context_length
                 self.failure = None
             case Failed():
                 self.lose(message.error)

@@ -38,7 +38,7 @@ from tonle.engine.request import (
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
-from tonle.models.source import ModelSource, resolve
+from tonle.models.source import resolve
 
 log = logging.getLogger("tonle.engine")
 
@@ -123,23 +123,18 @@ class InferenceEngine:
         config: GenerationConfig | None = None,
     ) -> str:
         """Queue a request from any thread and return its id. `callback` gets the result on a thread of ours."""
-        chosen = self._choose(generation_config, config)
-        request_id, future = self.begin(text, chosen, priority, callback)
+        prompt, chosen = self._prepare(text, generation_config, config)
+        request_id, future = self._call(self._begin(prompt, chosen, priority, callback)).result()
         with self._lock:
             self._requests[request_id] = future
             self._forget_old()
         return request_id
 
     def begin(
-        self,
-        text: Prompt,
-        config: GenerationConfig | None = None,
-        priority: RequestPriority = RequestPriority.NORMAL,
-        callback: Callable[[GenerationResult], None] | None = None,
+        self, text: Prompt, config: GenerationConfig | None, callback: Callable[[GenerationResult], None] | None
     ) -> tuple[str, Future[GenerationResult]]:
         """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
-        prompt, chosen = self._prepare(text, config)
-        return self._call(self._begin(prompt, chosen, priority, callback)).result()
+        return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
 
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
@@ -254,8 +249,10 @@ class InferenceEngine:
     def _open(self) -> tuple[Any, Text, str]:
         if self._model is None or isinstance(self._model, str | Path):
             source = resolve(self._model, chat_template=self.config.chat_template)
-            text = self._load_text(source) if self._tokenizer is None else self._live_text()
-            return source, text, source.name
+            if self._tokenizer is not None:
+                return source, self._live_text(), source.name
+            specials = self.config.special_tokens_in_content
+            return source, load_text(source, special_tokens_in_content=specials), source.name
         if not hasattr(self._model, "state_dict"):
             raise ConfigError(
                 f"model must be a path, a hub name, a transformers model or None, not {self._model!r}", param="model"
@@ -265,23 +262,9 @@ class InferenceEngine:
         name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
         return self._model, self._live_text(), name
 
-    def _load_text(self, source: ModelSource) -> Text:
-        return load_text(source, special_tokens_in_content=self.config.special_tokens_in_content)
-
     def _live_text(self) -> Text:
-        file, config = self.config.chat_template, self.config
-        return Text.from_live(
-            self._tokenizer,
-            None if file is None else read_template(file),
-            special_tokens_in_content=config.special_tokens_in_content,
-        )
-
-    @staticmethod
-    def _choose(*configs: GenerationConfig | None) -> GenerationConfig | None:
-        given = [c for c in configs if c is not None]
-        if len(given) > 1:
-            raise InvalidRequest("give generation_config or config, not both")
-        return given[0] if given else None
+        file, specials = self.config.chat_template, self.config.special_tokens_in_content
+        return Text.from_live(self._tokenizer, file and read_template(file), special_tokens_in_content=specials)
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
@@ -289,7 +272,10 @@ class InferenceEngine:
             raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
         if self._status != "running" or self._front is None:
             raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
-        config = self._choose(*configs) or GenerationConfig()
+        given = [c for c in configs if c is not None]
+        if len(given) > 1:
+            raise InvalidRequest("give generation_config or config, not both")
+        config = given[0] if given else GenerationConfig()
         if not isinstance(config, GenerationConfig):
             raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
         if isinstance(text, str):

@@ -86,7 +86,7 @@ class LLM:
         try:
             for prompt in batch:
                 room.acquire()
-                begun.append(self.engine.begin(prompt, config, callback=finished))
+                begun.append(self.engine.begin(prompt, config, finished))
                 begun[-1][1].add_done_callback(lambda _: room.release())
             return [future.result() for _, future in begun]
         except BaseException:

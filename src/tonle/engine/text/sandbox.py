@@ -29,6 +29,7 @@ from tonle.engine.text.marks import Marks
 
 MAX_CHARS = 16 * 1024**2  # of the output, and of any string or list a template builds
 MAX_STEPS = 500_000  # of one rendering, about a second's work; a long chat takes some ten thousand
+_CHARS_PER_STEP = 4096  # characters that are copied in the time of a loop turn
 _CALL_STEPS = 4  # what a call costs; a loop turn costs one
 _MAX_BITS = 4096  # of a whole number
 _WIDE_FORMAT = re.compile(r"\d{7}|\*")  # a field of ten million characters, or one whose width is an argument
@@ -90,8 +91,12 @@ class _Meter(threading.local):
 
 
 def _sized(value: Any) -> Any:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_CHARS:
-        raise TemplateBoundError(f"it builds a value longer than {MAX_CHARS}")
+    """A value that was just made. Making it costs steps by its length: a text that grows in a loop is copied each time."""
+    if isinstance(value, str | list | tuple):
+        if len(value) > MAX_CHARS:
+            raise TemplateBoundError(f"it builds a value longer than {MAX_CHARS}")
+        if len(value) > _CHARS_PER_STEP:
+            _ENVIRONMENT.meter.spend(len(value) // _CHARS_PER_STEP)
     return value
 
 

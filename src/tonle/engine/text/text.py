@@ -14,8 +14,9 @@ from tonle.engine.text.holding import Holding
 from tonle.engine.text.marks import Marks
 from tonle.engine.text.stream import TextStream
 from tonle.engine.text.template import ChatTemplate
-from tonle.errors import InvalidRequest
+from tonle.errors import ContextOverflow, InvalidRequest
 
+_PROBE_CHARS = 16  # per token of the context: about four times what a token of English has
 _PROMPT_TOKENS = 4096  # as many of a prompt's last tokens tell how its text writes letters
 
 
@@ -32,6 +33,7 @@ class Text:
         # None: nothing is marked, and whatever looks like a special token is one
         self._marks = Marks(codec.special_texts()) if special_tokens_in_content == "text" else None
         self._marked = None if self._marks is None else codec.marked_encoder(self._marks)
+        self.max_tokens: int | None = None  # of a prompt, set once the model is known; see `_check_length`
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)  # any of these ends a continuation
 
@@ -57,8 +59,24 @@ class Text:
         return None if self._template is None else self._template.source
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of `text`, with BOS where the model wants one. Other threads run meanwhile."""
+        """The tokens of `text`, with BOS where the model wants one. Other threads run meanwhile. Raises `ContextOverflow`."""
+        self._check_length(text)
         return self._codec.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text that is far too long for the model by its beginning: all of it could take many seconds, and a GB.
+
+        A beginning has as many tokens as in the whole text, but for its last word: hence the margin.
+        """
+        if self.max_tokens is None or len(text) <= self.max_tokens * _PROBE_CHARS:
+            return
+        beginning = text[: self.max_tokens * _PROBE_CHARS]
+        num_tokens = len(self._codec.encode(beginning, add_special_tokens=False))
+        if num_tokens > self.max_tokens * 1.25 + 64:
+            raise ContextOverflow(
+                f"the prompt has {len(text)} characters; the first {len(beginning)} alone are {num_tokens} tokens, and the "
+                f"model's context is {self.max_tokens} tokens. Shorten the prompt."
+            )
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._codec.decode(tokens, skip_special_tokens=skip_special_tokens)
@@ -98,6 +116,7 @@ class Text:
         prompt = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
         if self._marks is None or self._marked is None:
             return self.encode(prompt, add_special_tokens=False)
+        self._check_length(prompt)
         if self._marked.is_needed(prompt):
             return self._marked.encode(prompt)
         return self.encode(self._marks.show(prompt), add_special_tokens=False)

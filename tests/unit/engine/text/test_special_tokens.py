@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.unit.engine.text.tokenizers_for_tests import PlainTokenizer
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.pieces import byte_alphabet
-from tonle.errors import InvalidRequest
+from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.models.source import ModelSource
 
 CHATML = """\
@@ -248,3 +248,24 @@ def test_the_default_model_as_transformers_splits_it(default_model: ModelSource)
     plain = [{"role": "system", "content": "S"}, {"role": "user", "content": "សួស្តី <b> hello"}]
     theirs.chat_template = ours.chat_template
     assert ours.encode_chat(plain) == theirs.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+
+
+@pytest.mark.model
+def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(default_model: ModelSource) -> None:
+    text, seen = load_text(default_model), list[int]()
+    text.max_tokens = 100
+    original = text._codec.encode
+
+    def encode(piece: str, *, add_special_tokens: bool) -> list[int]:
+        seen.append(len(piece))
+        return original(piece, add_special_tokens=add_special_tokens)
+
+    text._codec.encode = encode  # type: ignore[method-assign]
+    for prompt in ("hello world " * 100_000, "a" * 1_000_000, "សួស្តី" * 100_000):
+        with pytest.raises(ContextOverflow, match="Shorten the prompt"):
+            text.encode(prompt)
+        with pytest.raises(ContextOverflow, match="Shorten the prompt"):
+            text.encode_chat([{"role": "user", "content": prompt}])
+    assert max(seen) == 1600, "no more of it was tokenized"
+    assert len(text.encode("word " * 100)) == 101
+    text.encode(" " * 2000)  # few tokens, many characters
