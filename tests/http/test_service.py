@@ -238,3 +238,9 @@ def test_examples_in_the_docs_work(client: httpx.Client) -> None:
         if entry.example is not None:
             reply = client.post(entry.path, json=entry.example)
             assert reply.status_code == 200 and "warnings" not in reply.json(), entry.path
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/api/v1/inference"])
+def test_openapi_knows_that_answers_can_be_streams(client: httpx.Client, path: str) -> None:
+    content = client.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "text/event-stream"}

@@ -44,21 +44,45 @@ def spawn(
         except BaseException:
             ours.close()
             raise
-    with contextlib.suppress(ConnectionError):  # it died already; the next read from its control socket tells
-        write_frame(ours, msgspec.msgpack.encode(settings, enc_hook=str))  # paths travel as text
+    try:
+        with contextlib.suppress(ConnectionError):  # it died already; the next read from its control socket tells
+            write_frame(ours, msgspec.msgpack.encode(settings, enc_hook=str))  # paths travel as text
+    except BaseException:
+        abandon(process, ours)
+        raise
     return process, ours
+
+
+def abandon(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    """End a child that has just been started and is of no use."""
+    control.close()
+    process.kill()
+    process.wait()
 
 
 def exit_reason(process: subprocess.Popen[bytes], wait_s: float = EXIT_S) -> str:
     """How a child ended whose control socket is closed. Blocks; one that does not end within `wait_s` is killed."""
-    try:
-        code = process.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        log.warning("%s (process %d) did not end within %g s and is killed", _module(process), process.pid, wait_s)
-        process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+    if process.returncode is None:
+        kill_late(process, wait_s)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, for example on a bad disk
             process.wait(wait_s)
-        return f"killed because it did not end within {wait_s:g} s"
+        return killed_reason(wait_s)
+    return code_reason(process.returncode)
+
+
+def kill_late(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    log.warning("%s (process %d) did not end within %g s and is killed", _module(process), process.pid, wait_s)
+    process.kill()
+
+
+def killed_reason(wait_s: float) -> str:
+    return f"killed because it did not end within {wait_s:g} s"
+
+
+def code_reason(code: int) -> str:
+    """An exit status in words."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 
 from tonle.child.frames import FrameProtocol, frame
-from tonle.child.spawn import exit_reason, spawn
+from tonle.child.open_files import describe
+from tonle.child.spawn import EXIT_S, abandon, code_reason, kill_late, killed_reason, spawn
 
 STOP_S = 5.0  # for a child that was asked to stop
+_POLL_S = 0.02  # a child whose socket is closed ends within a few of these
 
 
 class Backoff:
@@ -93,6 +95,11 @@ class Supervisor:
         """Of the latest child."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def num_unsent(self) -> int:
+        """Bytes of messages that the child has not read, beyond what its socket holds."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     async def start(self) -> None:
         """Start the child and keep it running. Returns at once."""
         self._ready = asyncio.get_running_loop().create_future()
@@ -161,7 +168,7 @@ class Supervisor:
             reason = failure or await self._wait_exit()
             if self._stopping.is_set():
                 return
-            error = self._on_exit(reason)
+            error = self._tell_owner(reason)
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_exception(error)
@@ -181,25 +188,56 @@ class Supervisor:
         self._backoff.started()
         self._is_ready = False
         try:
-            self._process, control = self._spawn()
-        except OSError as error:
-            return f"it could not be started: {error}"
+            process, control = self._spawn()
+        except Exception as error:  # no descriptors, no memory, no processes left: it may be otherwise the next time
+            return _could_not_start(error)
         self._lost = lost = asyncio.Event()
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: FrameProtocol(self._receive, lost.set), sock=control
-        )
-        self._transport = transport
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: FrameProtocol(self._receive, lost.set), sock=control
+            )
+        except Exception as error:
+            abandon(process, control)
+            return _could_not_start(error)
+        self._process, self._transport = process, transport
         if self._stopping.is_set():  # meanwhile
             self._close_our_side()
         return None
 
     async def _wait_exit(self) -> str:
+        """As `exit_reason`, but without a thread: there may be none to have when a child dies."""
         await self._lost.wait()
         assert self._process is not None
-        return await asyncio.to_thread(exit_reason, self._process)
+        if await _has_ended(self._process, EXIT_S):
+            return code_reason(self._process.returncode)
+        kill_late(self._process, EXIT_S)
+        await _has_ended(self._process, EXIT_S)  # False: it hangs in the kernel, for example on a bad disk
+        return killed_reason(EXIT_S)
+
+    def _tell_owner(self, reason: str) -> Exception:
+        """The owner's error. One of its own making is logged: the child is started again all the same."""
+        try:
+            return self._on_exit(reason)
+        except Exception as error:
+            self._log.exception("what follows from the death of %s failed", self._name)
+            return error
 
     def _receive(self, body: bytes) -> None:
         if self._on_message(body):
             self._is_ready = True
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(True)
+
+
+async def _has_ended(process: subprocess.Popen[bytes], wait_s: float) -> bool:
+    """Within that time."""
+    until_s = time.monotonic() + wait_s
+    while process.poll() is None:
+        if time.monotonic() > until_s:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True
+
+
+def _could_not_start(error: Exception) -> str:
+    return f"it could not be started: {describe(error)}"

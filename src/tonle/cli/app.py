@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tonle import __version__
+from tonle.child.open_files import describe, is_too_many
 from tonle.cli.help import plain_help_option, tidy
 from tonle.cli.screen import show_error
-from tonle.errors import TonleError
+from tonle.errors import ConfigError, TonleError
 
 _DEBUG_VARIABLE = "TONLE_DEBUG"
 _INTERRUPTED = 130  # 128 + SIGINT, what shells report
@@ -66,17 +67,25 @@ class Verbs(TyperGroup):
         except typer.BadParameter as error:
             error.message = _plain(error.message)
             raise
-        except TonleError as error:
-            if os.environ.get(_DEBUG_VARIABLE):
-                raise
-            show_error(error)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt as interrupt:
-            raise typer.Exit(_INTERRUPTED) from interrupt
         except BrokenPipeError as error:
             # The reader of our output has closed it (`tonle run ... | head`). Python would complain again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(_BROKEN_PIPE) from error
+        except Exception as error:
+            named = _named(error)
+            if named is None or os.environ.get(_DEBUG_VARIABLE):
+                raise
+            show_error(named)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(_INTERRUPTED) from interrupt
+
+
+def _named(error: Exception) -> TonleError | None:
+    """The error to show. None: Python's own says more. Out of descriptors, whatever was opened last is not to blame."""
+    if is_too_many(error):
+        return ConfigError(describe(error))
+    return error if isinstance(error, TonleError) else None
 
 
 def _typer(**settings: Any) -> typer.Typer:

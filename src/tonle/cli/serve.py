@@ -36,12 +36,14 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
+    from tonle.child.open_files import raise_limit
     from tonle.edge.interpreter import shorten_thread_switches
     from tonle.edge.listening import run
     from tonle.models.source import resolve
     from tonle.replica.frontends import bind_all
     from tonle.telemetry import logs
 
+    raise_limit()
     settings = load(flags | ({"model": model} if model else {}), file=config)
     logs.configure(settings.log_level, json=settings.log_json)
     check_device(settings.device)
@@ -62,7 +64,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
 
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
-    text = load_text(source)
+    text = load_text(source, special_tokens_in_content=settings.special_tokens_in_content)
     server = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:

@@ -51,6 +51,7 @@ class EngineConfig:
     override_generation_config: dict[str, Any] | None = None  # over it: see GENERATION_KEYS
     default_max_tokens: int | None = None  # of a chat; None = 1,024 on a CPU, what the context leaves on a GPU
     chat_template: str | None = None  # a Jinja file used instead of the model's template
+    special_tokens_in_content: str = "text"  # text | special: what `<|im_end|>` in a chat message is
 
     # Watching
     enable_metrics: bool = True
@@ -96,6 +97,11 @@ class EngineConfig:
         if self.hold_clusters not in ("auto", "always"):
             raise ConfigError(
                 f"hold_clusters must be auto or always, not {self.hold_clusters!r}", param="hold_clusters"
+            )
+        if self.special_tokens_in_content not in ("text", "special"):
+            raise ConfigError(
+                f"special_tokens_in_content must be text or special, not {self.special_tokens_in_content!r}",
+                param="special_tokens_in_content",
             )
         if unknown := sorted(set(self.override_generation_config or ()) - set(GENERATION_KEYS)):
             raise ConfigError(

@@ -190,6 +190,12 @@ class ServeConfig(ServerConfig):
         values.optional(values.path(), none="the model's own"),
         "A file with a Jinja template to use instead of the model's chat template.",
     )
+    special_tokens_in_content: str = _answers(
+        "special_tokens_in_content",
+        values.choice("text", "special"),
+        "What a special token such as <|im_end|> in a chat message is. text: text, so that no caller can end a turn and begin "
+        "another. special: the token itself. Prompts of /v1/completions always have special tokens.",
+    )
 
     log_level: str = log_level_setting(engine="log_level")
 

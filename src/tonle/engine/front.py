@@ -26,6 +26,7 @@ from tonle.engine.request import (
 from tonle.engine.sample.noise import child_seed
 from tonle.engine.text import Text, TextStream
 from tonle.errors import (
+    CapacityError,
     ContextOverflow,
     EngineDied,
     EngineRestarting,
@@ -211,6 +212,7 @@ class Front:
                 self._deliver_step(message)
             case ModelCard():
                 self.card = message
+                self.text.max_tokens = message.context_length
                 self.failure = None
             case Failed():
                 self.lose(message.error)
@@ -250,8 +252,8 @@ class Front:
                     self._deliver_tokens(handle, tokens, step, now)
             offset += count
         for handle, (reason, _) in step.finished.items():
-            if handle in self._live:  # ended without a token: the step that carried it broke
-                self._fail(handle, InternalError(f"the engine could not compute this request ({reason})"))
+            if handle in self._live:  # ended without a token
+                self._fail(handle, _ended_early(reason))
         for handle, why in step.refused.items():
             self._fail(handle, InvalidRequest(why))
 
@@ -282,6 +284,12 @@ class Front:
     @property
     def _eos_ids(self) -> list[int]:
         return [] if self.card is None else self.card.eos_ids
+
+
+def _ended_early(reason: str) -> TonleError:
+    if reason == "cancelled":
+        return CapacityError("the engine dropped this request: this server did not read its answers in time; try again")
+    return InternalError(f"the engine could not compute this request ({reason})")
 
 
 def _check_priority(priority: RequestPriority) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -129,6 +130,12 @@ class InferenceEngine:
             self._forget_old()
         return request_id
 
+    def begin(
+        self, text: Prompt, config: GenerationConfig | None, callback: Callable[[GenerationResult], None] | None
+    ) -> tuple[str, Future[GenerationResult]]:
+        """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
+        return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
+
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
         future = self._requests.get(request_id)
@@ -242,8 +249,10 @@ class InferenceEngine:
     def _open(self) -> tuple[Any, Text, str]:
         if self._model is None or isinstance(self._model, str | Path):
             source = resolve(self._model, chat_template=self.config.chat_template)
-            text = load_text(source) if self._tokenizer is None else self._live_text()
-            return source, text, source.name
+            if self._tokenizer is not None:
+                return source, self._live_text(), source.name
+            specials = self.config.special_tokens_in_content
+            return source, load_text(source, special_tokens_in_content=specials), source.name
         if not hasattr(self._model, "state_dict"):
             raise ConfigError(
                 f"model must be a path, a hub name, a transformers model or None, not {self._model!r}", param="model"
@@ -254,8 +263,8 @@ class InferenceEngine:
         return self._model, self._live_text(), name
 
     def _live_text(self) -> Text:
-        file = self.config.chat_template
-        return Text.from_live(self._tokenizer, None if file is None else read_template(file))
+        file, specials = self.config.chat_template, self.config.special_tokens_in_content
+        return Text.from_live(self._tokenizer, file and read_template(file), special_tokens_in_content=specials)
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
@@ -322,10 +331,10 @@ class InferenceEngine:
                 log.exception("the callback of request %s raised", generation.request_id)
 
     def _forget_old(self) -> None:
-        for request_id in list(self._requests):
-            if len(self._requests) <= _KEPT_RESULTS:
-                return
-            if self._requests[request_id].done():
+        too_many = len(self._requests) - _KEPT_RESULTS
+        if too_many > 0:
+            done = (request_id for request_id, future in self._requests.items() if future.done())
+            for request_id in list(islice(done, too_many)):
                 del self._requests[request_id]
 
     def _hand_over(self, message: ToFront) -> None:

@@ -12,11 +12,12 @@ from typing import Protocol
 import msgspec
 
 from tonle.child.frames import FrameProtocol, frame
-from tonle.engine.messages import ToEngine, ToFront
-from tonle.errors import EngineDied, TonleError
+from tonle.engine.messages import Submit, ToEngine, ToFront
+from tonle.errors import EngineDied, EngineRestarting, TonleError
 
 log = logging.getLogger("tonle.engine")
 
+MAX_UNREAD_BYTES = 64 * 2**20  # of mail that an engine has not read: it hangs
 _RETRY_S = 0.1
 
 
@@ -25,6 +26,12 @@ class Receiver(Protocol):
 
     def deliver(self, message: ToFront) -> None: ...
     def lose(self, error: TonleError) -> None: ...
+
+
+def check_reads(message: ToEngine, num_unread: int) -> None:
+    """Raise `EngineRestarting` for a request to an engine that does not read: sending never waits, so it would pile up."""
+    if num_unread > MAX_UNREAD_BYTES and isinstance(message, Submit):
+        raise EngineRestarting("the engine does not take requests at the moment; try again shortly", retry_after_s=5)
 
 
 class EngineLink:
@@ -37,7 +44,9 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
 
     def send(self, message: ToEngine) -> None:
+        """Never waits. Raises `EngineRestarting` if the engine does not read."""
         if self._transport is not None and not self._transport.is_closing():
+            check_reads(message, self._transport.get_write_buffer_size())
             self._transport.write(frame(self._encoder.encode(message)))
 
     def start(self, front: Receiver) -> None:

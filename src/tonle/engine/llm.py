@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self
 
@@ -15,6 +17,8 @@ from tonle.engine.inference_engine import InferenceEngine, Prompt
 from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
+
+_WINDOW = 4_096  # prompts under way: more than any batch holds, and few enough to keep in memory
 
 Conversation = list[dict[str, Any]]  # messages with role and content, oldest first
 
@@ -71,14 +75,24 @@ class LLM:
                     elapsed = bar.tasks[0].elapsed or 0.0
                     bar.update(task, advance=1, rate=f"{tokens[0] / elapsed:.0f} tok/s" if elapsed else "")
 
-            ids: list[str] = []
-            try:
-                ids += [self.engine.submit_request(prompt, config, callback=finished) for prompt in batch]
-                return [self.engine.result(request_id) for request_id in ids]
-            except BaseException:
-                for request_id in ids:
-                    self.engine.cancel(request_id)
-                raise
+            return self._run_in_windows(batch, config, finished)
+
+    def _run_in_windows(
+        self, batch: list[Prompt], config: GenerationConfig | None, finished: Callable[[GenerationResult], None]
+    ) -> list[GenerationResult]:
+        """Any number of prompts: the next one is submitted when fewer than `_WINDOW` are under way."""
+        room = threading.BoundedSemaphore(_WINDOW)
+        begun: list[tuple[str, Future[GenerationResult]]] = []
+        try:
+            for prompt in batch:
+                room.acquire()
+                begun.append(self.engine.begin(prompt, config, finished))
+                begun[-1][1].add_done_callback(lambda _: room.release())
+            return [future.result() for _, future in begun]
+        except BaseException:
+            for request_id, _ in begun:
+                self.engine.cancel(request_id)
+            raise
 
     @property
     def tokenizer(self) -> Text:

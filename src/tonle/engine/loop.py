@@ -91,13 +91,13 @@ class Loop:
         self._publish(self._scheduler.commit(launched.plan, result))
 
     def _break(self, plan: Plan) -> None:
-        """A step failed. Its requests end with an error, and so do those of steps launched on top of it."""
-        log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
-        outcome = StepOutcome()
-        for broken in [plan, *(launched.plan for launched in self._launched)]:
-            for handle in self._scheduler.fail(broken):
-                outcome.finished[handle] = ("error", None)
+        """A step failed. Its requests are tried again one by one, with those of steps launched besides it: the one at
+        fault ends with an error. After a fault of the device all of them end."""
+        broken = [plan, *(launched.plan for launched in self._launched)]
         self._launched.clear()
+        ended = self._scheduler.fail(broken) if self._fatal else self._scheduler.suspect(broken)
+        log.exception("a step of %d rows failed; %d requests end with an error", len(plan.rows), len(ended))
+        outcome = StepOutcome(finished=dict.fromkeys(ended, ("error", None)))
         self._publish(outcome)
         if self._fatal:
             raise RuntimeError("a step failed and the device cannot be trusted any more")

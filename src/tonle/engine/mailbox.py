@@ -1,20 +1,15 @@
-"""The boundary between a front and an engine loop: an in-process queue, or a socket to another process.
+"""The boundary between a front and an engine loop: an in-process queue, or sockets to other processes (`socket_mailbox.py`).
 
-On the socket, each frame (`child/frames.py`) is one msgpack message (`messages.py`).
+On a socket, each frame (`child/frames.py`) is one msgpack message (`messages.py`).
 """
 
 from __future__ import annotations
 
 import queue
-import select
-import socket
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
-from tonle.child.frames import Frames, write_frame
-from tonle.engine.messages import Stop, ToEngine, ToFront
+from tonle.engine.messages import ToEngine, ToFront
 
 
 class Mailbox(Protocol):
@@ -24,7 +19,9 @@ class Mailbox(Protocol):
         """All mail there is. Sleeps up to `wait_s` (None = until something comes) if there is none."""
         ...
 
-    def publish(self, message: ToFront) -> None: ...
+    def publish(self, message: ToFront) -> None:
+        """Hand it over. Never waits for a front: that would hold up the others' steps."""
+        ...
 
 
 class ThreadMailbox:
@@ -51,26 +48,3 @@ class ThreadMailbox:
 
     def publish(self, message: ToFront) -> None:
         self._deliver(message)
-
-
-class SocketMailbox:
-    """The loop's end of a socket. A closed socket reads as `Stop`: an engine never outlives its front."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        self._sock = sock
-        self._frames = Frames()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-
-    def take(self, wait_s: float | None) -> list[ToEngine]:
-        mail: list[ToEngine] = []
-        while select.select([self._sock], [], [], 0.0 if mail else wait_s)[0]:
-            data = self._sock.recv(1 << 20)
-            if not data:
-                return [*mail, Stop()]
-            mail += [self._decoder.decode(body) for body in self._frames.feed(data)]
-        return mail
-
-    def publish(self, message: ToFront) -> None:
-        write_frame(self._sock, self._encoder.encode(message))

@@ -6,7 +6,6 @@ With a listener, fronts in other processes connect there. Does not: start again 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -17,10 +16,9 @@ import msgspec
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 from tonle.child.supervisor import Backoff, Supervisor
 from tonle.config.engine import EngineConfig
-from tonle.engine.link import Receiver
-from tonle.engine.mailbox import Mailbox, SocketMailbox
+from tonle.engine.link import Receiver, check_reads
 from tonle.engine.messages import Failed, ModelCard, ToEngine, ToFront
-from tonle.engine.shared_mailbox import SharedMailbox
+from tonle.engine.socket_mailbox import SocketMailbox
 from tonle.errors import CallerError, EngineDied, TonleError
 from tonle.models.source import ModelSource
 from tonle.telemetry import logs
@@ -64,7 +62,9 @@ class EngineProcess:
         return None if self._supervisor is None else self._supervisor.pid
 
     def send(self, message: ToEngine) -> None:
+        """Never waits. Raises `EngineRestarting` if the engine does not read."""
         if self._supervisor is not None:
+            check_reads(message, self._supervisor.num_unsent)
             self._supervisor.send(self._encode(message))
 
     async def start(self, front: Receiver) -> None:
@@ -123,7 +123,7 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     settings = read_settings(control, EngineSettings)
     logs.configure(settings.log_level, json=settings.log_json)
-    mailbox: Mailbox = SocketMailbox(control) if listener is None else SharedMailbox(control, listener)
+    mailbox = SocketMailbox(control, listener)
     try:
         from tonle.engine.build import build
 
@@ -135,9 +135,8 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
         log.exception("the engine could not start")
         mailbox.publish(Failed(f"{type(error).__name__}: {error}", caller_fault=False))
         return 1
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the front is gone, so is our purpose
-        mailbox.publish(card)
-        loop.run()
+    mailbox.publish(card)
+    loop.run()
     return 0
 
 

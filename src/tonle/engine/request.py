@@ -15,6 +15,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's API
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1024  # of one stop string: a stream holds back as much
+MAX_BIASES = 1024  # entries of logit_bias, and of stop_token_ids
 MAX_N = 64
 
 
@@ -92,12 +94,17 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
         _check_range("n", self.n, 1, MAX_N)
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        for name in ("logit_bias", "stop_token_ids"):
+            if (count := len(getattr(self, name))) > MAX_BIASES:
+                raise InvalidRequest(f"{name} takes at most {MAX_BIASES} tokens, not {count}", param=name)
         for token, bias in self.logit_bias.items():
             _check_range("logit_bias", bias, -100.0, 100.0)
             _check_range("logit_bias", token, 0)
         _check_range("seed", self.seed, -(2**63), 2**64 - 1)
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, not {len(self.stop)}", param="stop")
+        if any(len(text) > MAX_STOP_CHARS for text in self.stop):
+            raise InvalidRequest(f"a stop string may have at most {MAX_STOP_CHARS} characters", param="stop")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string", param="stop")
 

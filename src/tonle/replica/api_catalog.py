@@ -15,7 +15,9 @@ import msgspec
 from tonle import __version__
 from tonle.gateway.admin import KeyRequest
 from tonle.gateway.inference_service import InferenceRequest
+from tonle.protocol import sse
 from tonle.protocol.openai import (
+    ChatChunk,
     ChatCompletion,
     ChatRequest,
     Completion,
@@ -60,21 +62,24 @@ class CatalogEntry:
     reply: type[msgspec.Struct] | None = None  # None: see `media`
     media: str = "application/json"
     example: dict[str, Any] | None = None  # a body that works
+    streams: bool = False  # with `stream: true`, the reply is server-sent events
+    chunk: type[msgspec.Struct] | None = None  # what is in an event; None = no type of ours
 
 
 ENTRIES = (
     CatalogEntry(
         "POST", "/v1/chat/completions", "Answer a conversation; with stream, as server-sent events.",
-        ChatRequest, ChatCompletion,
+        ChatRequest, ChatCompletion, streams=True, chunk=ChatChunk,
         example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 50},
     ),
     CatalogEntry(
         "POST", "/v1/completions", "Continue a text; with stream, as server-sent events.",
-        CompletionRequest, Completion, example={"prompt": "The capital of France is", "max_tokens": 16},
+        CompletionRequest, Completion, streams=True, chunk=Completion,
+        example={"prompt": "The capital of France is", "max_tokens": 16},
     ),
     CatalogEntry(
         "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
-        InferenceRequest, example={"user_input": "What is the capital of France?"},
+        InferenceRequest, streams=True, example={"user_input": "What is the capital of France?"},
     ),
     CatalogEntry("GET", "/v1/models", "The names of the model.", reply=ModelList),
     CatalogEntry("GET", "/v1/models/{id}", "One of these models.", reply=ModelInfo),
@@ -104,7 +109,7 @@ ENTRIES = (
 @functools.cache
 def schemas() -> dict[str, dict[str, Any]]:
     """JSON schema of every type in the catalog, by name."""
-    types = {entry.request for entry in ENTRIES} | {entry.reply for entry in ENTRIES} | {ErrorBody}
+    types = {kind for entry in ENTRIES for kind in (entry.request, entry.reply, entry.chunk)} | {ErrorBody}
     named = sorted((kind for kind in types if kind is not None), key=lambda kind: kind.__name__)
     return msgspec.json.schema_components(named, ref_template=_REF)[1]
 
@@ -123,6 +128,8 @@ def openapi() -> dict[str, Any]:
 
 def _operation(entry: CatalogEntry) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "OK", "content": {entry.media: {"schema": _schema(entry.reply)}}}
+    if entry.streams:
+        ok["content"][sse.MEDIA_TYPE] = {"schema": _event_stream(entry.chunk)}
     error = {"description": "Error", "content": {"application/json": {"schema": _schema(ErrorBody)}}}
     operation: dict[str, Any] = {"summary": entry.summary, "responses": {"200": ok, "default": error}}
     if entry.request is not None:
@@ -133,6 +140,15 @@ def _operation(entry: CatalogEntry) -> dict[str, Any]:
     if found := re.search(r"{(\w+)}", entry.path):
         operation["parameters"] = [{"name": found[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation
+
+
+def _event_stream(chunk: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """Text, by the standard; what its events hold is said in words and, for tools that read it, as a schema."""
+    schema = {
+        "type": "string",
+        "description": "With stream: true. Events `data: {...}`; the last one is `data: [DONE]`.",
+    }
+    return schema | ({} if chunk is None else {"contentMediaType": "application/json", "contentSchema": _schema(chunk)})
 
 
 def _schema(kind: type[msgspec.Struct] | None) -> dict[str, Any]:

@@ -60,7 +60,8 @@ async def _serve(own: FrontendSettings, control: socket.socket, listener: socket
     stop = asyncio.Event()
     parent, _ = await asyncio.get_running_loop().create_connection(lambda: _ControlConnection(stop), sock=control)
     link = EngineLink(own.engine_address)
-    front = Front(load_text(own.source), own.name, link.send, hold_clusters=own.settings.hold_clusters)
+    text = load_text(own.source, special_tokens_in_content=own.settings.special_tokens_in_content)
+    front = Front(text, own.name, link.send, hold_clusters=own.settings.hold_clusters)
     front.created = own.created
     link.start(front)
     num_cut = await serve(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
+import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from tests.unit.child.children import MODULE, ChildSettings
 from tonle.child.supervisor import Backoff, Supervisor
@@ -57,18 +64,18 @@ class Owner:
         return RuntimeError(reason)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(6000):
+        for _ in range(3000):
             if condition():
                 return
             await asyncio.sleep(0.01)
         raise AssertionError(f"{what}: {self.messages}, {self.reasons}")
 
 
-def drive(use: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
+def drive(use: Callable[[], Awaitable[None]], run: Callable[..., None] = asyncio.run) -> None:
+    async def bounded() -> None:
         await asyncio.wait_for(use(), 100)
 
-    asyncio.run(run())
+    run(bounded())
 
 
 def is_alive(pid: int | None) -> bool:
@@ -326,5 +333,84 @@ asyncio.run(run())
         output, _ = await parent.communicate()  # ends when the child's copy of the pipe is closed, too
         assert parent.returncode == -signal.SIGKILL
         assert output.strip().isdigit()
+
+    drive(use)
+
+
+# -- a machine without descriptors, memory or processes to give
+
+
+def descriptors_in_use() -> list[int]:
+    return [int(entry.name) for entry in Path("/dev/fd").iterdir() if entry.exists()]
+
+
+@contextlib.contextmanager
+def room_for_descriptors(count: int) -> Iterator[None]:
+    """The process can open `count` more. The kernel compares numbers, so numbers below the highest are taken first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] < max(descriptors_in_use()):
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors_in_use()) + 1 + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in taken:
+            os.close(number)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts descriptors in /dev/fd")
+@pytest.mark.parametrize("room", range(8))
+def test_a_child_comes_back_once_there_are_descriptors_again(tmp_path: Path, room: int) -> None:
+    async def use() -> None:
+        owner = Owner(tmp_path, "be ready, die when told", "echo")
+        child = owner.supervisor
+        await child.start()
+        assert await child.wait_ready()
+        with room_for_descriptors(room):
+            child.send(b"now")
+            back = lambda: owner.messages.count(b"ready") == 2  # noqa: E731 (there was room enough)
+            await owner.until(lambda: len(owner.reasons) > 2 or back(), "it gave up")
+        await owner.until(lambda: owner.messages.count(b"ready") == 2, "it is not back")
+        assert all("exit code 5" in reason or "Too many open files" in reason for reason in owner.reasons), (
+            owner.reasons
+        )
+        await child.stop()
+
+    drive(use, uvloop.run)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), BlockingIOError(errno.EAGAIN, "no processes"),
+                                   MemoryError(), RuntimeError("can't start new thread")])  # fmt: skip
+@pytest.mark.parametrize("step", ["spawn", "connect", "wait"])
+def test_no_failure_to_start_again_is_the_last(
+    tmp_path: Path, error: Exception, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [error, error]
+
+    def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return original(*args, **kwargs)
+
+        return function
+
+    async def use() -> None:
+        owner = Owner(tmp_path, "be ready, die when told", "echo")
+        child = owner.supervisor
+        await child.start()
+        assert await child.wait_ready()
+        if step == "spawn":
+            monkeypatch.setattr("subprocess.Popen", failing(subprocess.Popen))
+        elif step == "connect":
+            loop = asyncio.get_running_loop()
+            monkeypatch.setattr(loop, "create_connection", failing(loop.create_connection))
+        else:
+            monkeypatch.setattr("threading.Thread.start", failing(threading.Thread.start))
+        child.send(b"now")
+        await owner.until(lambda: owner.messages.count(b"ready") == 2, "it is not back")
+        await child.stop()
 
     drive(use)

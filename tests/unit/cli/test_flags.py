@@ -21,7 +21,7 @@ ALL = {
     "activation_bits": "8",
     "load_format": "random", "hold_clusters": "always",
     "generation_config": "none", "override_generation_config": '{"temperature": 0.5}', "default_max_tokens": "9",
-    "chat_template": "chat.jinja",
+    "chat_template": "chat.jinja", "special_tokens_in_content": "special",
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.fakes.checkpoints import tiny_tokenizer
+from tonle.engine import link
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
 from tonle.engine.messages import LoopStats, ModelCard, Step, Submit, ToEngine
 from tonle.engine.request import GenerationConfig, GenerationResult, TokenLogprob
 from tonle.engine.text import Text
+from tonle.errors import CapacityError, EngineRestarting
 
 TOKENS = [11, 23, 35, 47, 19, 28]
 
@@ -106,3 +111,47 @@ def test_cancelled_before_anybody_waits() -> None:
         return await generation.result()
 
     assert asyncio.run(scenario()).finish_reasons == ["cancelled"]
+
+
+def test_a_request_the_engine_dropped_can_be_tried_again() -> None:
+    """The engine cancels what it computes for a front that does not read, and says so later."""
+
+    async def use() -> None:
+        engine = Engine()
+        generation = engine.submit(GenerationConfig(max_length=8))
+        engine.step(1, TOKENS[0])
+        engine.front.deliver(Step([], [], [], {1: ("cancelled", None)}, stats=LoopStats()))
+        with pytest.raises(CapacityError, match="did not read its answers in time"):
+            await generation.result()
+        assert engine.front.num_live == 0
+
+    asyncio.run(use())
+
+
+def test_an_engine_that_reads_nothing_is_sent_no_more_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped engine holds neither the event loop up nor ever more memory."""
+    monkeypatch.setattr(link, "MAX_UNREAD_BYTES", 1 << 20)
+    address = str(tmp_path / "engine")
+
+    async def use() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            own = link.EngineLink(address)
+            front = Front(Text.from_live(tiny_tokenizer()), "tiny", own.send)
+            own.start(front)
+            for _ in range(500):
+                if own._transport is not None:
+                    break
+                await asyncio.sleep(0.01)
+            front.deliver(ModelCard("L", 200_000, 10_000, [], "cpu", "float32", 16, 100, 8, 64, 1.0))
+            accepted: list[Generation] = []
+            with pytest.raises(EngineRestarting, match="does not take requests"):
+                accepted.extend(front.submit([9_999] * 100_000, GenerationConfig(max_length=1)) for _ in range(200))
+            assert front.num_live == len(accepted) > 0, "nothing is left of the one that was refused"
+            for generation in accepted:
+                generation.cancel()  # this is still sent
+            assert front.num_live == 0
+            own.stop()
+
+    uvloop.run(use())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,36 @@ def test_a_template_that_will_not_do_is_told_at_the_start(
         LLM(str(saved[0]), chat_template=str(file))
     assert said in caught.value.message and str(file) in caught.value.message
     assert caught.value.param == "chat_template"
+
+
+def test_a_batch_may_have_more_prompts_than_results_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of prompts, with a bounded number of them under way at a time."""
+    monkeypatch.setattr("tonle.engine.inference_engine._KEPT_RESULTS", 5)
+    monkeypatch.setattr("tonle.engine.llm._WINDOW", 8, raising=False)
+    front, most = llm.engine._front, 0
+    assert front is not None
+    original = front.submit
+
+    def submit(*args: Any, **kwargs: Any) -> Any:
+        nonlocal most
+        most = max(most, front.num_live + 1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(front, "submit", submit)
+    prompts = [[5 + number % 50, 7] for number in range(60)]
+    config = GenerationConfig(max_tokens=3, temperature=0, early_stopping=False)
+    results = llm.generate(prompts, config)
+    assert [result.prompt_ids for result in results] == prompts
+    assert results[50].output_ids == results[0].output_ids
+    assert most == 8 and len(llm.engine._requests) <= 5
+
+
+def test_a_prompt_that_is_refused_ends_the_batch_and_leaves_nothing_running(llm: LLM) -> None:
+    assert llm.engine._front is not None
+    with pytest.raises(InvalidRequest):
+        llm.generate([[1, 2], [10**9]], GenerationConfig(max_tokens=500, early_stopping=False))
+    for _ in range(1000):
+        if not llm.engine._front.num_live:
+            break
+        time.sleep(0.01)
+    assert llm.engine._front.num_live == 0

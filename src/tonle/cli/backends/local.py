@@ -24,7 +24,7 @@ _POLL_S = 0.05
 class LocalBackend:
     def __init__(self, source: ModelSource, config: EngineConfig, *, chats: bool) -> None:
         """`chats`: it will be asked with messages, so the model must have a chat template. Raises `ModelError`."""
-        self._text = load_text(source)
+        self._text = load_text(source, special_tokens_in_content=config.special_tokens_in_content)
         if chats and self._text.chat_template is None:
             raise ModelError(
                 f"{source.name} has no chat template: it continues text and does not answer. "

@@ -43,6 +43,13 @@ class WaitingQueue:
         del self._waiting[sequence.request.handle]
         return sequence
 
+    def take(self, handle: int) -> Sequence:
+        """One of them, whatever its place. It may come back, so nothing of it stays."""
+        sequence = self._waiting.pop(handle)
+        self._heap = [entry for entry in self._heap if entry[2] is not sequence]
+        heapq.heapify(self._heap)
+        return sequence
+
     def remove(self, handle: int) -> Sequence | None:
         return self._waiting.pop(handle, None)
 

@@ -17,6 +17,7 @@ from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
 _KEY = attrgetter("key")
+_MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Scheduler:
         self.prompt_tokens = 0  # planned, not counting cache hits
         self._eos = frozenset(eos_ids)
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._suspects: dict[int, Sequence] = {}  # were in a step that failed, and have not been in a good one since
         self._batch_left = 0  # static batches: members of the open batch not admitted yet
 
     # -- messages
@@ -87,6 +89,7 @@ class Scheduler:
             if sequence is None:
                 return False
             self._vacate(sequence)
+        self._suspects.pop(handle, None)
         sequence.done = True
         return True
 
@@ -97,6 +100,8 @@ class Scheduler:
     # -- planning
 
     def plan(self, now: float) -> Plan:
+        if self._suspects:
+            return self._plan_suspect(now)
         plan = Plan()
         budget = self.limits.max_num_batched_tokens
         alone = len(self.running) + len(self.waiting) == 1
@@ -110,11 +115,40 @@ class Scheduler:
             self._schedule(sequence, count, plan)
             budget -= count
         while budget > 0 and (newcomer := self._admissible(now)) is not None:
+            self.waiting.pop()
+            self._batch_left -= not self.limits.continuous
             self._admit(newcomer, plan, now)
             count = min(newcomer.num_remaining, budget, most)
             self._schedule(newcomer, count, plan)
             budget -= count
         return plan
+
+    def _plan_suspect(self, now: float) -> Plan:
+        """One suspect alone, so that a step that fails again names the one at fault. The others wait meanwhile."""
+        plan = Plan()
+        handle, sequence = next(iter(self._suspects.items()))
+        if sequence.num_pending:
+            return plan  # it has been launched: the loop reads the step before it plans another
+        if sequence.row is None:
+            if not self._make_room(sequence):
+                del self._suspects[handle]
+                return self.plan(now)
+            self.waiting.take(handle)
+            self._admit(sequence, plan, now)
+        self._schedule(sequence, min(sequence.num_remaining, self.limits.max_num_batched_tokens), plan)
+        return plan
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """A row, and blocks, at the cost of running sequences if need be. It holds its cached prefix afterwards."""
+        while True:
+            self._hold_prefix(sequence)
+            need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
+            if self._rows and self.pool.num_available >= need:
+                return True
+            self.pool.release(sequence.rewind())
+            if not self.running:
+                return False
+            self._preempt(max(self.running.values(), key=lambda s: (s.key, s.request.handle)))
 
     def wake_s(self, now: float) -> float | None:
         """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
@@ -194,9 +228,8 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence, plan: Plan, now: float) -> None:
-        self.waiting.pop()
+        """`sequence` waits no more, and holds its cached prefix."""
         self.running[sequence.request.handle] = sequence
-        self._batch_left -= not self.limits.continuous
         need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
         sequence.blocks += [self.pool.take() for _ in range(need)]
         sequence.row = self._rows.pop()
@@ -264,6 +297,8 @@ class Scheduler:
                 continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)
+            if self._suspects:
+                self._suspects.pop(handle, None)
             outcome.handles.append(handle)
             outcome.tokens.append(token)
             if i in result.logprobs:
@@ -275,16 +310,39 @@ class Scheduler:
                 self._publish(sequence)
         return outcome
 
-    def fail(self, plan: Plan) -> list[int]:
-        """A step failed: end its sequences and take what it may have written out of the prefix index. Returns their handles."""
-        handles = []
-        for sequence in plan.sequences:
-            if not sequence.done:
-                for block in sequence.blocks:
-                    self.pool.retract(block)
-                handles.append(sequence.request.handle)
-                self.cancel(sequence.request.handle)
-        return handles
+    def fail(self, plans: Iterable[Plan]) -> list[int]:
+        """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
+        sequences = _under_way(plans)
+        for handle, sequence in sequences.items():
+            self._retract(sequence)
+            self.cancel(handle)
+        return list(sequences)
+
+    def suspect(self, plans: Iterable[Plan]) -> list[int]:
+        """Steps failed, and any one of their sequences may be why: each is computed again, alone. One that was alone
+        ends, and so does one that this has happened to too often. Returns the handles of those that end."""
+        sequences = _under_way(plans)
+        if len(sequences) == 1:
+            return self.fail(plans)
+        ended = []
+        for handle, sequence in sequences.items():
+            self._retract(sequence)
+            sequence.num_suspected += 1
+            if sequence.num_suspected > _MAX_SUSPECTED:
+                self.cancel(handle)
+                ended.append(handle)
+                continue
+            sequence.num_pending = 0  # what was sampled is lost, and will be the same again
+            if handle in self.running:
+                del self.running[handle]
+                self._vacate(sequence)
+                self.waiting.push(sequence)
+            self._suspects[handle] = sequence
+        return ended
+
+    def _retract(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self.pool.retract(block)
 
     @staticmethod
     def _end(sequence: Sequence, token: int) -> str | None:
@@ -303,3 +361,8 @@ class Scheduler:
         for s in self.running.values():
             assert not s.done and 0 <= s.num_computed <= s.num_known <= self.limits.context_length + 1
             assert len(s.blocks) * self.limits.block_size >= s.num_computed
+
+
+def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:
+    """By handle: the sequences of these plans that have not ended."""
+    return {sequence.request.handle: sequence for plan in plans for sequence in plan.sequences if not sequence.done}

@@ -10,7 +10,7 @@ class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
     __slots__ = ("_digests", "blocks", "done", "key", "max_tokens", "num_cached", "num_computed", "num_named", "num_pending",
-                 "request", "row", "started", "stops", "tokens")  # fmt: skip
+                 "num_suspected", "request", "row", "started", "stops", "tokens")  # fmt: skip
 
     def __init__(self, request: Request, *, key: float, stops: frozenset[int]) -> None:
         self.request = request
@@ -27,6 +27,7 @@ class Sequence:
         self.row: int | None = None  # its place in the batch, while running
         self.started = False
         self.done = False
+        self.num_suspected = 0  # steps that failed with it among others
 
     @property
     def num_known(self) -> int:

@@ -13,13 +13,28 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from tonle.engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from tonle.engine.text.marks import MarkedEncoder, Marks, special_texts
 from tonle.engine.text.pieces import Pieces, Spelling, spelling_of
+
+
+class PromptEncoder(Protocol):
+    """See `MarkedEncoder`."""
+
+    def is_needed(self, prompt: str) -> bool: ...
+
+    def encode(self, prompt: str) -> list[int]: ...
 
 
 class Codec(Protocol):
     vocab_size: int
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def special_texts(self) -> list[str]:
+        """What special tokens are written as."""
+
+    def marked_encoder(self, marks: Marks) -> PromptEncoder:
+        """For prompts in which only the marks are special tokens."""
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -49,6 +64,12 @@ class _RustCodec:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         tokens: list[int] = encoding.ids
         return tokens
+
+    def special_texts(self) -> list[str]:
+        return special_texts(self._tokenizer)
+
+    def marked_encoder(self, marks: Marks) -> PromptEncoder:
+        return MarkedEncoder(self._tokenizer, marks)
 
 
 class PieceCodec(_RustCodec):

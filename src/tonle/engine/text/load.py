@@ -22,16 +22,21 @@ from tonle.models.gguf_file import GGUFFile
 from tonle.models.source import ModelSource
 
 
-def load_text(source: ModelSource) -> Text:
-    """Raises `ModelError` where the files lack a tokenizer or hold one that is not supported, `ConfigError` where the
-    chat template that stands in for the model's cannot be used."""
+def load_text(source: ModelSource, *, special_tokens_in_content: str = "text") -> Text:
+    """`special_tokens_in_content`: see `EngineConfig`.
+
+    Raises `ModelError` where the files lack a tokenizer or hold one that is not supported, `ConfigError` where the chat
+    template that stands in for the model's cannot be used.
+    """
     own = None if source.chat_template is None else {"default": read_template(source.chat_template)}
     if source.kind == "gguf":
-        return _from_gguf(GGUFFile(source.path).metadata, own)
-    return _from_folder(source.path, own)
+        return _from_gguf(GGUFFile(source.path).metadata, own, special_tokens_in_content)
+    return _from_folder(source.path, own, special_tokens_in_content)
 
 
-def _from_gguf(metadata: Mapping[str, Any], own_templates: Mapping[str, str] | None) -> Text:
+def _from_gguf(
+    metadata: Mapping[str, Any], own_templates: Mapping[str, str] | None, special_tokens_in_content: str
+) -> Text:
     tokenizer = tokenizer_from_gguf(metadata)
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "eot": "eot", "eom": "eom"}
     ids: dict[str, int] = {
@@ -45,6 +50,7 @@ def _from_gguf(metadata: Mapping[str, Any], own_templates: Mapping[str, str] | N
         bos_id=ids.get("bos_token"),
         eos_ids=[ids[name] for name in ("eos_token", "eot", "eom") if name in ids],
         template=_template(own_templates or _gguf_templates(metadata), special),
+        special_tokens_in_content=special_tokens_in_content,
     )
 
 
@@ -58,7 +64,7 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _from_folder(folder: Path, own_templates: Mapping[str, str] | None) -> Text:
+def _from_folder(folder: Path, own_templates: Mapping[str, str] | None, special_tokens_in_content: str) -> Text:
     tokenizer = _read_tokenizer(folder)
     config = _read_json(folder / "tokenizer_config.json")
     special = dict(_special_tokens({**_read_json(folder / "special_tokens_map.json"), **config}))
@@ -71,6 +77,7 @@ def _from_folder(folder: Path, own_templates: Mapping[str, str] | None) -> Text:
         bos_id=bos_id,
         eos_ids={*_listed(model.get("eos_token_id")), *_listed(_token_id(tokenizer, special.get("eos_token")))},
         template=_template(own_templates or _folder_templates(folder, config), special),
+        special_tokens_in_content=special_tokens_in_content,
     )
 
 

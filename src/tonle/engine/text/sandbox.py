@@ -25,8 +25,11 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from tonle.engine.text.marks import Marks
+
 MAX_CHARS = 16 * 1024**2  # of the output, and of any string or list a template builds
 MAX_STEPS = 500_000  # of one rendering, about a second's work; a long chat takes some ten thousand
+_CHARS_PER_STEP = 4096  # characters that are copied in the time of a loop turn
 _CALL_STEPS = 4  # what a call costs; a loop turn costs one
 _MAX_BITS = 4096  # of a whole number
 _WIDE_FORMAT = re.compile(r"\d{7}|\*")  # a field of ten million characters, or one whose width is an argument
@@ -40,16 +43,19 @@ class TemplateBoundError(jinja2.TemplateError):
     """The template does more than any chat needs."""
 
 
-def run_template(source: str, variables: Mapping[str, Any]) -> str:
+def run_template(source: str, variables: Mapping[str, Any], marks: Marks | None = None) -> str:
     """What `source` makes of `variables`. Raises whatever Jinja and the template raise."""
     with _ENVIRONMENT.meter:
-        return _join(compile_template(source).generate(variables))
+        return _join(compile_template(source, marks).generate(variables))
 
 
 @lru_cache(maxsize=32)
-def compile_template(source: str) -> jinja2.Template:
-    """Raises `jinja2.TemplateSyntaxError`."""
-    return _ENVIRONMENT.from_string(source)
+def compile_template(source: str, marks: Marks | None = None) -> jinja2.Template:
+    """With `marks` in place of the special tokens the template names. Raises `jinja2.TemplateSyntaxError`."""
+    tree = _ENVIRONMENT.parse(source)
+    if marks is not None:
+        tree = _Marking(marks).visit(tree)
+    return jinja2.Template.from_code(_ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None))
 
 
 def _join(parts: Iterator[str]) -> str:
@@ -85,8 +91,12 @@ class _Meter(threading.local):
 
 
 def _sized(value: Any) -> Any:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_CHARS:
-        raise TemplateBoundError(f"it builds a value longer than {MAX_CHARS}")
+    """A value that was just made. Making it costs steps by its length: a text that grows in a loop is copied each time."""
+    if isinstance(value, str | list | tuple):
+        if len(value) > MAX_CHARS:
+            raise TemplateBoundError(f"it builds a value longer than {MAX_CHARS}")
+        if len(value) > _CHARS_PER_STEP:
+            _ENVIRONMENT.meter.spend(len(value) // _CHARS_PER_STEP)
     return value
 
 
@@ -103,6 +113,22 @@ class _Instrument(NodeTransformer):
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
         return _filtered("_sized", self.generic_visit(node))
+
+
+class _Marking(NodeTransformer):
+    """Puts marks into a template's own text."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
+        node.data = self._marks.hide(node.data)
+        return node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        if isinstance(node.value, str):
+            node.value = self._marks.hide(node.value)
+        return node
 
 
 def _filtered(name: str, node: Any) -> nodes.Filter:

@@ -6,15 +6,22 @@ caller understands. Does not: run Jinja itself (see `sandbox.py`), or tokenize.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import msgspec
 
+from tonle.child.open_files import describe
+from tonle.engine.text.marks import Marks, any_of
 from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, run_template
-from tonle.errors import ConfigError, InvalidRequest
+from tonle.errors import ConfigError, InternalError, InvalidRequest
+
+_ROLE = re.compile(r"[\w.-]{1,64}")  # templates write it between special tokens
 
 
 def read_template(file: str | Path) -> str:
@@ -52,22 +59,65 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
+        marks: Marks | None = None,
     ) -> str:
-        """The prompt. Raises `InvalidRequest` with the template's own words where it refuses the messages."""
+        """The prompt, with `marks` in place of the special tokens the template writes. Raises `InvalidRequest` with the
+        template's own words where it refuses the messages."""
         source = self._sources.get("tool_use", self.source) if tools else self.source
-        variables: dict[str, Any] = {
-            **self._special_tokens,
+        given: dict[str, Any] = {
             "messages": plain_messages(messages),
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        if extra and (taken := variables.keys() & extra.keys()):
+        if extra and (taken := (given | self._special_tokens).keys() & extra.keys()):
             raise InvalidRequest(
                 f"{sorted(taken)[0]!r} is set by the server and cannot be a template argument",
                 param="chat_template_kwargs",
             )
-        return _render(source, {**variables, **(extra or {})})
+        given |= extra or {}
+        if marks is None:
+            return _render(source, given | self._special_tokens)
+        own = {name: marks.hide(token) for name, token in self._special_tokens.items()}
+        roles = frozenset(message["role"] for message in given["messages"])
+        return _render_marked(source, given, own, marks, _composed(self, source, marks, roles))
+
+    def probe(self, source: str, marks: Marks, role: str) -> Iterator[str]:
+        """What the template makes of short chats with this role, with marks; nothing where it refuses them."""
+        own = {name: marks.hide(token) for name, token in self._special_tokens.items()}
+        message, before = {"role": role, "content": "x"}, {"role": "user", "content": "x"}
+        for messages in ([message], [before, message], [message, before]):
+            with contextlib.suppress(InvalidRequest):
+                yield _render(source, {"messages": messages, "add_generation_prompt": True, **own}, marks)
+
+
+@lru_cache(maxsize=256)
+def _composed(template: ChatTemplate, source: str, marks: Marks, roles: frozenset[str]) -> frozenset[str]:
+    """Special tokens that the template does not name but writes in pieces, as in `'<|' + message.role + '|>'`."""
+    prompts = [prompt for role in roles for prompt in template.probe(source, marks, role)]
+    return frozenset().union(*map(marks.texts_in, prompts))
+
+
+def _render_marked(
+    source: str, given: dict[str, Any], own: dict[str, str], marks: Marks, composed: frozenset[str]
+) -> str:
+    """The prompt with marks. `given` comes from the caller, `own` is the template's."""
+    if not composed:
+        return _render(source, given | own, marks)
+    # No mark stands for these in the template. So the caller's are marked, with other marks, and those left are its own.
+    quotes = Marks(composed)
+    prompt = _render(source, _map_strings(given, quotes.hide) | own, marks)
+    return quotes.show(any_of(composed).sub(lambda found: marks.of[found[0]], prompt))
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map_strings(item, change) for item in value]
+    if isinstance(value, dict):
+        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
+    return value
 
 
 def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,6 +130,11 @@ def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role", param=where)
+    if not _ROLE.fullmatch(message["role"]):
+        raise InvalidRequest(
+            f"{where}.role must be a word of at most 64 letters, such as user, not {message['role']!r:.100}",
+            param=f"{where}.role",
+        )
     plain = dict(message)
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
@@ -117,15 +172,18 @@ def _plain_call(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _render(source: str, variables: dict[str, Any]) -> str:
+def _render(source: str, variables: dict[str, Any], marks: Marks | None = None) -> str:
+    show = str if marks is None else marks.show
     try:
-        return run_template(source, variables)
+        return run_template(source, variables, marks)
     except TemplateRefusedError as error:
-        raise InvalidRequest(str(error), param="messages") from None
+        raise InvalidRequest(show(str(error)), param="messages") from None
     except RecursionError:
         raise InvalidRequest("the model's chat template failed: it calls itself without end") from None
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(f"the model's chat template is broken: line {error.lineno}: {error.message}") from error
+    except OSError as error:  # no template opens files: it is the system that refuses
+        raise InternalError(f"the chat template could not be run: {describe(error)}") from error
     except Exception as error:  # a template is a program: it can fail in any way Python can
-        reason = str(error) or type(error).__name__
+        reason = show(str(error)) or type(error).__name__
         raise InvalidRequest(f"the model's chat template failed on these messages: {reason}") from error

@@ -98,7 +98,7 @@ def test_a_broken_step_ends_its_sequences_and_hides_what_it_wrote() -> None:
     scheduler = make()
     scheduler.add(ask(1, size=16))
     plan = scheduler.plan(0.0)
-    assert scheduler.fail(plan) == [1]
+    assert scheduler.fail([plan]) == [1]
     scheduler.verify()
     assert scheduler.idle and scheduler.pool.num_idle == 0
 

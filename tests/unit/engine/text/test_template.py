@@ -212,3 +212,13 @@ def test_bounds_leave_room_for_long_chats() -> None:
 def test_text_that_looks_like_a_format_is_only_text() -> None:
     content = '{"id": 12345678, "note": "100% * {0}"}'
     assert render("{{ messages[0].content.strip() }}", [{"role": "user", "content": content}]) == content
+
+
+def test_a_text_that_grows_in_a_loop_is_bounded_by_what_is_copied() -> None:
+    """Each turn is cheap in steps, but copies all that came before it: hours of work for a long chat."""
+    turn = "{% for m in messages %}{% set ns.text = ns.text ~ m.content %}{% endfor %}"
+    source = "{% set ns = namespace(text='') %}" + turn + "{{ ns.text }}"
+    few, many = [{"role": "user", "content": "x" * 100}] * 1000, [{"role": "user", "content": "x" * 100}] * 60_000
+    assert len(render(source, few)) == 100_000
+    with pytest.raises(InvalidRequest, match="takes more than"):
+        render(source, many)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +14,10 @@ import msgspec
 import pytest
 
 from tonle.child.frames import Frames, frame
+from tonle.engine import peer
 from tonle.engine.messages import Cancel, LoopStats, ModelCard, Step, Stop, Submit, ToEngine, ToFront
 from tonle.engine.request import Request, ResolvedConfig
-from tonle.engine.shared_mailbox import SharedMailbox, split
+from tonle.engine.socket_mailbox import SocketMailbox, split
 
 CARD = ModelCard("LlamaForCausalLM", 512, 9, [], "cpu", "float32", 16, 100, 8, 64, 1.0)
 BUSY, IDLE = LoopStats(num_running=1), LoopStats()
@@ -52,7 +57,7 @@ class Engine:
         self.listener.listen()
         ours, theirs = socket.socketpair()
         self.parent = Caller(ours)
-        self.mailbox = SharedMailbox(theirs, self.listener)
+        self.mailbox = SocketMailbox(theirs, self.listener)
 
     def front(self) -> Caller:
         """Connected, and admitted."""
@@ -150,10 +155,10 @@ def test_fronts_without_tokens_hear_the_state_when_the_engine_falls_idle(engine:
     assert [step.tokens for step in one.read()] == [[5], [6], [7]]
 
 
-def test_a_front_that_does_not_read_delays_no_other_and_is_cut_off(
+def test_a_front_that_does_not_read_delays_no_other_and_loses_its_requests(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tonle.engine.shared_mailbox._MAX_BEHIND_BYTES", 1 << 20)
+    monkeypatch.setattr(peer, "MAX_UNREAD_BYTES", 1 << 20)
     deaf, well = engine.front(), engine.front()
     deaf.submit(1)
     (handle,) = submitted(engine.mailbox.take(60))
@@ -164,6 +169,102 @@ def test_a_front_that_does_not_read_delays_no_other_and_is_cut_off(
         engine.mailbox.publish(step)
         assert well.read()[-1].tokens == [1 << 30]
     assert Cancel([handle]) in engine.mailbox.take(0.0)
+
+
+class Alone:
+    """An engine with one front, which is its parent."""
+
+    def __init__(self, ours: socket.socket, theirs: socket.socket) -> None:
+        self.front = Caller(ours)
+        self.mailbox = SocketMailbox(theirs)
+        self.steps: list[ToFront] = []
+
+    def submit(self, *handles: int) -> None:
+        self.front.submit(*handles)
+        assert submitted(self.mailbox.take(60)) == list(handles), "with one front, handles stay as they are"
+
+    def publish_much(self, handle: int, count: int) -> None:
+        """More than a socket holds, on a thread: it must end though nothing is read."""
+        messages = [Step([handle], [20_000], [number] * 20_000, stats=BUSY) for number in range(count)]
+        thread = threading.Thread(target=lambda: [self.mailbox.publish(step) for step in messages], daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "a step waits for a front that does not read"
+
+    def read_all(self) -> None:
+        for _ in range(1000):
+            self.steps += self.front.read()
+            self.mailbox.take(0.0)  # sends the rest as there is room
+
+
+@pytest.fixture
+def alone() -> Iterator[Alone]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Alone(ours, theirs)
+
+
+def test_a_lone_front_that_does_not_read_delays_no_step_and_misses_nothing(alone: Alone) -> None:
+    alone.submit(1)
+    alone.publish_much(1, 40)
+    alone.read_all()
+    assert [step.tokens[0] for step in alone.steps] == list(range(40))
+
+
+def test_a_lone_front_that_is_too_far_behind_is_told_that_its_requests_are_gone(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "MAX_UNREAD_BYTES", 1 << 20)
+    alone.submit(1, 2)
+    alone.publish_much(1, 120)
+    assert alone.mailbox.take(0.0) == [Cancel([1, 2])], "nothing is computed for it meanwhile"
+    alone.front.submit(3)
+    assert alone.mailbox.take(60) == [], "nor is anything new, as long as it reads nothing"
+    alone.read_all()
+    assert [step.tokens[0] for step in alone.steps[:-1]] == list(range(len(alone.steps) - 1)), (
+        "none is missing in between"
+    )
+    assert alone.steps[-1].finished == dict.fromkeys((1, 2, 3), ("cancelled", None))
+    alone.submit(4)
+    alone.mailbox.publish(Step([4], [1], [9], finished={4: ("length", None)}, stats=IDLE))
+    assert alone.front.read()[-1].tokens == [9], "all is well again"
+
+
+def test_a_front_that_reads_nothing_for_too_long_loses_its_requests(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.submit(1)
+    alone.publish_much(1, 40)
+    assert alone.mailbox.take(0.0) == []
+    monkeypatch.setattr(peer, "MAX_SILENT_S", -1.0)
+    assert alone.mailbox.take(0.0) == [Cancel([1])]
+    assert alone.mailbox.take(0.0) == [], "once"
+    alone.read_all()
+    assert alone.steps[-1].finished == {1: ("cancelled", None)}
+
+
+def test_a_lone_front_that_leaves_ends_the_loop(alone: Alone) -> None:
+    alone.submit(1)
+    alone.front.sock.close()
+    assert alone.mailbox.take(None) == [Cancel([1]), Stop()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs descriptors above 1024")
+def test_descriptors_of_any_number_will_do(alone: Alone) -> None:
+    """A server with many connections hands its engine a descriptor above 1023, which `select` cannot wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard <= 1100:
+        pytest.skip("this system allows no more than 1,024 descriptors")
+    ours, theirs = socket.socketpair()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1100), hard))
+    try:
+        high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 1050)
+        with ours, theirs, socket.socket(fileno=high) as sock:
+            mailbox = SocketMailbox(sock)
+            Caller(ours).submit(1)
+            assert submitted(mailbox.take(60)) == [1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_was_held_back_arrives_in_order(engine: Engine) -> None:
