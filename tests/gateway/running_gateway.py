@@ -18,6 +18,7 @@ import msgspec
 
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import BackendConfig
+from tonle.edge import listening
 from tonle.edge.exchange import Exchange
 from tonle.edge.listening import bind, local_url
 from tonle.edge.server import HttpServer, ServerLimits
@@ -25,6 +26,7 @@ from tonle.gateway.gateway import Gateway
 
 KEY, ADMIN = "key-for-tests", "admin-for-tests"
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 
 
 class Upstream:
@@ -192,7 +194,7 @@ def run(main: Awaitable[None]) -> None:
         async with asyncio.timeout(280):
             await main
 
-    asyncio.run(bounded())
+    listening.run(bounded())  # on uvloop, as in production
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

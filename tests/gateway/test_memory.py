@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.audit.disk import locked
 from tonle.gateway import gateway_metrics
 
@@ -29,7 +29,7 @@ async def many(place: RunningGateway, upstream: Upstream, count: int) -> None:
     trail = place.gateway.trail
     assert trail is not None
     for number in range(count // 5):
-        wrong = place.client.post(CHAT, content=b"{", headers={"authorization": f"Bearer {KEY}"})
+        wrong = place.client.post(CHAT, content=b"{", headers=JSON | {"authorization": f"Bearer {KEY}"})
         await asyncio.gather(place.ask(temperature=0.5), place.ask(stream=True, temperature=0.5),
                              place.ask(key=f"wrong-{number}"), place.ask(model="missing"), wrong)  # fmt: skip
     await until(lambda: not trail.num_open, "requests are still open")
