@@ -38,6 +38,7 @@ class Handler:
     def __init__(self) -> None:
         self.seen: list[Exchange] = []
         self.cancelled: list[str] = []  # paths
+        self.blocking = False
         self.gate = threading.Event()  # lets /wait and /wait-stream go on
 
     @property
@@ -69,7 +70,13 @@ class Handler:
         else:
             if path == "/wait":
                 await self._wait()
+            if path.startswith("/turns/"):
+                for _ in range(int(path.removeprefix("/turns/")) % 4):
+                    await asyncio.sleep(0)
             exchange.reply(path.encode() + b" " + exchange.body)
+            if path == "/block-after":  # the event loop does not turn
+                self.blocking = True
+                self.gate.wait(WAIT_S)
 
     async def _stream(self, exchange: Exchange, path: str) -> None:
         exchange.start(content_type="text/event-stream")

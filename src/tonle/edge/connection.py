@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tonle.edge.answer_writer import AnswerWriter
 from tonle.edge.exchange import CONTINUE, Exchange
-from tonle.edge.half_closed import look_for_reset
+from tonle.edge.half_closed import look_for_reset, was_reset
 from tonle.edge.reader import RequestReader
 from tonle.errors import ShuttingDown, TonleError
 from tonle.telemetry.logs import one_line
@@ -356,6 +356,8 @@ class ServerConnection(AnswerWriter):
                 self.on_fault(408, "the request did not arrive in time")
         elif self.idle and incoming is None and now_s - self.touched_s > limits.idle_timeout_s:
             self.close()
+        elif self._paused and self._transport is not None and was_reset(self._transport):
+            self.abort()
 
 
 def _error_body(why: str, kind: str) -> bytes:

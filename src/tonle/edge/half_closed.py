@@ -35,10 +35,15 @@ def _provoke(transport: asyncio.Transport, active: Exchange | None, send: Callab
         callers.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
 
 
+def was_reset(transport: asyncio.Transport) -> bool:
+    """The event loop does not tell while nothing is read."""
+    return bool(transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+
 def _look(transport: asyncio.Transport) -> None:
     if transport.is_closing():
         return
-    if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+    if was_reset(transport):
         transport.abort()
     else:
         asyncio.get_running_loop().call_later(RESET_POLL_S, _look, transport)

@@ -21,6 +21,7 @@ MAX_HEADERS = 256
 # Of a body that is not kept. Within it, the answer comes after the body and the connection goes on; beyond it, the answer
 # comes at once, the connection is closed, and what is still sent is thrown away.
 PASSED_BYTES = 64 * 1024
+FRAMING_SHARE = 8  # most bytes received per byte of body: a chunk of one byte, without extensions, has 6
 LINE_BYTES = 4  # of a header besides its name and value
 HEADER_BYTES = 160  # of memory that one takes besides, about
 
@@ -64,6 +65,7 @@ class RequestReader:
         )
         self._num_head_bytes = 0
         self._num_trailer_bytes = 0
+        self._num_received = 0  # received of it, all in all, in reads that did not end it
         self._num_headers = 0
         self._num_hosts = 0
         self._num_raw = 0  # bytes the parser may hold back: of a header or trailer that has not ended
@@ -119,6 +121,7 @@ class RequestReader:
         self._num_steps += 1
         self._head_done = self._upgrade = self.continue_asked = False
         self._num_head_bytes = self._num_trailer_bytes = self._num_headers = self._num_hosts = self._num_raw = 0
+        self._num_received = 0
         self._body = self._url = b""
         self.incoming = self._taker.new_exchange()
 
@@ -274,6 +277,13 @@ class RequestReader:
             self._num_raw = num_bytes if only_began else 0  # else at most this one read
         if self._num_raw > MAX_HEAD_BYTES:
             self._refuse_head()
+        self._num_received += num_bytes
+        if self._num_received > FRAMING_SHARE * self._num_body_bytes() + 2 * MAX_HEAD_BYTES:
+            self._refuse(400, "the request's body is almost only framing: send it in larger chunks")
+
+    def _num_body_bytes(self) -> int:
+        unread = None if self.incoming is None else self.incoming.unread
+        return len(self._body) if unread is None else unread.num_received
 
     def _refuse_head(self) -> None:
         self._refuse(431, "the request's headers are too large")
