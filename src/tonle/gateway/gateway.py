@@ -27,7 +27,7 @@ from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.routing import BackendConfig
 from tonle.config.stores import MEMORY
 from tonle.edge.interpreter import freeze_objects
-from tonle.edge.listening import tls_context
+from tonle.edge.listening import most_connections, tls_context
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
@@ -231,7 +231,7 @@ def _fixed_keys(config: GatewayConfig) -> list[Any]:
 def _limits(config: GatewayConfig) -> ServerLimits:
     return ServerLimits(
         max_body_bytes=config.max_body_bytes, request_memory_bytes=config.request_memory_bytes,
-        max_connections=config.max_connections, write_timeout_s=config.write_timeout_s,
+        max_connections=most_connections(config.max_connections), write_timeout_s=config.write_timeout_s,
     )  # fmt: skip
 
 
