@@ -226,10 +226,11 @@ class RequestReader:
         exchange = self.incoming
         if exchange is None or self._upgrade:  # `_pass_upgrade` reads its body
             return
-        self._hold(exchange)
+        body = bytes(self._body)
+        self._held.hold(exchange, self._num_head_bytes + self._num_headers * HEADER_BYTES + len(body))
         if self.incoming is None:  # there was no room for it
             return
-        exchange.body, self._body = bytes(self._body), b""
+        exchange.body, self._body = body, b""
         self._hand_over(exchange)
 
     def _hold(self, exchange: Exchange) -> None:
