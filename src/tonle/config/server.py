@@ -17,6 +17,7 @@ from tonle.config.stores import MEMORY, cache_place, state_place
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
+HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -200,7 +201,7 @@ class ServerConfig(AuditConfig):
                               f"({values.show_size(self.max_body_bytes)}), so that the largest request could never be received; "
                               "raise it, to several times max_body", param="request_memory")  # fmt: skip
         for host in self.allowed_hosts:
-            if host != "*" and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", host):
+            if host != "*" and not HOST_NAME.fullmatch(host):
                 raise ConfigError(f"allowed_hosts: {host!r} is not a host name such as models.example.com: give it without "
                                   "scheme and port", param="allowed_hosts")  # fmt: skip
 

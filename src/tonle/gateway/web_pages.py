@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 
-from tonle.config.server import ServerConfig
+from tonle.config.server import HOST_NAME, ServerConfig
 from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.refusals import ForeignPage, NoLength, NotJson
 
@@ -43,9 +43,10 @@ class WebPages:
         if self._knows(host) or "*" in self._hosts:
             return
         name = _name(host)[:_MAX_SHOWN]
+        shown, flag = (name, name) if HOST_NAME.fullmatch(name) else ("in its Host header", "NAME")
         instead = "" if has_keys or self._hosts else ", or give it a key (--api-key KEY)"
         raise ForeignPage(
-            f"this server does not answer to the name {name!r}: start it with --allowed-hosts {name} if it should{instead}"
+            f"this server does not answer to the name {shown}: start it with --allowed-hosts {flag} if it should{instead}"
         )
 
     def _is_known(self, host: str) -> bool:
