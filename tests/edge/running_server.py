@@ -16,7 +16,8 @@ import h11
 
 from tonle.edge.exchange import Exchange
 from tonle.edge.listening import bind
-from tonle.edge.server import HttpServer, ServerLimits
+from tonle.edge.server import CheckHead, HttpServer, ServerLimits
+from tonle.errors import TonleError
 
 WAIT_S = 30.0  # a test that waits longer has failed
 
@@ -37,6 +38,7 @@ class Handler:
     def __init__(self) -> None:
         self.seen: list[Exchange] = []
         self.cancelled: list[str] = []  # paths
+        self.blocking = False
         self.gate = threading.Event()  # lets /wait and /wait-stream go on
 
     @property
@@ -53,13 +55,13 @@ class Handler:
 
     async def _answer(self, exchange: Exchange) -> None:
         path = exchange.path
-        if exchange.oversized:
-            exchange.reply(b"too large", status=413)
+        if isinstance(exchange.refusal, TonleError):
+            exchange.reply(exchange.refusal.message.encode(), status=exchange.refusal.status)
         elif path == "/fail":
             raise ZeroDivisionError("on purpose")
         elif path.startswith("/status/"):
             exchange.reply(b"body", status=int(path.removeprefix("/status/")))
-        elif path.startswith(("/stream", "/wait-stream", "/break", "/large-stream")):
+        elif path.startswith(("/stream", "/wait-stream", "/wait-before-stream", "/break", "/large-stream")):
             await self._stream(exchange, path)
         elif path.startswith("/large"):
             exchange.reply(b"x" * 4_000_000)
@@ -68,10 +70,18 @@ class Handler:
         else:
             if path == "/wait":
                 await self._wait()
+            if path.startswith("/turns/"):
+                for _ in range(int(path.removeprefix("/turns/")) % 4):
+                    await asyncio.sleep(0)
             exchange.reply(path.encode() + b" " + exchange.body)
+            if path == "/block-after":  # the event loop does not turn
+                self.blocking = True
+                self.gate.wait(WAIT_S)
 
     async def _stream(self, exchange: Exchange, path: str) -> None:
         exchange.start(content_type="text/event-stream")
+        if path == "/wait-before-stream":
+            await self._wait()
         for index in range(5):
             exchange.write(b"data: %d\n\n" % index)
             await asyncio.sleep(0)
@@ -101,6 +111,12 @@ class Handler:
 class RunningServer:
     def __init__(self, server: HttpServer, handler: Handler, loop: asyncio.AbstractEventLoop, port: int) -> None:
         self.server, self.handler, self.loop, self.port = server, handler, loop, port
+        self.blocking, self.unblock = False, threading.Event()
+
+    async def block(self) -> None:
+        """Its event loop, as if it computed, until `unblock`."""
+        self.blocking = True
+        self.unblock.wait(WAIT_S)
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
         caller = socket.socket()
@@ -197,13 +213,18 @@ except ImportError:
 
 @contextlib.contextmanager
 def running_server(
-    loop: str = "asyncio", *, tls: ssl.SSLContext | None = None, **limits: Any
+    loop: str = "uvloop",
+    *,
+    tls: ssl.SSLContext | None = None,
+    check_head: CheckHead | None = None,
+    **limits: Any,
 ) -> Iterator[RunningServer]:
     handler, ready, stop = Handler(), threading.Event(), asyncio.Event()
     place: list[RunningServer] = []
 
     async def serve() -> None:
-        server, listener = HttpServer(handler, ServerLimits(**limits)), bind("127.0.0.1", 0)
+        server = HttpServer(handler, ServerLimits(**limits), check_head=check_head)
+        listener = bind("127.0.0.1", 0)
         port = listener.getsockname()[1]
         await server.start(listener, tls=tls)
         place.append(RunningServer(server, handler, asyncio.get_running_loop(), port))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.edge.running_server import Reply, replies
 from tests.edge.wire import Wire, feed
-from tonle.edge.connection import CONTINUE
+from tonle.edge.exchange import CONTINUE
 
 MARK = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 MAX_REQUESTS = 20

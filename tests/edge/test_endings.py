@@ -1,4 +1,4 @@
-"""How connections end: timeouts, half-closed and reset by the caller, drained by us. Nothing is kept of them."""
+"""How connections end: timeouts, half-closed and reset by the caller, given up by us. Nothing is kept of them."""
 
 from __future__ import annotations
 
@@ -182,52 +182,6 @@ def test_half_heads_of_500_callers_take_little_memory_and_are_swept(loop: str) -
         assert place.handler.seen == []
         callers.close()
         place.until_alone()
-
-
-# -- draining
-
-
-def test_draining_closes_idle_connections_finishes_running_ones_and_takes_no_new_ones(loop: str) -> None:
-    with running_server(loop) as place, place.connect() as idle, place.connect() as whole, place.connect() as stream:
-        idle.sendall(GET % b"/a")
-        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
-        whole.sendall(GET % b"/wait" + GET % b"/after")
-        stream.sendall(GET % b"/wait-stream")
-        begun(place, "/wait")
-        begun(place, "/wait-stream")
-        stopped = place.start(place.server.stop(drain_s=30))
-        assert idle.recv(65536) == b""
-        with pytest.raises(ConnectionRefusedError):
-            place.connect()
-        assert not stopped.done()
-        place.handler.gate.set()
-        (reply,) = replies(read_to_end(whole))
-        assert reply.headers["connection"] == "close"  # RFC 9112, section 9.6: it says that it is the last
-        assert replies(read_to_end(stream))[0].body.endswith(b"[DONE]\n\n")
-        stopped.result(30)
-        assert place.server.num_cut == 0 and "/after" not in place.handler.paths
-
-
-def test_a_second_signal_ends_what_runs(loop: str) -> None:
-    with running_server(loop) as place, place.connect() as caller:
-        caller.sendall(GET % b"/wait")
-        begun(place, "/wait")
-        stopped = place.start(place.server.stop(drain_s=600))
-        until(lambda: place.server.draining, "it does not drain")
-        place.call(place.server.end_requests)  # what the gateway does at the second signal
-        assert read_to_end(caller) == b""
-        stopped.result(30)
-        assert (place.server.num_cut, place.handler.cancelled) == (1, ["/wait"])
-        assert place.handler.seen[0].gone == "the server is shutting down"
-
-
-def test_what_does_not_end_is_cut_when_the_time_to_drain_is_over(loop: str) -> None:
-    with running_server(loop) as place, place.connect() as caller:
-        caller.sendall(GET % b"/wait-stream")
-        begun(place, "/wait-stream")
-        place.start(place.server.stop(drain_s=0.05)).result(30)
-        assert b"\r\n0\r\n\r\n" not in read_to_end(caller)
-        assert place.server.num_cut == 1
 
 
 def test_no_task_is_left_behind(loop: str) -> None:

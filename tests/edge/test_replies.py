@@ -140,6 +140,11 @@ def test_header_values_never_end_a_line(value: str) -> None:
 
         async def drained(self) -> None: ...
 
+        retiring = False
+
+        def ends_with(self, exchange: Exchange) -> bool:
+            raise AssertionError
+
     exchange = Exchange(Line(), client="", loopback=True)
     exchange.method = "GET"
     exchange.headers["x-request-id"] = value

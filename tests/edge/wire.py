@@ -33,7 +33,10 @@ class Wire(asyncio.Transport):
         self.reading = True
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
 
     def is_closing(self) -> bool:
         return self.closed

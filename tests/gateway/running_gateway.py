@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import BackendConfig
+from tonle.edge import listening
 from tonle.edge.exchange import Exchange
 from tonle.edge.listening import bind, local_url
 from tonle.edge.server import HttpServer, ServerLimits
@@ -25,6 +26,7 @@ from tonle.gateway.gateway import Gateway
 
 KEY, ADMIN = "key-for-tests", "admin-for-tests"
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 
 
 class Upstream:
@@ -193,14 +195,12 @@ async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable
             await upstream.stop()
 
 
-def run(main: Awaitable[None], *, runner: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
-    """`runner`: `edge.listening.run` for the event loop of production."""
-
+def run(main: Awaitable[None]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(280):
             await main
 
-    runner(bounded())
+    listening.run(bounded())  # on uvloop, as in production
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.gateway.running_gateway import Upstream, run, running_gateway, until
 from tonle.edge.client import Address, HttpClient
-from tonle.edge.listening import run as run_on_uvloop
 from tonle.gateway import relay
 from tonle.gateway.backends.transport import HttpTransport
 from tonle.protocol import answers, sse
@@ -72,7 +71,7 @@ def test_a_whole_answer_without_end_is_a_502(tmp_path: Path, monkeypatch: pytest
             assert endless.num_sent < endless.most
         assert place.records()[0]["status"] == "failed"
 
-    run(main(), runner=run_on_uvloop)
+    run(main())
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
@@ -96,7 +95,7 @@ def test_an_event_without_end_ends_the_stream(
         (record,) = place.records()
         assert (record["status"], record["output"]) == ("failed", "Hi")
 
-    run(main(), runner=run_on_uvloop)
+    run(main())
 
 
 def test_an_endless_error_is_not_kept_by_a_hedged_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +107,7 @@ def test_an_endless_error_is_not_kept_by_a_hedged_stream(tmp_path: Path, monkeyp
             reply = await place.ask(stream=True)
             assert reply.status_code == 502 and endless.num_sent < endless.most
 
-    run(main(), runner=run_on_uvloop)
+    run(main())
 
 
 # -- in proportion

@@ -10,7 +10,6 @@ import pytest
 
 from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.edge.client import Sink, UpstreamError
-from tonle.edge.listening import run as run_on_uvloop
 
 PLAIN: dict[str, Any] = {"prefix_affinity": False, "cache": None}
 
@@ -167,7 +166,7 @@ def test_short_deadlines_on_the_event_loop_of_production(tmp_path: Path) -> None
                 assert (await place.ask(f"question {number}")).status_code == 200
             assert all(backend.num_failed == 0 for backend in place.gateway.pool.backends)
 
-    run(main(), runner=run_on_uvloop)
+    run(main())
 
 
 def test_a_deadline_also_bounds_the_wait_for_a_connection(tmp_path: Path) -> None:

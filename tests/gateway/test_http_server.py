@@ -28,7 +28,7 @@ async def raw(place: RunningGateway, data: bytes, *, until: bytes = b"") -> byte
 
 def request(body: bytes = b'{"model":"m"}', *headers: str, version: str = "1.1") -> bytes:
     lines = [f"POST /v1/chat/completions HTTP/{version}", "Host: x", f"Authorization: Bearer {KEY}",
-             f"Content-Length: {len(body)}", *headers]  # fmt: skip
+             "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]  # fmt: skip
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

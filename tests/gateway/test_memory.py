@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.audit.disk import locked
+from tonle.edge.exchange import Exchange
 from tonle.gateway import gateway_metrics
 
 # asyncio keeps up to a hundred cancelled timers, with what hangs on them.
@@ -29,7 +30,7 @@ async def many(place: RunningGateway, upstream: Upstream, count: int) -> None:
     trail = place.gateway.trail
     assert trail is not None
     for number in range(count // 5):
-        wrong = place.client.post(CHAT, content=b"{", headers={"authorization": f"Bearer {KEY}"})
+        wrong = place.client.post(CHAT, content=b"{", headers=JSON | {"authorization": f"Bearer {KEY}"})
         await asyncio.gather(place.ask(temperature=0.5), place.ask(stream=True, temperature=0.5),
                              place.ask(key=f"wrong-{number}"), place.ask(model="missing"), wrong)  # fmt: skip
     await until(lambda: not trail.num_open, "requests are still open")
@@ -77,5 +78,36 @@ def test_callers_wait_for_a_slow_writer_and_all_are_served(tmp_path: Path, monke
             replies = served + list(await asyncio.gather(*waiting))
         assert [reply.status_code for reply in replies] == [200] * (len(served) + 20) + [401]
         assert len(place.records()) == len(replies)
+
+    run(main())
+
+
+def test_nothing_of_a_refused_request_waits_for_the_collector(tmp_path: Path) -> None:
+    """An error's traceback holds the frames it came through, and with them the body: a cycle must not."""
+
+    def held() -> int:
+        return sum(isinstance(each, Exchange) for each in gc.get_objects())
+
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m"), max_body_bytes=100_000, audit_linger_s=0.0) as place:
+            trail, key = place.gateway.trail, {"authorization": f"Bearer {KEY}"}
+            assert trail is not None
+            assert (await place.ask()).status_code == 200
+            gc.collect()
+            gc.disable()
+            try:
+                before = held()
+                for _ in range(10):
+                    for path, content, headers, status in (
+                        (CHAT, b"{" * 90_000, JSON | key, 400), (CHAT, b"x" * 90_000, JSON, 401), (CHAT, b"{}", key, 415),
+                        (CHAT, b"x" * 200_000, JSON | key, 413), ("/nothing", b"x" * 90_000, JSON | key, 404),
+                        ("/admin/keys", b"{", JSON | key, 403), (CHAT, b'{"model": "missing"}', JSON | key, 404),
+                    ):  # fmt: skip
+                        assert (await place.client.post(path, content=content, headers=headers)).status_code == status
+                await until(lambda: not trail.num_open, "requests are still open")
+                assert await asyncio.to_thread(trail.flush, 60)
+                assert held() <= before + 2
+            finally:
+                gc.enable()
 
     run(main())

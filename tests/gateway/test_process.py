@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import re
+import resource
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -76,8 +79,10 @@ def slow() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, backend: str, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A gateway configured by a file, in a process of its own."""
+def gateway(
+    folder: Path, backend: str, *flags: str, open_files: int = 0
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A gateway configured by a file, in a process of its own. `open_files`: the most it may have."""
     settings = folder / "tonle.yaml"
     settings.write_text(
         f"port: 0\napi_key: [secret]\naudit_dir: {folder}/audit\nstate_db: {folder}/state.db\n"
@@ -85,7 +90,8 @@ def gateway(folder: Path, backend: str, *flags: str) -> Iterator[tuple[subproces
     )
     log = folder / f"log-{time.monotonic_ns()}"
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "tonle", "gateway", "--config", str(settings), *flags],
+        limited = ["prlimit", f"--nofile={open_files}"] if open_files else []
+        process = subprocess.Popen([*limited, sys.executable, "-m", "tonle", "gateway", "--config", str(settings), *flags],
                                    stdout=output, stderr=subprocess.STDOUT)  # fmt: skip
     try:
         for _ in range(600):
@@ -155,6 +161,68 @@ def test_a_killed_gateway_leaves_a_trail_that_verifies(tmp_path: Path, slow: str
     records = read_records(tmp_path / "audit")
     assert [record["status"] for record in records] == ["refused", "interrupted", "ok"]
     assert verify(tmp_path).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+def test_callers_who_take_all_open_files_do_not_end_it(tmp_path: Path, slow: str) -> None:
+    """More connections than it may have open files: by its own limit first, then by the kernel's."""
+    Slow.go_on.set()
+    with gateway(tmp_path, slow, open_files=256) as (process, url), contextlib.ExitStack() as stack:
+        host, port = url.removeprefix("http://").split(":")
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.post(url + CHAT, json=BODY, headers=AUTH, timeout=30).text.endswith("data: [DONE]\n\n")
+            return False
+
+        assert answers()
+        for _ in range(600):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        assert answers()  # idle ones give way
+        num_files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        assert num_files < 200
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (num_files, num_files))  # now none is free
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+        assert process.poll() is None
+        stack.close()
+        for _ in range(200):
+            if answers():
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it does not answer any more")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert {record["status"] for record in read_records(tmp_path / "audit")} == {"ok"}
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["idle", "half-read"])
+def test_sigterm_loses_no_request_of_a_connection_that_was_open(tmp_path: Path, slow: str, *, half: bool) -> None:
+    """It was sent before the caller could know. Of many, none is reset."""
+    Slow.go_on.set()
+    body = json.dumps(BODY).encode()
+    head = (f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode()  # fmt: skip
+    with gateway(tmp_path, slow) as (process, url), contextlib.ExitStack() as stack:
+        host, port = url.removeprefix("http://").split(":")
+        callers = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(40)]
+        for caller in callers:
+            caller.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+            caller.sendall(head + body[:-1] if half else b"")
+        assert httpx.get(url + "/health/live").status_code == 200  # what came before was read
+        process.send_signal(signal.SIGTERM)
+        for caller in callers:
+            caller.sendall(body[-1:] if half else head + body)
+        for caller in callers:
+            received = b""
+            while piece := caller.recv(65536):
+                received += piece
+            assert received.startswith(b"HTTP/1.1 200") and b"[DONE]" in received  # and it was closed behind it
+        assert process.wait(20) == 0
+    assert [record["status"] for record in read_records(tmp_path / "audit")] == ["ok"] * 40
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway, until
 
 
 def the_record(place: RunningGateway) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_over_a_limit(tmp_path: Path) -> None:
 def test_a_bad_body(tmp_path: Path, content: bytes, status: int) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m"), max_body_bytes=1000) as place:
-            reply = await place.client.post(CHAT, content=content, headers={"authorization": f"Bearer {KEY}"})
+            reply = await place.client.post(CHAT, content=content, headers=JSON | {"authorization": f"Bearer {KEY}"})
             assert reply.status_code == status
         record = the_record(place)
         assert (record["status"], record["http_status"]) == ("refused", status)

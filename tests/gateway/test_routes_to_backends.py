@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tests.gateway.running_gateway import KEY, Upstream, rows, run, running_gateway, until
+from tests.gateway.running_gateway import JSON, KEY, Upstream, rows, run, running_gateway, until
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
 from tonle.errors import ConfigError
@@ -53,7 +53,9 @@ def test_callers_may_not_set_salts_or_transfers(tmp_path: Path) -> None:
             assert [warning["param"] for warning in mine.json()["warnings"]] == names
             await place.ask(key="admin-for-tests")
             twice = b'{"model":"m","messages":[],"cache_salt":"theirs","cache_salt":null}'
-            await place.client.post("/v1/chat/completions", content=twice, headers={"authorization": f"Bearer {KEY}"})
+            await place.client.post(
+                "/v1/chat/completions", content=twice, headers=JSON | {"authorization": f"Bearer {KEY}"}
+            )
         first, second, third = upstream.requests
         assert first["vllm_xargs"] == {"y": 1}
         assert not {"kv_transfer_params", "ec_transfer_params"} & set(first)

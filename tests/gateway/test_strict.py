@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, run, running_gateway
+from tests.gateway.running_gateway import ADMIN, CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.gateway.routes import PIPED
 from tonle.protocol.known import KNOWN, unknown_fields
 
@@ -123,7 +123,7 @@ def test_the_service_tells_what_it_changed(tmp_path: Path) -> None:
             wrong = await post(place, "/api/v1/inference", context_window=0)
             assert wrong.status_code == 400 and "context_window" in wrong.json()["error"]["message"]
             large = await place.client.post("/api/v1/inference", content=b"x" * 9_000_000,
-                                            headers={"authorization": f"Bearer {KEY}"})  # fmt: skip
+                                            headers=JSON | {"authorization": f"Bearer {KEY}"})  # fmt: skip
             assert large.status_code == 413
 
     run(main())

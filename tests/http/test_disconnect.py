@@ -14,6 +14,7 @@ from tests.fakes.front import FakeFront
 from tests.http.serving import serving
 from tonle.engine.request import Delta
 
+HEADERS = b"host: localhost\r\ncontent-type: application/json\r\n"
 PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -25,7 +26,7 @@ def connect(url: str, body: dict[str, Any], path: str = PATH) -> socket.socket:
     connection.settimeout(10)
     connection.connect((host, int(port)))
     raw = msgspec.json.encode(body)
-    connection.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(raw), raw))
+    connection.sendall(b"POST %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (path.encode(), HEADERS, len(raw), raw))
     return connection
 
 
@@ -66,7 +67,7 @@ def test_hangup_cancels_every_prompt(front: FakeFront, url: str) -> None:
 def test_hangup_in_the_middle_of_the_body(front: FakeFront, url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{" % PATH.encode())
+        connection.sendall(b"POST %b HTTP/1.1\r\n%bcontent-length: 500\r\n\r\n{" % (PATH.encode(), HEADERS))
     assert httpx.get(url + "/health").status_code == 200
     assert not front.submitted
 

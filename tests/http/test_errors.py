@@ -21,6 +21,7 @@ from tonle.errors import CapacityError, ConfigError, ModelError
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.replica import Replica, ReplicaOptions
 
+JSON = {"content-type": "application/json"}
 PATH = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -58,7 +59,7 @@ def refused(reply: httpx.Response, status: int) -> dict[str, Any]:
     ],
 )
 def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
-    error = refused(client.post(PATH, content=body), 400)
+    error = refused(client.post(PATH, content=body, headers=JSON), 400)
     assert error == {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_value"}
 
 
@@ -213,21 +214,21 @@ def test_what_is_inside_stays_inside(client: httpx.Client, front: FakeFront) -> 
 
 
 def test_body_too_large(client: httpx.Client, url: str) -> None:
-    reply = client.post(PATH, content=b"x" * 3_000_000)
+    reply = client.post(PATH, content=b"x" * 3_000_000, headers=JSON)
     assert refused(reply, 413)["code"] == "request_too_large" and reply.headers["connection"] == "close"
 
     def pieces() -> Any:  # no Content-Length: chunked
         for _ in range(30):
             yield b"x" * 100_000
 
-    refused(client.post(PATH, content=pieces()), 413)
+    refused(client.post(PATH, content=pieces(), headers=JSON), 413)
     assert client.post(PATH, json=HELLO).status_code == 200
 
 
 def test_body_too_large_from_a_caller_who_sends_before_listening(url: str) -> None:
     """Not a reset connection: the reason."""
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(url + PATH, b"x" * 3_000_000, timeout=60)
+        urllib.request.urlopen(urllib.request.Request(url + PATH, b"x" * 3_000_000, JSON), timeout=60)
     with error.value as reply:
         assert reply.status == 413 and b"request_too_large" in reply.read()
 
@@ -235,8 +236,9 @@ def test_body_too_large_from_a_caller_who_sends_before_listening(url: str) -> No
 def test_body_too_large_is_refused_before_it_is_sent(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\nExpect: 100-continue\r\n\r\n"
-        connection.sendall(head.encode())
+        lines = [f"POST {PATH} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 999999999",
+                 "Expect: 100-continue"]  # fmt: skip
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 

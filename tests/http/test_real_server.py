@@ -18,6 +18,7 @@ from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tonle.models.source import ModelSource
 
+JSON = {"content-type": "application/json"}
 LONG = {"prompt": "once", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 
 
@@ -32,6 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     with tonle_serve(folder, "--max-num-seqs", "4", "--kv-cache-memory", "64MiB") as running:
         yield running
+
+
+def raw(body: bytes) -> bytes:
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return b"POST /v1/completions HTTP/1.1\r\n" + head.encode() + body
 
 
 def idle(server: Server) -> bool:
@@ -69,8 +75,7 @@ def test_hanging_up_frees_the_work(server: Server) -> None:
         body = httpx.Request("POST", f"{server.url}/v1/completions", json={**LONG, "stream": stream})
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sock:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body.content)}\r\n\r\n"
-            sock.sendall(head.encode() + body.content)
+            sock.sendall(raw(body.content))
             wait_for(lambda: httpx.get(f"{server.url}/health").json()["running"] == 1, "it never ran")
         wait_for(lambda: idle(server), "it still runs")
 
@@ -100,11 +105,11 @@ def test_bad_manners_do_not_disturb_others(server: Server) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     for content, status in bad:
-        reply = httpx.post(f"{server.url}/v1/completions", content=content, timeout=60)
+        reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=JSON, timeout=60)
         assert reply.status_code == status, (content[:60], reply.text)
         error = reply.json()["error"]
         assert error["message"] and set(error) == {"message", "type", "param", "code"}
-    huge = httpx.post(f"{server.url}/v1/chat/completions", content=b"x" * 50_000_000, timeout=60)
+    huge = httpx.post(f"{server.url}/v1/chat/completions", content=b"x" * 50_000_000, headers=JSON, timeout=60)
     assert huge.status_code == 413
     empty = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": []})
     assert empty.status_code == 400 and "messages" in empty.json()["error"]["message"]
@@ -117,7 +122,7 @@ def test_a_client_that_never_reads_holds_nothing_up(server: Server) -> None:
     body = httpx.Request("POST", "http://x", json={**LONG, "stream": True, "n": 2}).content
     with socket.create_connection((host, int(port))) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        sock.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        sock.sendall(raw(body))
         answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 20}, timeout=60)
         assert answer.status_code == 200
         wait_for(lambda: idle(server), "its tokens were never finished")

@@ -111,6 +111,7 @@ class GatewayConfig(ServerConfig):
         """Check settings against each other. Raises `ConfigError`."""
         self.check_tls()
         self.check_origins()
+        self.check_requests()
         names = [backend_name(backend) for backend in self.backends]
         for name in names:
             if names.count(name) > 1:

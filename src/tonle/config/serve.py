@@ -203,6 +203,7 @@ class ServeConfig(ServerConfig):
         """Check settings against each other. Raises `ConfigError`."""
         self.check_tls()
         self.check_origins()
+        self.check_requests()
         self.check_cache()
         if self.frontends > 1:
             self._check_frontends()

@@ -17,6 +17,7 @@ from tonle.config.stores import MEMORY, cache_place, state_place
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
+HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -71,6 +72,17 @@ class ServerConfig(AuditConfig):
     host: str = _server("127.0.0.1", values.text("HOST"), "Address to listen on; 0.0.0.0 for every network interface.")
     port: int = port_setting(8000)
     max_body_bytes: int = _server(8 * 1024**2, values.size(), "Largest request body accepted.")
+    request_memory_bytes: int = _server(
+        256 * 1024**2,
+        values.size(),
+        "Most memory for requests, all of them together, from their first byte to the end of their answer. Above it, the "
+        "largest of those still being received is refused (503).",
+    )
+    max_connections: int = _server(
+        4096,
+        values.integer(1),
+        "Most connections from callers. For one more, those that are idle are closed; if none is, it is refused (503).",
+    )
     drain_s: float = _server(
         30.0, values.duration(), "How long running requests may take to finish after SIGTERM or Ctrl-C."
     )
@@ -92,6 +104,13 @@ class ServerConfig(AuditConfig):
     )
     admin_key: tuple[str, ...] = _security(
         (), values.names("KEY"), "Key that may also use the /admin paths and clear the cache."
+    )
+    allowed_hosts: tuple[str, ...] = _security(
+        (),
+        values.names("HOST"),
+        "Name in the Host header that this server answers to, or * for any. Repeat the flag for more. A server without "
+        "keys on a loopback address answers to localhost, IP addresses and these; any other server to every name, unless "
+        "this is set.",
     )
     ssl_certfile: str | None = _file("Serve HTTPS with this certificate: a PEM file with the whole chain.")
     ssl_keyfile: str | None = _file("Private key of the certificate, a PEM file.")
@@ -174,6 +193,17 @@ class ServerConfig(AuditConfig):
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
                 raise ConfigError(f"cors_origins: {origin!r} is not an origin such as https://app.example.com: a scheme, a "
                                   "host, perhaps a port, and no path", param="cors_origins")  # fmt: skip
+
+    def check_requests(self) -> None:
+        """Raises `ConfigError`."""
+        if self.request_memory_bytes < self.max_body_bytes:
+            raise ConfigError(f"request_memory ({values.show_size(self.request_memory_bytes)}) is less than max_body "
+                              f"({values.show_size(self.max_body_bytes)}), so that the largest request could never be received; "
+                              "raise it, to several times max_body", param="request_memory")  # fmt: skip
+        for host in self.allowed_hosts:
+            if host != "*" and not HOST_NAME.fullmatch(host):
+                raise ConfigError(f"allowed_hosts: {host!r} is not a host name such as models.example.com: give it without "
+                                  "scheme and port", param="allowed_hosts")  # fmt: skip
 
     def check_tls(self) -> None:
         """What can be told without reading the files. Raises `ConfigError`."""

@@ -1,20 +1,23 @@
 """One connection of a caller: its requests one after the other, and what is written to it.
 
-Does: start a task per request, answer in the order asked, cancel when the caller is gone, hold the limits of time, write
-once per turn of the event loop. Does not: parse (`reader`), route or answer, listen (`server`).
+Does: start a task per request, answer in the order asked, cancel when the caller is gone, hold the limits of time,
+end in good order when the server stops. Does not: parse (`reader`), write (`answer_writer`), route or answer, listen
+(`server`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from tonle.edge.exchange import Exchange
-from tonle.edge.reader import DISCARD_BYTES, RequestReader
+from tonle.edge.answer_writer import AnswerWriter
+from tonle.edge.exchange import CONTINUE, Exchange
+from tonle.edge.half_closed import look_for_reset, was_reset
+from tonle.edge.reader import RequestReader
+from tonle.errors import ShuttingDown, TonleError
 from tonle.telemetry.logs import one_line
 
 if TYPE_CHECKING:
@@ -24,54 +27,55 @@ log = logging.getLogger("tonle.edge")
 
 MAX_PIPELINED = 8  # requests of one connection that wait for the one before; more are not read
 PARSE_BYTES = 8 * 1024  # at a time: how far past MAX_PIPELINED requests are read
-WRITE_BUFFER_BYTES = 256 * 1024  # per caller; above it, the sender of the answer is asked to wait
-RESET_POLL_S = 0.1  # how often a caller who sends no more is looked at: it may be gone
-PROBE_S = 10  # between the kernel's probes of such a caller
-LINGER_S = 5.0  # for a caller who was refused to read why; what it still sends is thrown away
+DISCARD_BYTES = 64 * 1024**2  # that a caller may still send when nothing more is read; then it is no longer listened to
+LINGER_S = 5.0  # without a byte, for a caller who was refused to read why; what it still sends is thrown away
+LAST_CALL_S = 0.5  # when the server stops: for a request that a caller sent before it could know
 
 CALLER_HUNG_UP = "the caller hung up"
 CALLER_STALLED = "the caller stopped reading"
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+NO_CONNECTION = "this server has as many connections as it may have; try again later"
+
+RETRY_SOON = ("retry-after", "1")
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(AnswerWriter):
     """A caller's socket."""
 
     def __init__(self, server: HttpServer) -> None:
+        super().__init__(server)
         self._server = server
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._reader = RequestReader(self, max_body_bytes=server.limits.max_body_bytes)
+        self._reader = RequestReader(self, server.held, max_body_bytes=server.limits.max_body_bytes)
         self._unparsed = b""  # came while too many requests waited
         self._paused = False  # nothing is read from the socket
         self._num_discarded = 0  # bytes that came when nothing more was to be read
         self._fault: tuple[int, str] | None = None  # of what followed the last request; answered in its turn
         self._refused = False
         self._queue: deque[Exchange] = deque()  # read, not begun: an earlier one is being answered
-        self._active: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._client = ""  # address of the other end
         self._loopback = False
         self._half_closed = False  # the caller sends no more
-        self._closing = False
         self._closing_s = 0.0  # since when
         self._lingering = False
-        self._drain_waiters: list[asyncio.Future[None]] = []
-        self._unsent: list[bytes] = []
-        self.full = False
-        self.full_since_s = 0.0
+        self._heard_s = 0.0  # when lingering: the last moment something came
+        self.retiring = False  # the server is being stopped
         self.touched_s = time.monotonic()  # last moment it was not idle
 
     # -- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._client = str(peer[0]) if peer else ""
         self._loopback = not peer or self._client.startswith(("127.", "::1"))
+        has_room = self._server.has_room()
         self._server.connections.add(self)
+        if not has_room:
+            self._reader.stop()
+            self.on_fault(503, NO_CONNECTION)
+        elif self._server.draining:
+            self.retire()
 
     def data_received(self, data: bytes) -> None:
         if self._reader.done or self._closing:
@@ -91,31 +95,10 @@ class ServerConnection(asyncio.Protocol):
             self.close()
             return False
         if not self._half_closed:
+            assert self._transport is not None
             self._half_closed = True
-            self._provoke_reset()
-            self._loop.call_later(RESET_POLL_S, self._look_for_reset)
+            look_for_reset(self._transport, self._active, self.send)
         return True
-
-    def _provoke_reset(self) -> None:
-        """From a socket that was closed, by writing what means nothing: a comment between events, and before a reply
-        100 Continue (RFC 9110, section 15.2.1). Where neither is possible, as in HTTP/1.0, the kernel's probes do it
-        when the caller's kernel has forgotten the connection: after a minute."""
-        active = self._active
-        if active is not None and not active.probe() and not active.http_1_0 and not active.head_sent:
-            self.send(CONTINUE)
-        if self._transport is not None and hasattr(socket, "TCP_KEEPIDLE"):
-            callers = self._transport.get_extra_info("socket")
-            callers.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            callers.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S)
-            callers.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-
-    def _look_for_reset(self) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.abort()
-        else:
-            self._loop.call_later(RESET_POLL_S, self._look_for_reset)
 
     @property
     def _is_tls(self) -> bool:
@@ -127,21 +110,10 @@ class ServerConnection(asyncio.Protocol):
         self._closing = True
         self._reader.stop()
         self._release_waiters()
-        self._queue.clear()
+        self._clear_queue()
         if self._active is not None:
+            self._server.held.release(self._active)
             self.drop(CALLER_HUNG_UP)
-
-    def pause_writing(self) -> None:
-        self.full = True
-        self.full_since_s = time.monotonic()
-        if self._active is not None and self._active.on_pressure is not None:
-            self._active.on_pressure(True)
-
-    def resume_writing(self) -> None:
-        self.full = False
-        self._release_waiters()
-        if self._active is not None and self._active.on_pressure is not None:
-            self._active.on_pressure(False)
 
     # -- reading
 
@@ -159,6 +131,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded += num_bytes
+        if self._lingering:
+            self._heard_s = time.monotonic()
         if self._num_discarded > DISCARD_BYTES:
             self._pause_reading()
 
@@ -181,9 +155,15 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def new_exchange(self) -> Exchange:
-        exchange = Exchange(self, client=self._client, loopback=self._loopback)
-        exchange.keep_alive = not self._server.draining
-        return exchange
+        return Exchange(self, client=self._client, loopback=self._loopback)
+
+    def check_head(self, exchange: Exchange) -> None:
+        check = self._server.check_head
+        if check is not None:
+            try:
+                check(exchange)
+            except Exception as error:
+                exchange.refusal = error
 
     def take(self, exchange: Exchange) -> None:
         if self._active is None:
@@ -223,10 +203,12 @@ class ServerConnection(asyncio.Protocol):
     def finish(self, exchange: Exchange) -> None:
         """The reply to `exchange` is complete: the next one may begin."""
         self._active = None
-        self._server.num_answered += 1
+        server = self._server
+        server.held.release(exchange)
+        server.num_answered += 1
         self.touched_s = time.monotonic()
-        if not exchange.keep_alive or self._server.draining:
-            self.close(linger=self._refused or exchange.oversized or self._num_discarded > 0)
+        if not exchange.keep_alive or exchange.gone is not None:
+            self.close(linger=self._refused or exchange.unread is not None or self._num_discarded > 0)
         elif self._queue:
             self._begin(self._queue.popleft())
             self._read_on()
@@ -236,6 +218,8 @@ class ServerConnection(asyncio.Protocol):
             self.close()
         elif self._reader.continue_asked:
             self.on_continue_asked()
+        elif self.retiring:
+            self._close_after_last_call()
 
     def _refuse(self) -> None:
         """Not a request at all: answered here, without a handler."""
@@ -244,7 +228,8 @@ class ServerConnection(asyncio.Protocol):
         exchange = self.new_exchange()
         exchange.keep_alive = False
         self._active, self._refused = exchange, True
-        exchange.reply(_error_body(why, "invalid_request_error"), status=status)
+        kind, headers = ("invalid_request_error", []) if status < 500 else ("service_unavailable_error", [RETRY_SOON])
+        exchange.reply(_error_body(why, kind), status=status, headers=headers)
 
     def drop(self, why: str) -> bool:
         """End the request under way: its caller is gone. True if there was one, and it had not been ended before."""
@@ -256,32 +241,6 @@ class ServerConnection(asyncio.Protocol):
             self._task.cancel()
         return is_first
 
-    # -- writing
-
-    def send(self, data: bytes) -> None:
-        """Leaves with everything else of this turn of the event loop, in one write."""
-        if not self._closing:
-            if not self._unsent:
-                self._server.flush_soon(self)
-            self._unsent.append(data)
-
-    def flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if unsent and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
-
-    async def drained(self) -> None:
-        if self.full and not self._closing:
-            waiter = self._loop.create_future()
-            self._drain_waiters.append(waiter)
-            await waiter
-
-    def _release_waiters(self) -> None:
-        waiters, self._drain_waiters = self._drain_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     def close(self, *, linger: bool = False) -> None:
         """After what was written has left. `linger`: and the caller has read it. Closing a socket on which unread bytes
         lie resets it, and a reset may reach the caller's program before our last words do."""
@@ -289,11 +248,15 @@ class ServerConnection(asyncio.Protocol):
             return
         self.flush()
         self._closing, self._closing_s = True, time.monotonic()
+        self._heard_s = self._closing_s
         self._reader.stop()
         self._release_waiters()
-        if linger and not self._half_closed and self._transport.can_write_eof():
+        if linger and not self._half_closed:
             self._lingering = True
-            self._transport.write_eof()
+            if (
+                self._transport.can_write_eof()
+            ):  # TLS cannot: there the caller sees the end of the answer, not of the line
+                self._transport.write_eof()
             self._unpause_reading()
         else:
             self._transport.close()
@@ -302,12 +265,46 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    # -- the end of the server
+
     def retire(self) -> None:
-        """Take no more requests: close if idle, else after the answer, which says so if it has not begun."""
-        if self._active is None:
+        """Answer what has come, in full or in part, and what is on its way; then close. An answer whose head has not left
+        says that it is the last, so that the caller sends no more: `ends_with`."""
+        self.retiring = True
+        self._close_after_last_call()
+
+    def ends_with(self, exchange: Exchange) -> bool:
+        """Nothing else was asked, so `exchange` says that it is the last."""
+        if self._queue or self._unparsed or self._reader.incoming is not None or self._fault is not None:
+            return False
+        self._reader.stop()
+        return True
+
+    def _close_after_last_call(self) -> None:
+        """A caller may have sent a request before it could know that this server stops: closing at once would lose it."""
+        self._loop.call_later(LAST_CALL_S, self._close_if_quiet)
+
+    def _close_if_quiet(self) -> None:
+        if self.idle and self._reader.incoming is None and not self._unparsed:
             self.close()
-        else:
-            self._active.keep_alive = False
+
+    def end(self, why: str) -> int:
+        """Now, whatever is under way or being read. How many requests that has cut off."""
+        num_cut = int(self.drop(why)) + len(self._queue)
+        self._clear_queue()
+        self._unparsed = b""
+        if self._reader.incoming is not None:
+            num_cut += 1
+            self._reader.stop()
+            self.on_fault(ShuttingDown.status, why)
+        elif self.idle:
+            self.close()
+        return num_cut
+
+    def _clear_queue(self) -> None:
+        for exchange in self._queue:
+            self._server.held.release(exchange)
+        self._queue.clear()
 
     # -- limits
 
@@ -315,20 +312,52 @@ class ServerConnection(asyncio.Protocol):
     def idle(self) -> bool:
         return self._active is None and not self._queue
 
+    @property
+    def lingering(self) -> bool:
+        """Everything was written; the caller has yet to read it."""
+        return self._lingering
+
+    @property
+    def num_unfinished_bytes(self) -> int:
+        """Held of a request that is being read."""
+        incoming = self._reader.incoming
+        return 0 if incoming is None else incoming.num_held
+
+    def give_up_unfinished(self, error: TonleError) -> None:
+        """Refuse the request that is being read."""
+        self._reader.give_up(error)
+
+    def spare_since(self) -> tuple[int, float] | None:
+        """None: it is needed. Else how it ranks among those to be closed for a new one, lowest first: callers who were
+        refused, then idle ones, then those who have not even sent a head, of each the one of longest standing."""
+        incoming = self._reader.incoming
+        if self._closing:
+            return (0, self._closing_s) if self._lingering else None
+        if not self.idle:
+            return None
+        if incoming is None:
+            return 1, self.touched_s
+        return None if incoming.method else (2, incoming.arrived_s)
+
     def sweep(self, now_s: float) -> None:
         """Close what has been idle, has not finished its request, or has not read, for too long."""
         limits, incoming = self._server.limits, self._reader.incoming
         if self._closing:  # and what was written does not leave, or the caller does not
-            if now_s - self._closing_s > (LINGER_S if self._lingering else limits.write_timeout_s):
+            is_silent = self._lingering and now_s - self._heard_s > LINGER_S
+            longest_s = limits.read_timeout_s if self._lingering else limits.write_timeout_s
+            if is_silent or now_s - self._closing_s > longest_s:
                 self.abort()
         elif self.full and now_s - self.full_since_s > limits.write_timeout_s:
             self.drop(CALLER_STALLED)
             self.abort()
         elif incoming is not None and now_s - incoming.arrived_s > limits.read_timeout_s:
-            self._reader.stop()
-            self.on_fault(408, "the request did not arrive in time")
+            if not self._reader.hand_over_refused():
+                self._reader.stop()
+                self.on_fault(408, "the request did not arrive in time")
         elif self.idle and incoming is None and now_s - self.touched_s > limits.idle_timeout_s:
             self.close()
+        elif self._paused and self._transport is not None and was_reset(self._transport):
+            self.abort()
 
 
 def _error_body(why: str, kind: str) -> bytes:

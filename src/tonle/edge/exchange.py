@@ -11,13 +11,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from tonle.edge.head import absolute_target, decoded
 from tonle.edge.unread_body import UnreadBody
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -42,14 +43,28 @@ class Line(Protocol):
 
     async def drained(self) -> None: ...
 
+    @property
+    def retiring(self) -> bool:
+        """The server is being stopped."""
+        ...
+
+    def ends_with(self, exchange: Exchange) -> bool:
+        """While it is: nothing more is answered after `exchange`."""
+        ...
+
 
 class Exchange:
     """Owns one reply. `write` never waits: a producer that may be faster than the caller reads watches `full`."""
 
-    # For the log; of the class, so that they cost nothing where there is nothing to tell.
+    # Of the class, so that they cost nothing where there is nothing to tell. For the log:
     problem: str | None = None  # why it failed
     tokens: tuple[int, int] | None = None  # of the prompt and of the answer
+    # From the check of the head:
+    key: Any = None  # the caller's API key
+    refusal: Exception | None = None  # to be answered with this; its body is not kept
+    wants_body = True  # False: its body, if it has one, is not kept either
     unread: UnreadBody | None = None  # what is known of a body that is not kept
+    num_held = 0  # bytes of it in memory, as `HeldBytes` counts them
 
     def __init__(self, line: Line, *, client: str, loopback: bool) -> None:
         self.method = ""
@@ -57,7 +72,6 @@ class Exchange:
         self.query = ""
         self.headers: dict[str, str] = {}  # names in lower case; repeated ones joined by commas
         self.body = b""
-        self.oversized = False  # the body was larger than allowed and was thrown away
         self.arrived_s = time.monotonic()
         self.started_s = 0.0  # when the reply began; 0 until then
         self.status = 0  # 0 until the reply begins
@@ -70,7 +84,7 @@ class Exchange:
         self.extra_headers: list[tuple[str, str]] = []  # of every reply, whatever writes it
         self.on_pressure: Callable[[bool], None] | None = None  # told when `full` changes
         self._line = line
-        self._head = b""  # waits for the first piece of the body: one write instead of two
+        self._head = b""  # all but its last lines; waits for the first piece of the body: one write instead of two
         self._chunked = False
         self._is_event_stream = False
         self._between_events = False  # what was written of an event stream ends where an event does
@@ -109,7 +123,7 @@ class Exchange:
     def reply(self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Headers = ()) -> None:
         """The whole reply at once."""
         self._begin(status, content_type, headers, f"content-length: {len(body)}\r\n")
-        head, self._head = self._head, b""
+        head = self._take_head()
         self._line.send(head if self._bodiless else head + body)
         self._end()
 
@@ -131,7 +145,7 @@ class Exchange:
         if self._chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         if self._head:
-            piece, self._head = self._head + piece, b""
+            piece = self._take_head() + piece
         self._line.send(piece)
 
     def probe(self) -> bool:
@@ -143,9 +157,8 @@ class Exchange:
 
     def end(self) -> None:
         last = b"0\r\n\r\n" if self._chunked else b""
-        if data := self._head + last:
+        if data := self._take_head() + last if self._head else last:
             self._line.send(data)
-        self._head = b""
         self._end()
 
     @property
@@ -170,12 +183,17 @@ class Exchange:
         lines.append(f"x-request-id: {self.request_id}\r\n")
         for name, value in (*headers, *self.extra_headers):
             lines.append(f"{_sendable(name)}: {_sendable(value)}\r\n")
-        if not self.keep_alive:
-            lines.append("connection: close\r\n")
-        elif self.http_1_0:
-            lines.append("connection: keep-alive\r\n")
         status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} -\r\n".encode()
-        self._head = status_line + "".join(lines).encode("latin-1", "replace") + b"\r\n"
+        self._head = status_line + "".join(lines).encode("latin-1", "replace")
+
+    def _take_head(self) -> bytes:
+        """The head, which now leaves: only now is it known whether the connection goes on after this answer."""
+        head, self._head = self._head, b""
+        if self.keep_alive and self._line.retiring and self._line.ends_with(self):
+            self.keep_alive = False
+        if not self.keep_alive:
+            return head + b"connection: close\r\n\r\n"
+        return head + (b"connection: keep-alive\r\n\r\n" if self.http_1_0 else b"\r\n")
 
     def _end(self) -> None:
         if not self.ended:

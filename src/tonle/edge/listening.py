@@ -1,13 +1,14 @@
 """An address to listen on, its URL, its TLS, and the event loop to run on: what server and gateway share.
 
-Does: bind and load certificates with errors that say what to do, name the address, run on uvloop where there is one.
-Does not: serve.
+Does: bind and load certificates with errors that say what to do, name the address, raise the limit of open files, run on
+uvloop where there is one. Does not: serve.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Coroutine
@@ -17,6 +18,10 @@ from typing import Any, TypeVar
 from tonle.config.server import ServerConfig
 from tonle.errors import ConfigError
 
+log = logging.getLogger("tonle.edge")
+
+OTHER_FILES = 64  # open files besides connections: records, databases, pipes
+MIN_CONNECTIONS = 16
 BACKLOG = 2048  # connections the kernel holds before we accept them
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every interface, and what this machine's own programs call it
 
@@ -72,6 +77,27 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
     else:
         why = f"{error.strerror}. Check --host and --port"
     return ConfigError(f"cannot listen on {host}, port {port}: {why}.", param="port")
+
+
+def most_connections(wanted: int) -> int:
+    """As many as `wanted`, or as the open files of this process allow: for each caller two, its connection and one to a
+    backend. A process without a free one could not write its records either."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(MIN_CONNECTIONS, (soft - OTHER_FILES) // 2)
+    log.warning(
+        "at most %d connections instead of %d: this process may open %d files (ulimit -n)", allowed, wanted, soft
+    )
+    return allowed
 
 
 def url_of(host: str, port: int, *, tls: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Reads requests from a caller's bytes.
 
-Does: parse with llhttp, hold the limits of head and body, refuse what RFC 9112 says to refuse. Does not: write, wait,
-or know about sockets (`server.ServerConnection` does).
+Does: parse with llhttp, have each head checked before any of its body is kept, hold the limits of head and body, refuse
+what RFC 9112 says to refuse. Does not: write, wait, or know about sockets (`connection.ServerConnection` does).
 """
 
 from __future__ import annotations
@@ -12,19 +12,32 @@ import httptools
 
 from tonle.edge.exchange import Exchange
 from tonle.edge.head import head_fault
+from tonle.edge.held_bytes import HeldBytes
+from tonle.edge.unread_body import UnreadBody
+from tonle.errors import TonleError, TooLarge
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 256
-DISCARD_BYTES = 64 * 1024**2  # of a body that is too large; then it is answered though more may come
+# Of a body that is not kept. Within it, the answer comes after the body and the connection goes on; beyond it, the answer
+# comes at once, the connection is closed, and what is still sent is thrown away.
+PASSED_BYTES = 64 * 1024
+FRAMING_SHARE = 8  # most bytes received per byte of body: a chunk of one byte, without extensions, has 6
 LINE_BYTES = 4  # of a header besides its name and value
+HEADER_BYTES = 160  # of memory that one takes besides, about
+
+TOO_LARGE = "the request body is larger than this server accepts; its operator sets the limit with --max-body"
 
 
 class RequestTaker(Protocol):
     """The connection above."""
 
     def new_exchange(self) -> Exchange: ...
+    def check_head(self, exchange: Exchange) -> None:
+        """Sets `refusal` if it is to be refused, and `wants_body`. None of its body has been read."""
+        ...
+
     def take(self, exchange: Exchange) -> None:
-        """It has been read whole."""
+        """It has been read whole, or as far as it needs to be."""
         ...
 
     def on_continue_asked(self) -> None:
@@ -39,19 +52,23 @@ class RequestTaker(Protocol):
 class RequestReader:
     """Owns the parser and the request that is being read. The `on_…` methods are httptools' callbacks."""
 
-    def __init__(self, taker: RequestTaker, *, max_body_bytes: int) -> None:
+    def __init__(self, taker: RequestTaker, held: HeldBytes, *, max_body_bytes: int) -> None:
         self.incoming: Exchange | None = None  # being read
         self.done = False  # what follows is not read: something was refused, or a request was the last
         self.continue_asked = False  # and neither given nor made needless by the body
         self._taker = taker
+        self._held = held
         self._max_body_bytes = max_body_bytes
         self._parser = httptools.HttpRequestParser(self)
-        self._pieces: list[bytes] = []  # of the incoming body
-        self._num_bytes = 0  # of the incoming head or body
+        self._body: bytes | bytearray = (
+            b""  # so far; one array: the pieces of a body sent in tiny chunks would take more
+        )
+        self._num_head_bytes = 0
         self._num_trailer_bytes = 0
+        self._num_received = 0  # received of it, all in all, in reads that did not end it
         self._num_headers = 0
         self._num_hosts = 0
-        self._num_held = 0  # raw bytes the parser may hold back: of a header or trailer that has not ended
+        self._num_raw = 0  # bytes the parser may hold back: of a header or trailer that has not ended
         self._num_steps = 0  # that the parser took with what was received last: began, read a head, read body
         self._head_done = False
         self._upgrade = False  # the parser stops after this head, though a body follows
@@ -68,21 +85,44 @@ class RequestReader:
             self._refuse(400, f"this is not HTTP/1.1: {error}")
         if self.incoming is not None:
             self._bound_head(len(data), is_fresh=is_fresh)
+        if self.incoming is not None:
+            self._hold(self.incoming)
 
     def stop(self) -> None:
         """Read no more: what has come of the incoming request is thrown away."""
         self.done = True
-        self.incoming = None
-        self._pieces = []
+        self._body = b""
+        if self.incoming is not None:
+            self._held.release(self.incoming)
+            self.incoming = None
+
+    def give_up(self, error: TonleError) -> None:
+        """Refuse the incoming request, whatever the rest of it would be."""
+        exchange = self.incoming
+        if exchange is None:
+            return
+        if not self._head_done:
+            self._refuse(error.status, error.message)
+            return
+        self._drop_body(exchange, error)
+        self._hand_over_early(exchange)
+
+    def hand_over_refused(self) -> bool:
+        """If the incoming request is one, before its body has ended."""
+        exchange = self.incoming
+        if exchange is None or exchange.unread is None:
+            return False
+        self._hand_over_early(exchange)
+        return True
 
     def on_message_begin(self) -> None:
         if self.done or self._replaying:
             return
         self._num_steps += 1
         self._head_done = self._upgrade = self.continue_asked = False
-        self._num_bytes = self._num_trailer_bytes = self._num_headers = self._num_hosts = 0
-        self._pieces = []
-        self._url = b""
+        self._num_head_bytes = self._num_trailer_bytes = self._num_headers = self._num_hosts = self._num_raw = 0
+        self._num_received = 0
+        self._body = self._url = b""
         self.incoming = self._taker.new_exchange()
 
     def on_url(self, url: bytes) -> None:
@@ -103,8 +143,8 @@ class RequestReader:
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
     def _count_head(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if self._num_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._refuse_head()
 
     def _pass_trailer(self, num_bytes: int) -> None:
@@ -134,21 +174,23 @@ class RequestReader:
         closes = "close" in exchange.header("connection").lower()  # in HTTP/1.0 the parser lets keep-alive win
         exchange.keep_alive = exchange.keep_alive and not closes and self._parser.should_keep_alive()
         exchange.set_target(target)
-        self._num_bytes = 0
         self._begin_body(exchange)
 
     def _begin_body(self, exchange: Exchange) -> None:
-        declared = exchange.header("content-length")
-        num_declared = int(declared) if declared else 0
-        has_body = num_declared > 0 or "transfer-encoding" in exchange.headers
+        num_declared = _declared(exchange)
+        has_body = bool(num_declared) or "transfer-encoding" in exchange.headers
         waits = has_body and not exchange.http_1_0 and exchange.header("expect").lower() == "100-continue"
         self._upgrade = has_body and self._parser.should_upgrade()
-        if num_declared > self._max_body_bytes:
-            self._mark_oversized(exchange)
-            if waits:  # nothing is under way
-                self._upgrade = False
-                self.on_message_complete()
-        elif waits:
+        self._taker.check_head(exchange)
+        if exchange.refusal is None and num_declared is not None and num_declared > self._max_body_bytes:
+            exchange.refusal = TooLarge(TOO_LARGE)
+        if exchange.refusal is not None or (has_body and not exchange.wants_body):
+            exchange.unread = UnreadBody(num_declared)
+        if not waits:
+            return
+        if exchange.unread is not None:  # nothing is under way, and need not be
+            self._hand_over_early(exchange)
+        else:
             self.continue_asked = True
             self._taker.on_continue_asked()
 
@@ -158,32 +200,54 @@ class RequestReader:
         exchange = self.incoming
         if exchange is None:
             return
-        self._num_bytes += len(piece)
-        if self._num_bytes > self._max_body_bytes:
-            self._mark_oversized(exchange)
-        if not exchange.oversized:
-            self._pieces.append(piece)
-        elif self._num_bytes > DISCARD_BYTES:
-            self.on_message_complete()
+        if exchange.unread is not None:
+            exchange.unread.add(piece)
+        elif not self._body:
+            self._body = piece
+        else:
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += piece
+        if len(self._body) > self._max_body_bytes:
+            self._drop_body(exchange, TooLarge(TOO_LARGE))
+        if exchange.unread is not None and exchange.unread.num_received > PASSED_BYTES:
+            self._hand_over_early(exchange)
 
-    def _mark_oversized(self, exchange: Exchange) -> None:
-        """Answered when the rest has been read and thrown away: closing at once would reset the connection, and a
-        caller who is still sending would see that instead of the answer."""
-        exchange.oversized = True
-        exchange.keep_alive = False
-        self._pieces.clear()
+    def _drop_body(self, exchange: Exchange, refusal: Exception) -> None:
+        """Of a request that was to be read: it is refused after all."""
+        exchange.refusal = refusal
+        if exchange.unread is None:
+            exchange.unread = UnreadBody(_declared(exchange))
+            exchange.unread.add(self._body)
+        self._body = b""
+        self._held.release(exchange)
 
     def on_message_complete(self) -> None:
-        if self._upgrade:  # `_pass_upgrade` reads its body
+        exchange = self.incoming
+        if exchange is None or self._upgrade:  # `_pass_upgrade` reads its body
             return
-        exchange, self.incoming = self.incoming, None
-        if exchange is None:
+        body = bytes(self._body)
+        self._held.hold(exchange, self._num_head_bytes + self._num_headers * HEADER_BYTES + len(body))
+        if self.incoming is None:  # there was no room for it
             return
-        exchange.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces = []
+        exchange.body, self._body = body, b""
+        self._hand_over(exchange)
+
+    def _hold(self, exchange: Exchange) -> None:
+        num_head_bytes = self._num_head_bytes + self._num_headers * HEADER_BYTES + self._num_raw
+        self._held.hold(exchange, num_head_bytes + len(self._body))
+
+    def _hand_over(self, exchange: Exchange) -> None:
+        self.incoming = None
         self.continue_asked = False
         self.done = not exchange.keep_alive
         self._taker.take(exchange)
+
+    def _hand_over_early(self, exchange: Exchange) -> None:
+        """Before its body has ended: what follows is not read."""
+        exchange.keep_alive = False
+        self._upgrade = False
+        self._hand_over(exchange)
 
     def _pass_upgrade(self, rest: bytes) -> None:
         """We speak HTTP/1.1 only: a wish for another protocol is passed over. The parser has stopped behind the head,
@@ -208,12 +272,19 @@ class RequestReader:
         """After each read of `num_bytes`. The parser tells of a header when it has ended; one that never ends would
         fill memory. `is_fresh`: the read did not begin within a message."""
         if not self._num_steps:
-            self._num_held += num_bytes
+            self._num_raw += num_bytes
         else:
             only_began = is_fresh and self._num_steps == 1
-            self._num_held = num_bytes if only_began else 0  # else at most this one read
-        if self._num_held > MAX_HEAD_BYTES:
+            self._num_raw = num_bytes if only_began else 0  # else at most this one read
+        if self._num_raw > MAX_HEAD_BYTES:
             self._refuse_head()
+        self._num_received += num_bytes
+        if self._num_received > FRAMING_SHARE * self._num_body_bytes() + 2 * MAX_HEAD_BYTES:
+            self._refuse(400, "the request's body is almost only framing: send it in larger chunks")
+
+    def _num_body_bytes(self) -> int:
+        unread = None if self.incoming is None else self.incoming.unread
+        return len(self._body) if unread is None else unread.num_received
 
     def _refuse_head(self) -> None:
         self._refuse(431, "the request's headers are too large")
@@ -222,3 +293,8 @@ class RequestReader:
         if not self.done:
             self.stop()
             self._taker.on_fault(status, why)
+
+
+def _declared(exchange: Exchange) -> int | None:
+    length = exchange.header("content-length")
+    return int(length) if length else None

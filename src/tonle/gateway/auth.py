@@ -31,8 +31,11 @@ class Auth:
     def has_keys(self) -> bool:
         return not self._ring.empty
 
-    def admit(self, exchange: Exchange, scope: Scope = "models") -> Key:
-        """The caller's key. Raises `Unauthorized`, `Forbidden`."""
+    def admit(self, exchange: Exchange, scope: Scope) -> None:
+        """Find the caller's key and keep it with the exchange. Raises `Unauthorized`, `Forbidden`."""
+        exchange.key = self._find(exchange, scope)
+
+    def _find(self, exchange: Exchange, scope: Scope) -> Key:
         if self._ring.empty:
             if not exchange.loopback and not self._anywhere:  # the settings forbid it too; this is a second check
                 raise Unauthorized("this gateway has no API keys yet, so it answers only requests from its own machine")

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tonle.edge.exchange import Exchange
-from tonle.errors import TooLarge
 from tonle.gateway.api_keys.key import Key
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, parse_request
 from tonle.protocol.parse import decode_object
@@ -50,11 +49,7 @@ class Call:
         self.request_id = exchange.request_id
 
     def read(self, key: Key, *, strict: bool) -> ParsedRequest:
-        """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`, `TooLarge`."""
-        if self.exchange.oversized:
-            raise TooLarge(
-                "the request body is larger than this server accepts; its operator sets the limit with --max-body"
-            )
+        """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`."""
         return parse_request(self.decode(), self.exchange, self.path, key, strict=strict)
 
     def decode(self) -> DecodedBody:

@@ -27,7 +27,7 @@ from tonle.config.gateway import GatewayConfig, default_state_db
 from tonle.config.routing import BackendConfig
 from tonle.config.stores import MEMORY
 from tonle.edge.interpreter import freeze_objects
-from tonle.edge.listening import tls_context
+from tonle.edge.listening import most_connections, tls_context
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.admin import Admin
@@ -99,7 +99,7 @@ class Gateway:
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
         stages = Stages(
-            auth=auth, limiter=self.limiter, recorder=recorder, replay=replay, router=router,
+            limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics,
         )  # fmt: skip
@@ -113,8 +113,7 @@ class Gateway:
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics,
         ))  # fmt: skip
-        limits = ServerLimits(max_body_bytes=config.max_body_bytes, write_timeout_s=config.write_timeout_s)
-        self.server = HttpServer(self.routes, limits)
+        self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 
     @property
     def place(self) -> str:
@@ -149,6 +148,8 @@ class Gateway:
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
+        if self._local is not None:
+            self._local.on_drain()  # not before: requests that were on their way are answered, too
         await self.shadows.stop()
         await self.pool.stop()
         if self.trail is not None:
@@ -184,8 +185,6 @@ class Gateway:
             on_ready()
         with _signals(stop, self.server) as asked:
             await stop.wait()
-            if self._local is not None:
-                self._local.on_drain()
             if asked.is_set() or self.server.num_active:  # else the reason to stop is told elsewhere
                 shutdown_messages.say_stopping(self.server.num_active, self.config.drain_s)
             reminder = asyncio.create_task(
@@ -227,6 +226,13 @@ def _signals(stop: asyncio.Event, server: HttpServer) -> Iterator[asyncio.Event]
 def _fixed_keys(config: GatewayConfig) -> list[Any]:
     return [*(given(secret, admin=False) for secret in config.api_key),
             *(given(secret, admin=True) for secret in config.admin_key)]  # fmt: skip
+
+
+def _limits(config: GatewayConfig) -> ServerLimits:
+    return ServerLimits(
+        max_body_bytes=config.max_body_bytes, request_memory_bytes=config.request_memory_bytes,
+        max_connections=most_connections(config.max_connections), write_timeout_s=config.write_timeout_s,
+    )  # fmt: skip
 
 
 def _default_limits(config: GatewayConfig) -> KeyLimits:

@@ -1,6 +1,6 @@
 """The order of the stages, and nothing else.
 
-    admit → read → charge → resolve → open audit → replay from cache, or choose a route and send → watch the stream
+    check the head → read → charge → resolve → open audit → replay from cache, or choose a route and send → watch the stream
     → close audit
 
 Does: call the stages in order, keep their results, make sure that each request ends in one reply and one record. Does
@@ -22,7 +22,7 @@ from tonle.cache import CachedResponse
 from tonle.edge.client import UpstreamError
 from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
-from tonle.gateway.auth import Auth, check_model
+from tonle.gateway.auth import check_model
 from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call, ReplyFacts
@@ -44,7 +44,6 @@ log = logging.getLogger("tonle.gateway")
 
 @dataclass(slots=True, kw_only=True)
 class Stages:
-    auth: Auth
     limiter: Limiter
     recorder: Recorder
     replay: CachedReplies
@@ -109,17 +108,23 @@ class Pipeline:
             relay.fail(reply)
         finally:
             self._leave(call, relay, record, results, ending)
+            if ending.failure is not None:
+                ending.failure.__traceback__ = None  # it leads back to this frame: a cycle, with the body in it
 
     async def _accept(self, call: Call, results: StageResults) -> AcceptedRequest:
-        """Admit, read, charge, resolve."""
-        stages = self._stages
-        key = results.key = stages.auth.admit(call.exchange)
+        """Read, charge, resolve; the key was found when the head was checked. Raises what that refused it with, too."""
+        stages, exchange = self._stages, call.exchange
+        if exchange.key is not None:
+            results.key = exchange.key
+        if exchange.refusal is not None:
+            raise exchange.refusal
+        key = results.key
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
         results.lease = await by_deadline(request, stages.limiter.charge(key, request.total_tokens))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
-        owner = (call.exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
+        owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:

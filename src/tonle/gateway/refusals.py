@@ -1,7 +1,11 @@
 """The refusals only a gateway makes, as leaves of the tree in `tonle.errors`.
 
-CallerError    ├── Unauthorized      no key, or an unknown one        401
-               └── Forbidden         the key may not do this              403
+CallerError    ├── Unauthorized      no key, or an unknown one            401
+               ├── Forbidden         the key may not do this              403
+               ├── ForeignPage       a web page of another site asks      403
+               ├── NoHandler         unknown path, or wrong method        404, 405
+               ├── NoLength          a body whose length is not told      411
+               └── NotJson           a body that is not JSON              415
 CapacityError  ├── TooMany                                                429
                │   ├── RateLimited   over a limit of the key              429
                │   └── QueueFull     the queue is full                    429
@@ -14,6 +18,7 @@ InternalError  └── UpstreamFailed    a backend failed                     
 from __future__ import annotations
 
 from tonle.errors import CallerError, CapacityError, InternalError
+from tonle.protocol.errors import ErrorReply
 
 
 class Unauthorized(CallerError):
@@ -24,6 +29,27 @@ class Unauthorized(CallerError):
 class Forbidden(CallerError):
     status = 403
     code = "forbidden"
+
+
+class ForeignPage(CallerError):
+    status = 403
+    code = "foreign_page"
+
+
+class NoHandler(CallerError):
+    def __init__(self, reply: ErrorReply) -> None:
+        super().__init__(reply.body.error.message)
+        self.reply = reply
+
+
+class NoLength(CallerError):
+    status = 411
+    code = "length_required"
+
+
+class NotJson(CallerError):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class TooMany(CapacityError):

@@ -1,6 +1,8 @@
-"""Which handler answers which path, and the frame around every one of them: CORS, errors, one log line, one count.
+"""Which handler answers which path, the check of every head, and the frame around every handler: errors, one log line,
+one count.
 
-Does: route, guard by scope, turn errors into replies. Does not: know the order of a request's stages (`pipeline.py`).
+Does: route, guard by scope, turn errors into replies. Does not: know the order of a request's stages (`pipeline.py`) or
+what web pages may do (`web_pages.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
-from tonle.gateway.refusals import Forbidden
+from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.routing.router import Router
+from tonle.gateway.web_pages import WebPages, check_json
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
 from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
@@ -46,9 +49,6 @@ PIPED = (
     "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 INFERENCE = "/api/v1/inference"
-# Headers of replies that scripts of other origins may read.
-EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, retry-after"
-
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
 
@@ -62,6 +62,8 @@ class Entry(NamedTuple):
 
     scope: Scope | None  # of the key it needs
     handle: Handle
+    takes_json: bool = False  # it has a body
+    is_piped: bool = False  # the pipeline answers it, refusals included: each has a record
     is_probe: bool = False  # asked again and again by machines: not worth a line in the log
     needs_keys: bool = True  # False: where no keys are needed to use a server, none are needed for this
 
@@ -101,6 +103,7 @@ class Services:
 class Routes:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._pages = WebPages(services.config)
         self._started_s = time.monotonic()
         # A server of one model tells of each request; a gateway in front of many tells of those that fail.
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
@@ -115,10 +118,14 @@ class Routes:
             "/version": {"GET": Entry(None, self.version, is_probe=True)},
             "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
             "/cache/clear": {"POST": Entry("admin", self.clear_cache, needs_keys=False)},
-            "/admin/keys": {"GET": Entry("admin", admin.list_keys), "POST": Entry("admin", admin.create_key)},
+            "/admin/keys": {
+                "GET": Entry("admin", admin.list_keys),
+                "POST": Entry("admin", admin.create_key, takes_json=True),
+            },
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
-        table |= {path: {"POST": Entry(None, self._generate)} for path in (*PIPED, INFERENCE)}  # the pipeline admits
+        piped = Entry("models", self._generate, takes_json=True, is_piped=True)
+        table |= {path: {"POST": piped} for path in (*PIPED, INFERENCE)}
         if services.is_local:
             table |= {path: {"GET": Entry(None, self._page, is_probe=True)} for path in ("/docs", "/openapi.json")}
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
@@ -137,11 +144,28 @@ class Routes:
         named = (self._model, self._key, self._drain, self._resume)
         return [*self._exact, *(found.pattern for found in named)]
 
+    def check_head(self, exchange: Exchange) -> None:
+        """Called before any of the body is kept. Raises what the request is refused with; finds the caller's key."""
+        services, method = self._services, exchange.method
+        services.proxies.place(exchange)
+        if "origin" in exchange.headers:
+            self._pages.answer_origin(exchange)
+        found = self._find(exchange.path)
+        entry = found.methods.get("GET" if method == "HEAD" else method)
+        exchange.wants_body = entry is not None and entry.takes_json
+        if method == "OPTIONS":
+            return
+        if entry is None:
+            raise NoHandler(self._missing(exchange, found))
+        self._pages.check(exchange, has_keys=services.auth.has_keys)
+        if entry.scope is not None:
+            self._admit(exchange, entry)
+        if entry.takes_json:
+            check_json(exchange)
+
     async def __call__(self, exchange: Exchange) -> None:
         found = self._find(exchange.path)
         try:
-            self._services.proxies.place(exchange)
-            self._allow_origin(exchange)
             await self._handle(exchange, found)
         except asyncio.CancelledError:
             raise
@@ -149,9 +173,10 @@ class Routes:
             if not isinstance(error, TonleError):
                 exchange.problem = f"{type(error).__name__}: {error}"
                 log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id)
-            _send_error(exchange, error_reply(error))
+            _send_error(exchange, error.reply if isinstance(error, NoHandler) else error_reply(error))
         finally:
             self._account(exchange, found)
+            exchange.refusal = None  # its traceback leads back here: a cycle
 
     def _find(self, path: str) -> Found:
         if (found := self._exact.get(path)) is not None:
@@ -167,23 +192,22 @@ class Routes:
         return NOTHING
 
     async def _handle(self, exchange: Exchange, found: Found) -> None:
-        path, method = exchange.path, exchange.method
-        if method == "OPTIONS":
-            exchange.reply(b"", status=204)
-            return
-        if not found.methods:
-            hint = DOCS_HINT if self._services.is_local else PATHS_HINT
-            feature = unsupported_feature(path)
-            missing = no_such_path(_safe(path), hint) if feature is None else not_supported_yet(feature, hint)
-            _send_error(exchange, missing)
-            return
+        method = exchange.method
         entry = found.methods.get("GET" if method == "HEAD" else method)
+        if exchange.refusal is not None and (entry is None or not entry.is_piped):
+            raise exchange.refusal
         if entry is None:
-            _send_error(exchange, wrong_method(method, _safe(path), list(found.methods)))
-            return
-        if entry.scope is not None:
-            self._admit(exchange, entry)
-        await entry.handle(exchange)
+            exchange.reply(b"", status=204)  # to OPTIONS; any other was refused
+        else:
+            await entry.handle(exchange)
+
+    def _missing(self, exchange: Exchange, found: Found) -> ErrorReply:
+        path = _safe(exchange.path)
+        if found.methods:
+            return wrong_method(exchange.method, path, list(found.methods))
+        hint = DOCS_HINT if self._services.is_local else PATHS_HINT
+        feature = unsupported_feature(exchange.path)
+        return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
 
     def _admit(self, exchange: Exchange, entry: Entry) -> None:
         auth, scope = self._services.auth, entry.scope
@@ -228,15 +252,14 @@ class Routes:
         if self._services.is_local:
             await self._page(exchange)
             return
-        key = self._services.auth.admit(exchange)
-        exchange.reply(msgspec.json.encode({"object": "list", "data": self._listed(key)}))
+        exchange.reply(msgspec.json.encode({"object": "list", "data": self._listed(exchange.key)}))
 
     async def model(self, exchange: Exchange) -> None:
         if self._services.is_local:
             await self._page(exchange)
             return
-        key, name = self._services.auth.admit(exchange), exchange.path.removeprefix("/v1/models/")
-        for entry in self._listed(key):
+        name = exchange.path.removeprefix("/v1/models/")
+        for entry in self._listed(exchange.key):
             if entry["id"] == name:
                 exchange.reply(msgspec.json.encode(entry))
                 return
@@ -328,22 +351,6 @@ class Routes:
         names = ("retry-after", "x-process-time", TRUST_SALT_HEADER)
         passed = [(name, value) for name, value in answer.headers.items() if name in names]
         exchange.reply(answer.body, status=answer.status, content_type=content_type, headers=passed)
-
-    # -- web pages that call
-
-    def _allow_origin(self, exchange: Exchange) -> None:
-        origin, allowed = exchange.header("origin"), self._services.config.cors_origins
-        if not origin or (origin not in allowed and "*" not in allowed):
-            return
-        exchange.extra_headers += [
-            ("access-control-allow-origin", origin), ("access-control-expose-headers", EXPOSED), ("vary", "Origin"),
-        ]  # fmt: skip
-        if exchange.method == "OPTIONS":
-            exchange.extra_headers += [
-                ("access-control-allow-methods", "GET, POST, DELETE, OPTIONS"),
-                ("access-control-allow-headers", exchange.header("access-control-request-headers") or "*"),
-                ("access-control-max-age", "600"),
-            ]
 
 
 def _note(exchange: Exchange) -> str:
