@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test model check format clean
+.PHONY: help serve chat bench test chaos model check format clean
 
 help: ## Show this
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 
 
 test: check model ## Checks, then all tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: model ## Faults under load, and a table of what happened: make chaos ARGS="--fault kill-engine"
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 # Tests never touch a network; those that need the default model are skipped where it cannot be fetched.
 model: $(INSTALLED_DEV)

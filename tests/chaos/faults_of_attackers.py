@@ -37,7 +37,17 @@ def _deep_json(scene: Scene) -> Effect:
                 name = f"{scene.name}-{'wrong' if key else 'right'}-{depth}-{number}"
                 outcomes.append(caller.ask(name, body))
     note = f"objects and arrays {', '.join(f'{depth:,}' for depth in DEPTHS)} deep, with a wrong and a right key"
-    return Effect(outcomes=outcomes, note=note)
+    return Effect(outcomes=outcomes, note=note, red=_blamed(outcomes))
+
+
+def _blamed(outcomes: list[Outcome]) -> list[str]:
+    """A caller's fault that the server takes for its own."""
+    blamed = [outcome for outcome in outcomes if outcome.detail.startswith("5")]
+    return (
+        [f"{len(blamed)} bad requests were answered as if the server were at fault: {blamed[0].detail}"]
+        if blamed
+        else []
+    )
 
 
 def _deep_bodies(depth: int) -> list[bytes]:
@@ -61,8 +71,8 @@ def _tool_arguments(scene: Scene) -> Effect:
                 {"role": "tool", "tool_call_id": "c1", "content": "done"},
                 *body["messages"],
             ]
-            outcomes.append(caller.ask(f"{scene.name}-{number}-{stream:d}", body))
-    return Effect(outcomes=outcomes, note="arguments that are no JSON, or thousands deep")
+            outcomes.append(caller.ask(f"{scene.name}-tool-{number}-{stream:d}", body))
+    return Effect(outcomes=outcomes, note="arguments that are no JSON, or thousands deep", red=_blamed(outcomes))
 
 
 # -- a flood of large bodies
@@ -159,10 +169,10 @@ def _hold(scene: Scene, pieces: object, words: str) -> Effect:
 
 
 FAULTS = [
-    Fault("deep-json", _deep_json, short=True),
-    Fault("tool-arguments", _tool_arguments),
-    Fault("wrong-key-flood", _flood, callers=2, max_tokens=8),
-    Fault("one-byte-short", _one_byte_short),
-    Fault("slow-heads", _slow_heads),
+    Fault("deep-json", _deep_json, short=True, spares=True),
+    Fault("tool-arguments", _tool_arguments, spares=True),
+    Fault("wrong-key-flood", _flood, callers=2, spares=True),
+    Fault("one-byte-short", _one_byte_short, spares=True),
+    Fault("slow-heads", _slow_heads, spares=True),
 ]
-SHORT_FLOOD = Fault("wrong-key-flood", _short_flood, callers=2, max_tokens=8, short=True)
+SHORT_FLOOD = Fault("wrong-key-flood", _short_flood, callers=2, short=True, spares=True)

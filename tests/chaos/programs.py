@@ -119,6 +119,16 @@ class Program:
         kernel can take back."""
         return sum(map(own_memory_mb, (process.pid for process in self._tree())))
 
+    def memory_of_each(self) -> str:
+        """`gateway 51, writer_process 30`, MB."""
+        parts = []
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = [word for word in process.cmdline() if word.startswith("tonle.")]
+                name = words[0].rpartition(".")[2] if words else self.name
+                parts.append(f"{name} {own_memory_mb(process.pid):.0f}")
+        return ", ".join(parts)
+
     def _tree(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.pid)

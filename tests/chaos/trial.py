@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.chaos.client import Outcome
-from tests.chaos.load import Load, wait_until
+from tests.chaos.load import Load, percentile, wait_until
 from tests.chaos.programs import Skip
 from tests.chaos.rows import Row
 from tests.chaos.stack import GatewayKind, Memory, Stack
@@ -27,7 +27,9 @@ class Effect:
 
     ended_s: float = field(default_factory=time.monotonic)  # recovery is counted from here
     outcomes: list[Outcome] = field(default_factory=list)  # of requests that the fault itself sent
-    killed_s: tuple[float, float] | None = None  # when the process that callers talk to was killed, and when it was gone
+    killed_s: tuple[float, float] | None = (
+        None  # when the process that callers talk to was killed, and when it was gone
+    )
     note: str = ""
     red: list[str] = field(default_factory=list)
 
@@ -54,6 +56,7 @@ class Fault:
     callers: int = 8
     max_tokens: int = 8
     short: bool = False  # part of the short form
+    spares: bool = False  # it is between one caller, or one backend, and the gateway: others must not notice
 
 
 def run_fault(stack: Stack, fault: Fault) -> Row:
@@ -67,18 +70,22 @@ def run_fault(stack: Stack, fault: Fault) -> Row:
     load = Load(stack.gateway.port, fault.name, num_callers=fault.callers, max_tokens=fault.max_tokens)
     scene = Scene(stack, load, fault.name, stack.options.seconds)
     load.start()
+    start_s = time.monotonic()
     try:
         if not load.wait_answered(2 * fault.callers, FLOW_S):
             row.red.append("the load did not flow even before the fault")
         scene.go_on()
+        fault_s = time.monotonic()
         effect = fault.act(scene)
         row.recovery_s = load.recovery_s(effect.ended_s, RECOVERY_S)
         scene.go_on()
     finally:
         row.outcomes = load.stop()
-    row.outcomes = [*row.outcomes, *effect.outcomes]
-    row.note = effect.note
+    row.note = f"{effect.note}; {_p99s(load, start_s, fault_s, effect.ended_s)}"
     row.red += effect.red
+    if fault.spares and (refused := row.count("refused")):
+        row.red.append(f"{refused} requests of other callers were refused: {row.reasons('refused')}")
+    row.outcomes = [*row.outcomes, *effect.outcomes]
     _read_trail(row, stack, effect)
     _weigh(row, stack, before)
     _judge(row)
@@ -86,6 +93,18 @@ def run_fault(stack: Stack, fault: Fault) -> Row:
     if row.red and stack.gateway.is_running:
         stack.renew(fault.gateway)  # what is broken must not spoil the next row
     return row
+
+
+def _p99s(load: Load, start_s: float, fault_s: float, ended_s: float) -> str:
+    """Of the load's answers: those before the fault, and those that were under way during it."""
+    before = [
+        each.latency_s for each in load.outcomes if each.kind == "answered" and start_s <= each.ended_s <= fault_s
+    ]
+    during = [
+        each.latency_s for each in load.outcomes
+        if each.kind == "answered" and each.ended_s >= fault_s and each.sent_s <= ended_s
+    ]  # fmt: skip
+    return f"p99 of the load {percentile(before, 99):.1f} s before, {percentile(during, 99):.1f} s during"
 
 
 def _read_trail(row: Row, stack: Stack, effect: Effect) -> None:
@@ -127,7 +146,7 @@ def _weigh(row: Row, stack: Stack, before: Memory) -> None:
     ok = wait_until(settled, MEMORY_S if stack.options.judges_memory else 0)
     row.memory = f"{before.gateway:.0f} → {after.gateway:.0f}; {before.servers:.0f} → {after.servers:.0f}"
     if not ok and stack.options.judges_memory:
-        row.red.append(f"memory did not come back: {row.memory} MB")
+        row.red.append(f"memory did not come back: {row.memory} MB ({stack.gateway.memory_of_each()})")
 
 
 def _judge(row: Row) -> None:
