@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -31,10 +32,11 @@ def main() -> int:
     )
     words.add_argument("--seconds", type=float, default=3.0, metavar="N", help="load before and after each fault (3)")
     words.add_argument("--short", action="store_true", help="a tiny model and the most telling faults")
-    words.add_argument("--table", type=Path, metavar="FILE", help="write the table there too")
+    words.add_argument("--table", type=Path, metavar="FILE", help="write the table into this page or file, too")
     words.add_argument("--logs", type=Path, metavar="DIR", help="keep the logs and trails of all processes there")
     flags = words.parse_args()
     own_mounts()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
     wanted = [
         fault for fault in (SHORT_FAULTS if flags.short else FAULTS) if not flags.fault or fault.name in flags.fault
     ]

@@ -131,41 +131,37 @@ def _flood_of(scene: Scene, count: int, calm_s: float) -> Effect:
 def _one_byte_short(scene: Scene) -> Effect:
     body = b"x" * 1024
     sent = head(CHAT, f"{scene.name}-short", len(body)) + body[:-1]
-    return _hold(scene, lambda: [sent], "that lack the last byte")
+    return _hold(scene, [sent], "that lack the last byte")
 
 
 def _slow_heads(scene: Scene) -> Effect:
     text = head(CHAT, f"{scene.name}-slow", 10)
-    return _hold(
-        scene, lambda: [text[n : n + 1] for n in range(len(text) - 4)], "that send one byte of a head at a time"
-    )
+    return _hold(scene, [text[n : n + 1] for n in range(len(text) - 4)], "that send a head byte by byte")
 
 
-def _hold(scene: Scene, pieces: object, words: str) -> Effect:
+def _hold(scene: Scene, pieces: list[bytes], words: str) -> Effect:
     """Connections with an unfinished request. They are not requests yet: no answer and no record is owed to them."""
-    assert callable(pieces)
     peak = Peak(scene.stack.gateway)
     socks: list[socket.socket] = []
     for _ in range(NUM_HALF_OPEN):
         with contextlib.suppress(OSError):  # refused: as good
             socks.append(socket.create_connection(("127.0.0.1", scene.stack.gateway.port), timeout=5))
-    queues = {sock: list(pieces()) for sock in socks}
-    until_s = time.monotonic() + HALF_OPEN_S
+    until_s, waiting = time.monotonic() + HALF_OPEN_S, list(pieces)
     while time.monotonic() < until_s:
-        for sock in socks:
-            with contextlib.suppress(OSError):
-                if queues[sock]:
-                    sock.send(queues[sock].pop(0))
+        piece = waiting.pop(0) if waiting else b""
+        for sock in socks if piece else []:
+            with contextlib.suppress(OSError):  # the server has ended it
+                sock.send(piece)
         peak.sample()
         time.sleep(0.25)
-    readable, _, _ = (
-        select.select(socks, [], [], 0) if max(map(socket.socket.fileno, socks), default=0) < 1024 else ([],) * 3
-    )
+    poll = select.poll()
+    for sock in socks:
+        poll.register(sock, select.POLLIN)
+    num_ended = len(poll.poll(0))
     for sock in socks:
         sock.close()
-    note = (f"{len(socks)} connections {words}, for {HALF_OPEN_S:.0f} s; the gateway grew by {peak.sample():.0f} MB and ended "
-            f"{len(readable)} of them itself")  # fmt: skip
-    return Effect(note=note)
+    note = f"{len(socks)} connections {words}, for {HALF_OPEN_S:.0f} s; the gateway grew by {peak.sample():.0f} MB "
+    return Effect(note=note + f"and ended {num_ended} of them itself")
 
 
 FAULTS = [

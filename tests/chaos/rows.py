@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.chaos.client import Outcome
 
+HEADING = "## The table"
 COLUMNS = ("fault", "sent", "answered", "refused, with a reason", "cut", "lost", "records", "verify", "recovery",
            "memory, MB: gateway; servers")  # fmt: skip
 
@@ -86,3 +88,9 @@ def markdown(rows: list[Row]) -> str:
     parts += ["\n".join(notes)] if notes else []
     parts += ["Red rows:\n\n" + "\n".join(reds)] if reds else []
     return "\n\n".join(parts)
+
+
+def write_table(page: Path, text: str) -> None:
+    """Into a file of its own, or in place of the last section of a page that has one of this name."""
+    before = page.read_text().partition(HEADING)[0] if page.exists() else ""
+    page.write_text(f"{before}{HEADING}\n\n{text}\n")

@@ -68,6 +68,7 @@ class Stack(contextlib.ExitStack):
         self._num_gateways = 0
         self._of_gateway = contextlib.ExitStack()
         self.warm: Memory | None = None
+        self.is_suspect = False  # the last row was red: what is broken must not spoil the next
 
     def _server(self, name: str, *flags: str, **env: str) -> Program:
         model = [str(self.options.model)] if self.options.model else []
@@ -96,11 +97,15 @@ class Stack(contextlib.ExitStack):
         return self._trail
 
     def use(self, kind: GatewayKind) -> None:
-        """The gateway that runs, if it is of this kind; else a new one. Raises `Skip`."""
-        if self._kind != kind or not self.gateway.is_running:
-            self.renew(kind)
+        """The gateway that runs, if it is of this kind and sound; else a new one. Raises `Skip`."""
+        for program in (self.first, self.second, self.scripted):
+            if not program.is_running:
+                program.start()
+        if self._kind != kind or self.is_suspect or not self.gateway.is_running:
+            self._renew(kind)
+        self.is_suspect = False
 
-    def renew(self, kind: GatewayKind) -> None:
+    def _renew(self, kind: GatewayKind) -> None:
         """A new gateway with an empty trail, warmed up."""
         self._of_gateway.close()
         self._kind, self.warm = None, None

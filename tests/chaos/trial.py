@@ -60,12 +60,22 @@ class Fault:
 
 
 def run_fault(stack: Stack, fault: Fault) -> Row:
+    """Never raises: a fault that nothing recovers from is a red row."""
     row, began_s = Row(fault.name), time.monotonic()
     try:
         stack.use(fault.gateway)
+        _run(stack, fault, row)
     except Skip as skip:
         row.skipped = str(skip)
         return row
+    except Exception as error:
+        row.red.append(f"{type(error).__name__}: {error}")
+    row.took_s = time.monotonic() - began_s
+    stack.is_suspect = bool(row.red)
+    return row
+
+
+def _run(stack: Stack, fault: Fault, row: Row) -> None:
     before = stack.memory()
     load = Load(stack.gateway.port, fault.name, num_callers=fault.callers, max_tokens=fault.max_tokens)
     scene = Scene(stack, load, fault.name, stack.options.seconds)
@@ -89,10 +99,6 @@ def run_fault(stack: Stack, fault: Fault) -> Row:
     _read_trail(row, stack, effect)
     _weigh(row, stack, before)
     _judge(row)
-    row.took_s = time.monotonic() - began_s
-    if row.red and stack.gateway.is_running:
-        stack.renew(fault.gateway)  # what is broken must not spoil the next row
-    return row
 
 
 def _p99s(load: Load, start_s: float, fault_s: float, ended_s: float) -> str:
