@@ -53,22 +53,24 @@ def _row(name: str, program: Program, trail: Trail) -> Row:
     load.start()
     load.wait_answered(WARM_UP, TIMEOUT_S)
     load.stop()
-    before_mb, start_s = program.memory_mb(), time.monotonic()
-    row.outcomes = asyncio.run(_all(program.port, name))
+    calm_mb = program.memory_mb()
+    row.outcomes = asyncio.run(_all(program.port, f"{name}-first"))
+    before_mb, start_s = program.memory_mb(), time.monotonic()  # it keeps room for as many as it once had
+    row.outcomes += asyncio.run(_all(program.port, name))
     took_s = time.monotonic() - start_s
     ids = [outcome.request_id for outcome in row.outcomes]
     trail.settle(ids)
     row.num_owed, row.num_records = len(ids), sum(len(trail.statuses(each)) for each in ids)
     row.verify = trail.verify()
     ok = wait_until(lambda: program.memory_mb() <= MEMORY_SHARE * before_mb, MEMORY_S)
-    row.memory = f"{before_mb:.0f} → {program.memory_mb():.0f}"
+    row.memory = f"{calm_mb:.0f}, after the first thousand {before_mb:.0f} → {program.memory_mb():.0f}"
     most = max((outcome.latency_s for outcome in row.outcomes), default=0.0)
-    row.note = f"all connected before the first was asked for; {took_s:.0f} s in all, the longest stream {most:.0f} s"
+    row.note = f"twice; all connected before the first was asked for; {took_s:.0f} s, the longest stream {most:.0f} s"
     row.red += [f"memory did not come back: {row.memory} MB"] if not ok else []
     row.red += [f"verify: {row.verify}"] if row.verify != "in order" else []
-    if row.count("answered") != NUM_STREAMS:
+    if row.count("answered") != len(ids):
         row.red.append(
-            f"{row.count('answered')} of {NUM_STREAMS} completed: {row.reasons('lost') or row.reasons('refused')}"
+            f"{row.count('answered')} of {len(ids)} completed: {row.reasons('lost') or row.reasons('refused')}"
         )
     row.red += [f"{row.num_records} records of {row.num_owed}"] if row.num_records != row.num_owed else []
     row.took_s = time.monotonic() - began_s
