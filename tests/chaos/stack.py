@@ -33,7 +33,7 @@ WARM_UP_S = 240.0
 @dataclass(frozen=True, slots=True)
 class Options:
     folder: Path
-    model: Path | None = None  # None: the default model
+    model: Path
     frontends: int = 2  # of the second server
     seconds: float = 3.0  # of load before and after each fault
     warm_up: int = 400  # requests, for memory that is reached once and kept
@@ -71,9 +71,8 @@ class Stack(contextlib.ExitStack):
         self.is_suspect = False  # the last row was red: what is broken must not spoil the next
 
     def _server(self, name: str, *flags: str, **env: str) -> Program:
-        model = [str(self.options.model)] if self.options.model else []
-        command = [*TONLE, "serve", *model, "--served-model-name", "m", "--kv-cache-memory", "96MiB", "--trust-salt",
-                   "--device", "cpu", "--log-level", "WARNING", *flags]  # fmt: skip
+        command = [*TONLE, "serve", str(self.options.model), "--served-model-name", "m", "--kv-cache-memory", "96MiB",
+                   "--trust-salt", "--device", "cpu", "--log-level", "WARNING", *flags]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH"))))
         return Program(name, command, self.options.folder, PYTHONPATH=path, **env)
 
