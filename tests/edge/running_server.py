@@ -39,6 +39,7 @@ class Handler:
         self.seen: list[Exchange] = []
         self.cancelled: list[str] = []  # paths
         self.blocking = False
+        self.tidied = False  # a cancelled /tidy has done what it had left to do
         self.gate = threading.Event()  # lets /wait and /wait-stream go on
 
     @property
@@ -51,6 +52,9 @@ class Handler:
             await self._answer(exchange)
         except asyncio.CancelledError:
             self.cancelled.append(exchange.path)
+            if exchange.path == "/tidy":
+                await self._wait()
+                self.tidied = True
             raise
 
     async def _answer(self, exchange: Exchange) -> None:
@@ -68,7 +72,7 @@ class Handler:
         elif path == "/header":
             exchange.reply(b"", headers=[("x-echo", exchange.query), ("x-body", exchange.body.decode("latin-1"))])
         else:
-            if path == "/wait":
+            if path in ("/wait", "/tidy"):
                 await self._wait()
             if path.startswith("/turns/"):
                 for _ in range(int(path.removeprefix("/turns/")) % 4):

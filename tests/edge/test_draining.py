@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import threading
 
 import pytest
 
@@ -197,3 +198,17 @@ def test_what_does_not_end_is_cut_when_the_time_to_drain_is_over(loop: str) -> N
         place.start(place.server.stop(drain_s=0.05)).result(30)
         assert b"\r\n0\r\n\r\n" not in read_to_end(caller)
         assert place.server.num_cut == 1
+
+
+def test_a_server_that_stops_waits_for_handlers_whose_callers_have_left(loop: str) -> None:
+    """They close records."""
+    with running_server(loop) as place:
+        with place.connect() as caller:
+            caller.sendall(GET % b"/tidy")
+            begun(place, "/tidy")
+        until(lambda: place.handler.cancelled, "the handler was not told")
+        until(lambda: place.call(lambda: not place.server.connections), "the connection is still there")
+        stopping = place.start(place.server.stop(drain_s=30))
+        threading.Timer(0.1, place.handler.gate.set).start()
+        stopping.result(20)
+        assert place.handler.tidied

@@ -188,6 +188,7 @@ class ServerConnection(AnswerWriter):
         self._task = self._loop.create_task(self._run(exchange))
 
     async def _run(self, exchange: Exchange) -> None:
+        self._server.num_handled += 1
         try:
             await self._server.handle(exchange)
         except asyncio.CancelledError:
@@ -197,6 +198,8 @@ class ServerConnection(AnswerWriter):
             log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id)
             if not exchange.status:
                 exchange.reply(_error_body("the server failed", "server_error"), status=500)
+        finally:
+            self._server.num_handled -= 1
         if not exchange.ended:  # a handler that gave up in the middle: the caller must not take that for the end
             self.close()
 

@@ -63,6 +63,7 @@ class HttpServer:
         self.num_answered = 0
         self._server: asyncio.Server | None = None
         self._listener: socket.socket | None = None
+        self.num_handled = 0  # requests whose handler has not returned; their caller may be gone
         self.num_cut = 0  # requests that a shutdown has ended
         self._sweeper: asyncio.Task[None] | None = None
         self._unflushed: list[AnswerWriter] = []
@@ -131,7 +132,7 @@ class HttpServer:
             connection.retire()
         await self._wait(drain_s, lambda: all(each.lingering for each in self.connections))
         self.end_requests()
-        await self._wait(ABORT_GRACE_S, lambda: not self.connections)
+        await self._wait(ABORT_GRACE_S, lambda: not self.connections and not self.num_handled)
         for connection in list(self.connections):
             connection.abort()
         if self._sweeper is not None:
