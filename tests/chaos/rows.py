@@ -21,7 +21,8 @@ class Row:
     fault: str
     outcomes: list[Outcome] = field(default_factory=list)
     num_records: int = 0
-    num_owed: int = 0  # records that there must be
+    num_owed: int = 0  # requests that must be on record
+    num_counted: int = 0  # of these, requests without a key that a line of the chain counts together
     verify: str = "–"
     recovery_s: float | None = None
     memory: str = "–"
@@ -49,7 +50,7 @@ class Row:
         facts = [f"sent {self.num_sent}", f"answered {self.count('answered')}", f"refused {self.count('refused')}"]
         facts += [f"{kind} {self.count(kind)}" for kind in ("cut", "left", "lost") if self.count(kind)]
         facts += [
-            f"records {self.num_records} of {self.num_owed}",
+            f"records {self._records}",
             f"verify {self.verify}",
             f"recovery {self._recovery}",
         ]
@@ -64,16 +65,19 @@ class Row:
     def _recovery(self) -> str:
         return "–" if self.recovery_s is None else f"{self.recovery_s:.1f} s"
 
+    @property
+    def _records(self) -> str:
+        counted = f" + {self.num_counted} counted" if self.num_counted else ""
+        owed = "" if self.num_records + self.num_counted >= self.num_owed else f" of {self.num_owed}"
+        return f"{self.num_records}{counted}{owed}"
+
     def cells(self) -> list[str]:
         if self.skipped:
             return [self.fault, *["–"] * 8, f"skipped: {self.skipped}"]
         cut = self.count("cut", "left")
-        records = (
-            str(self.num_records) if self.num_records >= self.num_owed else f"{self.num_records} of {self.num_owed}"
-        )
         return [
             ("**" + self.fault + "**") if self.red else self.fault, str(self.num_sent), str(self.count("answered")),
-            str(self.count("refused")), str(cut), str(self.count("lost")), records, self.verify, self._recovery,
+            str(self.count("refused")), str(cut), str(self.count("lost")), self._records, self.verify, self._recovery,
             self.memory,
         ]  # fmt: skip
 

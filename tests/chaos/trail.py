@@ -24,6 +24,7 @@ class Trail:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._seen: set[Path] = set()
+        self._num_counted = 0  # requests that are only counted, at the last `mark`
         self._statuses: dict[str, list[str]] = defaultdict(list)  # request id → status of each of its records
 
     def refresh(self) -> None:
@@ -39,14 +40,28 @@ class Trail:
     def statuses(self, request_id: str) -> list[str]:
         return self._statuses.get(request_id, [])
 
-    def settle(self, ids: list[str], timeout_s: float = SETTLE_S) -> None:
-        """Wait until all of these are on record, or time is up."""
+    def settle(self, ids: list[str], timeout_s: float = SETTLE_S) -> int:
+        """Wait until all of these are on record or counted, or time is up. Returns how many were counted since `mark`:
+        requests without a key beyond a rate have no record each, but a line in the chain says how many there were."""
 
         def complete() -> bool:
             self.refresh()
-            return all(self.statuses(each) for each in ids)
+            missing = sum(not self.statuses(each) for each in ids)
+            return missing <= self._counted() - self._num_counted
 
         wait_until(complete, timeout_s)
+        return self._counted() - self._num_counted
+
+    def mark(self) -> None:
+        """What is counted from now on is told by `settle`."""
+        self._num_counted = self._counted()
+
+    def _counted(self) -> int:
+        total = 0
+        for ledger in self.folder.glob("*/chain.jsonl"):
+            lines = [json.loads(text) for text in ledger.read_bytes().split(b"\n")[:-1] if b'"unrecorded"' in text]
+            total += sum(row["requests"] for line in lines for row in line["facts"]["unrecorded"])
+        return total
 
     def verify(self) -> str:
         """`in order`, or the first finding and how many there are."""

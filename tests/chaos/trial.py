@@ -77,6 +77,7 @@ def run_fault(stack: Stack, fault: Fault) -> Row:
 
 def _run(stack: Stack, fault: Fault, row: Row) -> None:
     before = stack.memory()
+    stack.trail.mark()
     load = Load(stack.gateway.port, fault.name, num_callers=fault.callers, max_tokens=fault.max_tokens)
     scene = Scene(stack, load, fault.name, stack.options.seconds)
     load.start()
@@ -120,7 +121,7 @@ def _read_trail(row: Row, stack: Stack, effect: Effect) -> None:
         if outcome.kind in ("lost", "stale") and is_cut:
             outcome.kind = "cut"
     owed = [outcome.request_id for outcome in row.outcomes if must_be_recorded(outcome, killed_s)]
-    stack.trail.settle(owed)
+    num_counted = stack.trail.settle(owed)
     for outcome in row.outcomes:
         statuses = stack.trail.statuses(outcome.request_id)
         row.num_records += len(statuses)
@@ -132,8 +133,10 @@ def _read_trail(row: Row, stack: Stack, effect: Effect) -> None:
             row.red.append(f"{outcome.request_id} was cut off and is on record as {statuses[0]}")
     row.num_owed = len(owed)
     missing = [request_id for request_id in owed if not stack.trail.statuses(request_id)]
-    if missing:
-        row.red.append(f"{len(missing)} requests have no record, such as {missing[0]}")
+    keyless = {outcome.request_id for outcome in row.outcomes if outcome.detail.startswith("401 ")}
+    if len(missing) != num_counted or not keyless.issuperset(missing):
+        row.red.append(f"{len(missing)} requests have no record and {num_counted} are counted, such as {missing[:1]}")
+    row.num_counted = num_counted
     row.verify = stack.trail.verify()
 
 

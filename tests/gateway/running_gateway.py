@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +195,14 @@ async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable
             await upstream.stop()
 
 
-def run(main: Awaitable[None]) -> None:
+def run(main: Awaitable[None], *, runner: Callable[[Coroutine[Any, Any, None]], None] = listening.run) -> None:
+    """On uvloop, as in production, unless `runner` says otherwise."""
+
     async def bounded() -> None:
         async with asyncio.timeout(280):
             await main
 
-    listening.run(bounded())  # on uvloop, as in production
+    runner(bounded())
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

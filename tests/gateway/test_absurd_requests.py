@@ -140,7 +140,8 @@ def test_bodies_beyond_a_bound_reach_no_backend_and_are_on_record(tmp_path: Path
         async with running_gateway(tmp_path, upstream) as place:
             body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],%b}' % extra
             for path in (CHAT, "/v1/embeddings"):
-                reply = await place.client.post(path, content=body, headers={"authorization": f"Bearer {KEY}"})
+                headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+                reply = await place.client.post(path, content=body, headers=headers)
                 assert reply.status_code == 400 and reply.json()["error"]["code"] == "invalid_value"
             assert (await place.ask()).status_code == 200
         assert [record["status"] for record in place.records()] == ["refused", "refused", "ok"]
