@@ -150,14 +150,31 @@ class Collector:
             if b'"usage"' not in plain:
                 self._take_events(plain)
                 return plain
-        events = self._held.push(piece)
-        passed = b"".join([_without_null_usage(event) for event in events if not self._take_events(event)])
+        passed = self._without_usage(self._held.push(piece))
         if self._held.oversized:
             self._swallow = False
             held = self._held.rest()
             self._take_events(held)  # which is too large for it, too
             return passed + held
         return passed
+
+    def _without_usage(self, events: list[bytes]) -> bytes:
+        """Events without the chunk that has nothing but usage. Those that do not mention it are read together."""
+        passed: list[bytes] = []
+        unread: list[bytes] = []
+        for event in map(_without_null_usage, events):
+            if b'"usage"' not in event:
+                unread.append(event)
+                continue
+            if unread:
+                self._take_events(b"".join(unread))
+                passed += unread
+                unread = []
+            if not self._take_events(event):
+                passed.append(event)
+        if unread:
+            self._take_events(b"".join(unread))
+        return b"".join(passed + unread)
 
     def _take_events(self, events: bytes) -> bool:
         """True if it is one chunk with nothing but usage."""
