@@ -6,7 +6,6 @@ the trail's thread does (`document.py`).
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -14,6 +13,7 @@ from typing import Any, Literal, get_args
 from tonle.audit.body_summary import BodySummary
 from tonle.errors import InternalError
 from tonle.protocol.answers import Answer
+from tonle.protocol.random_ids import random_hex
 
 Status = Literal["ok", "cached", "refused", "failed", "cancelled", "interrupted"]
 # ok: answered in full · cached: from the response cache · refused: nothing was computed, the caller or the moment was
@@ -53,7 +53,7 @@ class Record:
     ) -> None:
         """`written` takes the record when it is closed."""
         self._written: Callable[[Record], None] | None = written
-        self.id = secrets.token_hex(ID_BYTES)  # part of the file's name
+        self.id = random_hex(ID_BYTES)  # part of the file's name
         self.opened_ns = time.time_ns()  # since the epoch
         self.opened_s = time.monotonic()
         self.endpoint = endpoint  # the path of the request

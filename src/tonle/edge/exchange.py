@@ -7,7 +7,6 @@ Does not: touch sockets (`server.ServerConnection` does) or know what is asked.
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 from tonle.edge.head import absolute_target, decoded
 from tonle.edge.unread_body import UnreadBody
+from tonle.protocol.random_ids import random_hex
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -111,7 +111,7 @@ class Exchange:
         if not self._request_id:
             theirs = self.headers.get("x-request-id", "")
             sane = theirs and SANE_ID.fullmatch(theirs)
-            self._request_id = theirs if sane else f"req-{secrets.token_hex(12)}"
+            self._request_id = theirs if sane else f"req-{random_hex(12)}"
         return self._request_id
 
     @property
@@ -179,10 +179,13 @@ class Exchange:
         self._bodiless = status in _BODILESS or self.method == "HEAD"
         if status in _BODILESS:
             content_type, framing = "", ""
-        lines = [f"content-type: {_sendable(content_type)}\r\n" if content_type else "", framing]
-        lines.append(f"x-request-id: {self.request_id}\r\n")
-        for name, value in (*headers, *self.extra_headers):
-            lines.append(f"{_sendable(name)}: {_sendable(value)}\r\n")
+        pairs = [("x-request-id", self.request_id), *headers, *self.extra_headers]
+        if content_type:
+            pairs.insert(0, ("content-type", content_type))
+        if not "".join([name + value for name, value in pairs]).isprintable():
+            pairs = [(_sendable(name), _sendable(value)) for name, value in pairs]
+        lines = [f"{name}: {value}\r\n" for name, value in pairs]
+        lines.append(framing)
         status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} -\r\n".encode()
         self._head = status_line + "".join(lines).encode("latin-1", "replace")
 

@@ -128,24 +128,25 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         if not self._replaying:
             self._url += url
-            self._count_head(len(url))
+            self._num_head_bytes += len(url)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_done:
             self._pass_trailer(len(name) + len(value) + LINE_BYTES)
             return
         self._num_headers += 1
-        self._count_head(len(name) + len(value) + LINE_BYTES)
-        if self.incoming is not None:
-            headers, key, text = self.incoming.headers, name.decode("latin-1").lower(), value.decode("latin-1")
-            text = text.rstrip(" \t")  # the parser strips the left
-            self._num_hosts += key == "host"
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._num_head_bytes += num_bytes
+        self._num_head_bytes += len(name) + len(value) + LINE_BYTES
         if self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
             self._refuse_head()
+        if self.incoming is None:
+            return
+        headers, key = self.incoming.headers, name.decode("latin-1").lower()
+        text = value.decode("latin-1").rstrip(" \t")  # the parser strips the left
+        if key == "host":
+            self._num_hosts += 1
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
     def _pass_trailer(self, num_bytes: int) -> None:
         """A header after the body is dropped: it must not change what the head said of the caller."""
@@ -171,7 +172,8 @@ class RequestReader:
             return
         exchange.method = method
         exchange.http_1_0 = version == "1.0"
-        closes = "close" in exchange.header("connection").lower()  # in HTTP/1.0 the parser lets keep-alive win
+        connection = exchange.headers.get("connection")  # in HTTP/1.0 the parser lets keep-alive win over close
+        closes = connection is not None and "close" in connection.lower()
         exchange.keep_alive = exchange.keep_alive and not closes and self._parser.should_keep_alive()
         exchange.set_target(target)
         self._begin_body(exchange)
@@ -179,7 +181,8 @@ class RequestReader:
     def _begin_body(self, exchange: Exchange) -> None:
         num_declared = _declared(exchange)
         has_body = bool(num_declared) or "transfer-encoding" in exchange.headers
-        waits = has_body and not exchange.http_1_0 and exchange.header("expect").lower() == "100-continue"
+        expected = exchange.headers.get("expect")
+        waits = has_body and not exchange.http_1_0 and expected is not None and expected.lower() == "100-continue"
         self._upgrade = has_body and self._parser.should_upgrade()
         self._taker.check_head(exchange)
         if exchange.refusal is None and num_declared is not None and num_declared > self._max_body_bytes:

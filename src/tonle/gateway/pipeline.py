@@ -92,7 +92,11 @@ class Pipeline:
                 with contextlib.suppress(DeadlinePassed):
                     await by_deadline(results.request, self._stages.recorder.room())
                 raise refusal
-            await by_deadline(accepted.request, self._answer(accepted, relay, results), until_begun=relay.expect_begin)
+            answering = self._answer(accepted, relay, results)
+            if accepted.request.deadline_s is None:
+                await answering
+            else:
+                await by_deadline(accepted.request, answering, until_begun=relay.expect_begin)
             ending = Ending("cached" if results.lookup.state == "hit" else status_for(relay.status))
         except asyncio.CancelledError as cancelled:
             if call.exchange.gone != SHUTTING_DOWN:
@@ -121,7 +125,8 @@ class Pipeline:
         key = results.key
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
-        results.lease = await by_deadline(request, stages.limiter.charge(key, request.total_tokens))
+        charging = stages.limiter.charge(key, request.total_tokens)
+        results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
         owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
@@ -156,7 +161,7 @@ class Pipeline:
         relay.facts.cache_state = lookup.state
         return lookup
 
-    def _leave(self, call: Call, relay: Relay, record: Record, results: StageResults, ending: Ending) -> None:
+    def _leave(self, call: Call, relay: Relay, record: Record | None, results: StageResults, ending: Ending) -> None:
         """Settle, close audit, count; the only place that tells the log why a request failed."""
         relay.close()
         try:

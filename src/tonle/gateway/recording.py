@@ -28,7 +28,7 @@ LOOK_S = 0.005  # how often it is looked for
 
 
 class Recorder:
-    """With no trail, records are made and dropped: nothing else differs."""
+    """With no trail there are no records, and every method does nothing."""
 
     def __init__(self, trail: AuditTrail | None) -> None:
         self._trail = trail
@@ -48,20 +48,17 @@ class Recorder:
         if self._trail is not None:
             self._trail.admit()
 
-    def open(self, call: Call, request: ParsedRequest | None) -> Record:
+    def open(self, call: Call, request: ParsedRequest | None) -> Record | None:
         """`request` is None if it could not be read; then the record has the body as it arrived."""
+        if self._trail is None:
+            return None
         exchange = call.exchange
         body = exchange.body if request is None else request.raw
-        return self._open(exchange.path, call.request_id, exchange.client or None, body)
-
-    def _open(self, path: str, request_id: str, client: str | None, body: bytes) -> Record:
-        if self._trail is None:
-            return Record(_drop, path, request_id=request_id, client=client, body=body)
-        return self._trail.open(path, request_id=request_id, client=client, body=body)
+        return self._trail.open(exchange.path, request_id=call.request_id, client=exchange.client or None, body=body)
 
     def close(
         self,
-        record: Record,
+        record: Record | None,
         exchange: Exchange,
         results: StageResults,
         status: Status,
@@ -69,6 +66,8 @@ class Recorder:
         *,
         error: dict[str, Any] | None = None,
     ) -> None:
+        if record is None:
+            return
         request, model, lookup = results.request, results.model, results.lookup
         if exchange.unread is not None:  # only now is it known how much of it came
             record.unread = _summary(exchange.unread)
@@ -93,10 +92,12 @@ class Recorder:
 
     def open_copy(
         self, accepted: AcceptedRequest, copy: ShadowCopy, body: bytes
-    ) -> Callable[[BufferedReply, Exception | None], None]:
+    ) -> Callable[[BufferedReply, Exception | None], None] | None:
         """A record of its own for a copy. Returns the function that closes it, once."""
+        if self._trail is None:
+            return None
         call = accepted.call
-        record = self._open(call.path, copy.request_id, call.exchange.client or None, body)
+        record = self._trail.open(call.path, request_id=copy.request_id, client=call.exchange.client or None, body=body)
         began_s = time.monotonic()
         record.key_id = accepted.key.id
         record.route = {**as_fields(copy), "why": "shadow", "shadow_of": call.request_id}
@@ -121,10 +122,6 @@ async def _until_room(trail: AuditTrail) -> None:
 
 def _summary(unread: UnreadBody) -> BodySummary:
     return BodySummary(unread.declared, unread.num_received, bytes(unread.first), unread.sha256())
-
-
-def _drop(record: Record) -> None:
-    pass
 
 
 def _note_model(record: Record, model: ResolvedModel) -> None:

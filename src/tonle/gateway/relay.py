@@ -68,7 +68,7 @@ class Relay:
         self._stream = request is not None and request.stream
         self._swallow_usage = request is not None and request.adds_usage
         self._warnings = () if request is None else request.warnings
-        self._reader = AnswerReader(None)
+        self._reader: AnswerReader | None = None  # of what a backend says; None until it does
         self._known: Answer | None = None  # filled by the sender: the bytes are not read
         self._pieces: list[bytes] = []  # a whole answer, an error, or the copy of a stream
         self._size = 0
@@ -127,7 +127,7 @@ class Relay:
             if self._size > MAX_ANSWER_BYTES:
                 raise _too_large()
         if self._known is None:
-            piece = self._reader.feed(piece)
+            piece = self._read.feed(piece)
         if not self._stream:
             self._pieces.append(piece)
             return
@@ -175,7 +175,7 @@ class Relay:
             self._reply_whole(b"".join(self._pieces), content_type)
         else:
             self.start_stream()
-            rest = self._reader.rest() if self._known is None else b""
+            rest = self._read.rest() if self._known is None else b""
             if self.keep_copy and rest:
                 self._keep(rest, MAX_COPY_BYTES)
             self._outlet.write(rest)
@@ -256,8 +256,14 @@ class Relay:
         """The whole answer, if it was kept and is one: not a stream that broke off or ended with an error."""
         if self.status != 200 or not self._pieces:
             return None
-        answer = self.peek() if self._known is not None or not self._stream else self._reader.finish()
+        answer = self.peek() if self._known is not None or not self._stream else self._read.finish()
         return b"".join(self._pieces) if answer.complete and answer.error is None else None
+
+    @property
+    def _read(self) -> AnswerReader:
+        if self._reader is None:
+            self._reader = AnswerReader(None)
+        return self._reader
 
     def peek(self) -> Answer:
         """As far as it came. Of an answer that is not a stream, all or nothing."""
@@ -265,10 +271,10 @@ class Relay:
             return self._known
         if self.status == 200 and not self._stream and not self._read_whole:
             self._read_whole = True
-            answer = self._reader.finish()
+            answer = self._read.finish()
             if "x-prefill-time" in self.headers:
                 answer.engine_s = engine_times(self.headers)
-        return self._reader.answer
+        return self._read.answer
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
@@ -276,8 +282,8 @@ class Relay:
             return self.peek()
         if self.status != 200:
             for piece in self._pieces:
-                self._reader.feed(piece)
-        return self._reader.finish()
+                self._read.feed(piece)
+        return self._read.finish()
 
 
 def _too_large() -> UpstreamError:

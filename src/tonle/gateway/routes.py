@@ -157,7 +157,8 @@ class Routes:
             return
         if entry is None:
             raise NoHandler(self._missing(exchange, found))
-        self._pages.check(exchange, has_keys=services.auth.has_keys)
+        if self._pages.checks_hosts or not services.auth.has_keys:
+            self._pages.check(exchange, has_keys=services.auth.has_keys)
         if entry.scope is not None:
             self._admit(exchange, entry)
         if entry.takes_json:

@@ -31,6 +31,11 @@ class WebPages:
         self._loopback = config.loopback
         self._knows = functools.lru_cache(_CACHED)(self._is_known)
 
+    @property
+    def checks_hosts(self) -> bool:
+        """Also where there are keys; then nothing else is checked."""
+        return bool(self._hosts)
+
     def check(self, exchange: Exchange, *, has_keys: bool) -> None:
         """Raises `ForeignPage`."""
         if self._hosts or (self._loopback and not has_keys):

@@ -44,11 +44,12 @@ class Router:
         self._config = config
         self._aliases = dict(config.aliases)
         self._experiments: dict[str, ExperimentConfig] = {row.model: row for row in config.experiments}
+        self._last_rule = ByRole(config.prefill_threshold)  # the policies after it are preferences
         self.policies: tuple[Policy, ...] = (
             has_model,
             is_available,
             of_arm,
-            ByRole(config.prefill_threshold),
+            self._last_rule,
             ByLength(config.length_threshold),
             *([ByPrefix()] if config.prefix_affinity else []),
             by_load,
@@ -123,6 +124,8 @@ class Router:
             candidates = policy(candidates, request)
             if not candidates.backends:
                 raise self._none_left(request)
+            if policy is self._last_rule and len(candidates.backends) == 1:
+                break  # what follows chooses among several
         (backend,) = candidates.backends
         return Route(backend, candidates.why, candidates.prefill)
 
