@@ -12,4 +12,4 @@ _draw = random.Random().getrandbits  # seeded by the system; one call, so that t
 
 
 def random_hex(num_bytes: int) -> str:
-    return f"{_draw(8 * num_bytes):0{2 * num_bytes}x}"
+    return _draw(8 * num_bytes).to_bytes(num_bytes, "big").hex()
