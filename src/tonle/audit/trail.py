@@ -8,6 +8,7 @@ and stands in the chain as a gap as soon as there is a disk again. Does not: for
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -252,11 +253,16 @@ class AuditTrail:
                 self._append(batch, again=again)
                 break
             except OSError as error:
+                num_deaths = num_deaths + 1 if isinstance(error, WriterDiedError) else 0
+                again = True
+                if (
+                    num_deaths == 1 and error.errno == errno.EPIPE
+                ):  # the disk may be fine, and another writer is ready soon
+                    log.warning("%s: %s", self.options.directory, error.strerror)
+                    continue
                 self._fail_for(error)
                 if isinstance(error, UnsafeError):
                     break
-                num_deaths = num_deaths + 1 if isinstance(error, WriterDiedError) else 0
-            again = True
             self._tell_losses()
             if self._stopping.is_set():
                 self._lose(batch, f"the server stops and the disk refuses ({self.stats.failing})")
