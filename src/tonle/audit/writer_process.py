@@ -31,6 +31,7 @@ from tonle.audit.redaction import Redactor
 from tonle.audit.signing_keys import load_key
 from tonle.audit.writer import ChainWriter, UnsafeError
 from tonle.child.frames import read_frame, write_frame
+from tonle.child.heap import return_large_blocks
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 
 log = logging.getLogger("tonle.audit")
@@ -124,6 +125,7 @@ def _write(writer: ChainWriter, batch: RecordBatch) -> Receipt:
 
 def main() -> None:
     ignore_signals()
+    return_large_blocks()
     [control] = inherited_sockets()
     with control, contextlib.suppress(ConnectionError):  # the server died between two bytes
         serve(control)

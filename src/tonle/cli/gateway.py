@@ -26,12 +26,14 @@ def gateway(config: ConfigOption = None, *, flags: dict[str, Any]) -> None:
 
     [dim]Example:[/dim]  tonle gateway --backend http://127.0.0.1:8000 --api-key secret --audit-dir audit
     """
+    from tonle.child.heap import return_large_blocks
     from tonle.child.open_files import raise_limit
     from tonle.edge.interpreter import shorten_thread_switches
     from tonle.edge.listening import bind, run
     from tonle.telemetry import logs
 
     raise_limit()
+    return_large_blocks()
     settings = load_gateway(flags, file=config)
     logs.configure(settings.log_level, json=settings.log_json)
     with bind(settings.host, settings.port) as listener:

@@ -36,6 +36,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 
     [dim]Example:[/dim]  tonle serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
     """
+    from tonle.child.heap import return_large_blocks
     from tonle.child.open_files import raise_limit
     from tonle.edge.interpreter import shorten_thread_switches
     from tonle.edge.listening import run
@@ -44,6 +45,7 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
     from tonle.telemetry import logs
 
     raise_limit()
+    return_large_blocks()
     settings = load(flags | ({"model": model} if model else {}), file=config)
     logs.configure(settings.log_level, json=settings.log_json)
     check_device(settings.device)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from tonle.child.frames import frame
+from tonle.child.heap import return_large_blocks
 from tonle.child.spawn import inherited_sockets, read_settings
 from tonle.config.serve import ServeConfig
 from tonle.edge.listening import run
@@ -78,6 +79,7 @@ async def _serve(own: FrontendSettings, control: socket.socket, listener: socket
 
 
 def main(control: socket.socket, listener: socket.socket) -> None:
+    return_large_blocks()
     settings = read_settings(control, FrontendSettings)
     logs.configure(settings.log_level, json=settings.log_json)
     listener.setblocking(False)
