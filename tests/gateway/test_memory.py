@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tests.gateway.running_gateway import CHAT, JSON, KEY, RunningGateway, Upstr
 from tonle.audit.disk import locked
 from tonle.edge.exchange import Exchange
 from tonle.gateway import gateway_metrics
+from tonle.gateway.relay import Relay
+from tonle.protocol.answers import Collector
 
 # asyncio keeps up to a hundred cancelled timers, with what hangs on them.
 TIMERS = ("TimerHandle", "Context", "ReferenceType", "builtin_function_or_method")
@@ -44,7 +47,9 @@ def test_objects_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     async def main() -> None:
         upstream = Upstream("m")
-        async with running_gateway(tmp_path, upstream) as place:
+        # Refusals beyond a rate would be counted, and remembered for some seconds.
+        rates = {"audit_refused_per_address": 10**6, "audit_refused_per_second": 10**6}
+        async with running_gateway(tmp_path, upstream, **rates) as place:
             await many(place, upstream, 150)
             before = objects()
             await many(place, upstream, 400)
@@ -111,3 +116,39 @@ def test_nothing_of_a_refused_request_waits_for_the_collector(tmp_path: Path) ->
                 gc.enable()
 
     run(main())
+
+
+def test_nothing_of_a_request_whose_caller_left_waits_for_the_collector(tmp_path: Path) -> None:
+    def held() -> int:
+        return sum(isinstance(each, Exchange | Relay | Collector) for each in gc.get_objects())
+
+    async def main() -> None:
+        upstream = Upstream("m")
+        upstream.pause_after = 2
+        async with running_gateway(tmp_path, upstream, audit_linger_s=0.0) as place:
+            trail = place.gateway.trail
+            assert trail is not None
+            gc.collect()
+            gc.disable()
+            try:
+                before = held()
+                for _ in range(10):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", int(place.url.rpartition(":")[2]))
+                    writer.write(chat_bytes(stream=True))
+                    await reader.readuntil(b"Penh")
+                    writer.close()
+                    await until(lambda: not trail.num_open, "it is still open")
+                assert await asyncio.to_thread(trail.flush, 60)
+                upstream.server.end_requests()
+                await until(lambda: not upstream.server.num_handled, "the backend works on")
+                assert held() <= before + 2
+            finally:
+                gc.enable()
+
+    run(main())
+
+
+def chat_bytes(**fields: object) -> bytes:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    return (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b" % (KEY.encode(), len(body), body))  # fmt: skip

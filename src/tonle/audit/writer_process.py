@@ -31,7 +31,7 @@ from tonle.audit.redaction import Redactor
 from tonle.audit.signing_keys import load_key
 from tonle.audit.writer import ChainWriter, UnsafeError
 from tonle.child.frames import read_frame, write_frame
-from tonle.child.heap import return_large_blocks
+from tonle.child.heap import LARGE_BYTES, HeapTrimmer, return_large_blocks
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 
 log = logging.getLogger("tonle.audit")
@@ -107,8 +107,13 @@ def serve(control: socket.socket) -> None:
     chain = Chain(Path(settings.directory), load_key(Path(settings.key_file)), durable=settings.durable)
     writer = ChainWriter(chain, Redactor(settings.redact), settings.omit, flush_every_s=settings.flush_every_s)
     decode, encode = msgspec.msgpack.Decoder(RecordBatch).decode, msgspec.msgpack.Encoder().encode
+    heap = HeapTrimmer()
     while (message := read_frame(control)) is not None:
+        num_bytes = len(message)
         write_frame(control, encode(_write(writer, decode(message))))
+        if num_bytes > LARGE_BYTES:
+            del message
+            heap.look()
 
 
 def _write(writer: ChainWriter, batch: RecordBatch) -> Receipt:

@@ -200,6 +200,8 @@ class ServerConnection(AnswerWriter):
                 exchange.reply(_error_body("the server failed", "server_error"), status=500)
         finally:
             self._server.num_handled -= 1
+            if self._closing and self._active is exchange:  # its caller has left: a cycle, with the body in it
+                self._active = None
         if not exchange.ended:  # a handler that gave up in the middle: the caller must not take that for the end
             self.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import math
 import select
 import socket
@@ -16,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from tonle.child.heap import HeapTrimmer
 from tonle.edge.answer_writer import AnswerWriter
 from tonle.edge.connection import ServerConnection
 from tonle.edge.exchange import Exchange
@@ -26,6 +28,7 @@ from tonle.errors import CapacityError
 POLL_S = 0.02  # while draining
 ABORT_GRACE_S = 1.0  # for requests that were ended to close their records and say so
 SWEEP_S = 2.0  # how often connections are looked over for timeouts
+TRIM_EVERY = 5  # sweeps
 HANDSHAKE_S = 15.0  # for TLS
 MIN_CLOSED = 16  # connections closed at a time to make room for new ones: finding them means looking at all
 
@@ -109,11 +112,14 @@ class HttpServer:
             largest.give_up_unfinished(CapacityError(NO_ROOM))
 
     async def _sweep(self) -> None:
-        while True:
+        heap = HeapTrimmer()
+        for number in itertools.count(1):
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
             for connection in list(self.connections):
                 connection.sweep(now_s)
+            if number % TRIM_EVERY == 0:
+                await asyncio.to_thread(heap.look)
 
     # -- the end
 
