@@ -20,6 +20,7 @@ LARGE_BYTES = 256 * 1024  # blocks of at least this size are returned when they 
 TRIM_BYTES = 4 * 1024**2  # at the end of the heap that may stay unused
 NUM_HEAPS = 2
 GROWTH, GROWTH_BYTES = 1.05, 4 * 1024**2  # more than this above the last time is worth a look for free pages
+MAX_PAUSE = 31  # looks
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
@@ -32,18 +33,27 @@ def return_large_blocks() -> None:
 
 
 class HeapTrimmer:
-    """Look now and then: after a peak, what is free goes back. A process that stays large is not trimmed again and again."""
+    """Look now and then: after a peak, what is free goes back. Where little is free, it looks less and less often."""
 
     def __init__(self) -> None:
         self._trim = _glibc("malloc_trim")
-        self._num_bytes = _resident_bytes()  # after the last time
+        self._least = _resident_bytes()  # it ever had
+        self._num_skipped = 0  # looks until the next one that counts
+        self._pause = 0
 
     def look(self) -> bool:
         """True if it was trimmed: milliseconds, during which other threads may run."""
-        if self._trim is None or _resident_bytes() < GROWTH * self._num_bytes + GROWTH_BYTES:
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return False
+        before = _resident_bytes()
+        if self._trim is None or before < GROWTH * self._least + GROWTH_BYTES:
             return False
         self._trim(0)
-        self._num_bytes = _resident_bytes()
+        after = _resident_bytes()
+        self._least = min(self._least, after)
+        self._pause = 0 if before > GROWTH * after else min(2 * self._pause + 1, MAX_PAUSE)
+        self._num_skipped = self._pause
         return True
 
 

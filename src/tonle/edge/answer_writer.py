@@ -27,6 +27,7 @@ class AnswerWriter(asyncio.Protocol):
         self._closing = False
         self._drain_waiters: list[asyncio.Future[None]] = []
         self._unsent: list[bytes] = []
+        self._num_unsent = 0  # bytes
         self.full = False
         self.full_since_s = 0.0
 
@@ -47,14 +48,18 @@ class AnswerWriter(asyncio.Protocol):
             self._active.on_pressure(False)
 
     def send(self, data: bytes) -> None:
-        """Leaves with everything else of this turn of the event loop, in one write."""
+        """Leaves with everything else of this turn of the event loop, in one write; at once if it is much: in one turn a
+        fast backend is read many times, and only a write tells whether the caller keeps up."""
         if not self._closing:
             if not self._unsent:
                 self._flush_soon(self)
             self._unsent.append(data)
+            self._num_unsent += len(data)
+            if self._num_unsent > WRITE_BUFFER_BYTES:
+                self.flush()
 
     def flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
+        unsent, self._unsent, self._num_unsent = self._unsent, [], 0
         if unsent and self._transport is not None and not self._transport.is_closing():
             self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
