@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DistilBertConfig, DistilBertModel
 
-from tonle.dynamic_batching import Batch, BatchingConfig, BatchingStrategy, BatchInfo, DynamicBatcher, MemoryEstimator
+from tonle.dynamic_batching import Batch, BatchInfo, BatchingConfig, BatchingStrategy, DynamicBatcher, MemoryEstimator
 
 MIB = 1024**2
 TARGET = 1.5  # × NAIVE's items per second, of MEMORY_AWARE or CONTINUOUS

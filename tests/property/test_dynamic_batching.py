@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tonle.dynamic_batching import Batch, BatchingConfig, BatchingStrategy, BatchInfo, DynamicBatcher, MemoryEstimator
+from tonle.dynamic_batching import Batch, BatchInfo, BatchingConfig, BatchingStrategy, DynamicBatcher, MemoryEstimator
 from tonle.dynamic_batching import batcher as batcher_module
 
 LENGTHS = st.integers(1, 600)

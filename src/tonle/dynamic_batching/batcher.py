@@ -44,7 +44,9 @@ class DynamicBatcher:
                 "choose BUCKETED, which needs none",
                 param="memory_estimator",
             )
-        self._sequence_mb = None if memory_estimator is None else functools.lru_cache(4096)(memory_estimator.sequence_mb)
+        self._sequence_mb = (
+            None if memory_estimator is None else functools.lru_cache(4096)(memory_estimator.sequence_mb)
+        )
         self._waiting = waiting_for(self.config)
         self._items: dict[int, Item] = {}  # that wait
         self._deadlines: list[tuple[float, int]] = []  # a heap: monotonic s, id
@@ -59,9 +61,7 @@ class DynamicBatcher:
 
     # -- in
 
-    def add_item(
-        self, request: Any, seq_len: int, *, priority: int = NORMAL, deadline_ms: float | None = None
-    ) -> int:
+    def add_item(self, request: Any, seq_len: int, *, priority: int = NORMAL, deadline_ms: float | None = None) -> int:
         """Queue one item; returns an id for `cancel`. `deadline_ms`: from now; later it expires instead of running.
 
         Raises `InvalidRequest` for an item that no batch could hold.

@@ -36,9 +36,7 @@ class BatchingConfig:
             self.strategy = BatchingStrategy(self.strategy)
         except ValueError:
             names = ", ".join(strategy.name for strategy in BatchingStrategy)
-            raise ConfigError(
-                f"strategy must be one of {names}, not {self.strategy!r}", param="strategy"
-            ) from None
+            raise ConfigError(f"strategy must be one of {names}, not {self.strategy!r}", param="strategy") from None
         for name in ("max_batch_size", "max_total_tokens", "bucket_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -95,7 +95,9 @@ class _Replayed:
 
     def __init__(self, records: list[tuple[BatchInfo, float]]) -> None:
         known = [info for info, _ in records if info.estimated_mb is not None and info.padded_tokens]
-        self._mb_per_token = max((info.estimated_mb / info.padded_tokens for info in known if info.estimated_mb), default=0.0)
+        self._mb_per_token = max(
+            (info.estimated_mb / info.padded_tokens for info in known if info.estimated_mb), default=0.0
+        )
 
     def sequence_mb(self, length: int) -> float:
         return self._mb_per_token * length
@@ -160,7 +162,9 @@ def _advice(
         other = min(predicted, key=lambda name: predicted[name]["padding_waste"])
         less = predicted[other]["padding_waste"]
         if other != best and (1 - less) / (1 - waste) > WORTH_IT:
-            advice.append(f"{waste:.0%} of the computed tokens is padding; {other} would pad {less:.0%} on the same items")
+            advice.append(
+                f"{waste:.0%} of the computed tokens is padding; {other} would pad {less:.0%} on the same items"
+            )
     if cost is not None and row["mean_batch_size"] < config.max_batch_size / 2:
         tokens = row["items"] and row["tokens_per_s"] / max(row["items_per_s"], 1e-9) / max(1 - waste, 1e-9)
         share = cost.fixed_s / max(cost.seconds(int(tokens * row["mean_batch_size"])), 1e-12)

@@ -70,7 +70,10 @@ class MemoryEstimator:
         def size(*names: str) -> int | None:
             return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
 
-        hidden, layers = size("hidden_size", "d_model", "dim", "n_embd"), size("num_hidden_layers", "n_layers", "n_layer")
+        hidden, layers = (
+            size("hidden_size", "d_model", "dim", "n_embd"),
+            size("num_hidden_layers", "n_layers", "n_layer"),
+        )
         heads = size("num_attention_heads", "n_heads", "n_head")
         if hidden is None or layers is None or heads is None:
             raise ConfigError(

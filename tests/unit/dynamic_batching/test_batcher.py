@@ -95,9 +95,7 @@ def test_priorities_go_first_and_deadlines_expire() -> None:
 
 
 def test_a_batch_waits_until_it_is_full() -> None:
-    batcher = DynamicBatcher(
-        BatchingConfig(strategy=BatchingStrategy.NAIVE, max_batch_size=2, batch_timeout_ms=60_000)
-    )
+    batcher = DynamicBatcher(BatchingConfig(strategy=BatchingStrategy.NAIVE, max_batch_size=2, batch_timeout_ms=60_000))
     batcher.add_item("a", 5)
     assert not len(batcher.get_next_batch()[0])
     threading.Timer(0.05, batcher.add_item, ("b", 5)).start()
@@ -106,9 +104,7 @@ def test_a_batch_waits_until_it_is_full() -> None:
 
 
 def test_closing_wakes_who_waits_and_lets_the_rest_out() -> None:
-    batcher = DynamicBatcher(
-        BatchingConfig(strategy=BatchingStrategy.NAIVE, max_batch_size=2, batch_timeout_ms=60_000)
-    )
+    batcher = DynamicBatcher(BatchingConfig(strategy=BatchingStrategy.NAIVE, max_batch_size=2, batch_timeout_ms=60_000))
     batcher.add_item("a", 5)
     threading.Timer(0.05, batcher.close).start()
     batch, _ = batcher.get_next_batch(timeout_ms=30_000)

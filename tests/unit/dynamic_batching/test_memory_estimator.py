@@ -46,8 +46,8 @@ def _bert(**more: Any) -> Any:
 
 
 def _llama(kind: Any = LlamaForCausalLM, **more: Any) -> Any:
-    sizes = dict(hidden_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-                 intermediate_size=352, vocab_size=100)  # fmt: skip
+    sizes = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+                 "intermediate_size": 352, "vocab_size": 100}  # fmt: skip
     return kind(LlamaConfig(**(sizes | more)))
 
 
