@@ -55,10 +55,10 @@ class BatchingOptimizer:
         with self._lock:
             records = list(self._records)
         measured = {
-            strategy.name: _summary([row for row in records if row[0].strategy is strategy])
+            strategy.name: _summary(rows)
             for strategy in BatchingStrategy
+            if (rows := [row for row in records if row[0].strategy is strategy])
         }
-        measured = {name: row for name, row in measured.items() if row is not None}
         evidence: dict[str, Any] = {"batches": len(records), "measured": measured}
         enough = {name: row for name, row in measured.items() if row["batches"] >= MIN_BATCHES}
         if not enough:
@@ -122,9 +122,7 @@ def _replay(
     return infos
 
 
-def _summary(rows: list[tuple[BatchInfo, float]]) -> dict[str, float] | None:
-    if not rows:
-        return None
+def _summary(rows: list[tuple[BatchInfo, float]]) -> dict[str, float]:
     seconds = sum(row[1] for row in rows)
     items, tokens = sum(info.size for info, _ in rows), sum(info.real_tokens for info, _ in rows)
     padded = sum(info.padded_tokens for info, _ in rows)

@@ -56,9 +56,8 @@ class ServerConnection(AnswerWriter):
         self._client = ""  # address of the other end
         self._loopback = False
         self._half_closed = False  # the caller sends no more
-        self._closing_s = 0.0  # since when
+        self._closing_s = self._heard_s = 0.0  # since when; and when lingering: the last moment something came
         self._lingering = False
-        self._heard_s = 0.0  # when lingering: the last moment something came
         self.retiring = False  # the server is being stopped
         self.touched_s = time.monotonic()  # last moment it was not idle
 
@@ -195,15 +194,12 @@ class ServerConnection(AnswerWriter):
             if not exchange.gone:
                 raise
         except Exception:
-            log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id)
-            if not exchange.status:
-                exchange.reply(_error_body("the server failed", "server_error"), status=500)
+            _fail(exchange)
         finally:
             self._server.num_handled -= 1
-            if self._closing and self._active is exchange:  # its caller has left: a cycle, with the body in it
-                self._active = None
         if not exchange.ended:  # a handler that gave up in the middle: the caller must not take that for the end
             self.close()
+            self._active = None  # else a cycle, with the body in it
 
     def finish(self, exchange: Exchange) -> None:
         """The reply to `exchange` is complete: the next one may begin."""
@@ -363,6 +359,13 @@ class ServerConnection(AnswerWriter):
             self.close()
         elif self._paused and self._transport is not None and was_reset(self._transport):
             self.abort()
+
+
+def _fail(exchange: Exchange) -> None:
+    """Its handler raised what it should not."""
+    log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id)
+    if not exchange.status:
+        exchange.reply(_error_body("the server failed", "server_error"), status=500)
 
 
 def _error_body(why: str, kind: str) -> bytes:
