@@ -29,6 +29,7 @@ MAX_PIPELINED = 8  # requests of one connection that wait for the one before; mo
 PARSE_BYTES = 8 * 1024  # at a time: how far past MAX_PIPELINED requests are read
 DISCARD_BYTES = 64 * 1024**2  # that a caller may still send when nothing more is read; then it is no longer listened to
 LINGER_S = 5.0  # without a byte, for a caller who was refused to read why; what it still sends is thrown away
+LINGER_READ_S = 0.05  # between two reads of what is thrown away meanwhile: some 5 MB per second
 LAST_CALL_S = 0.5  # when the server stops: for a request that a caller sent before it could know
 
 CALLER_HUNG_UP = "the caller hung up"
@@ -57,7 +58,7 @@ class ServerConnection(AnswerWriter):
         self._loopback = False
         self._half_closed = False  # the caller sends no more
         self._closing_s = self._heard_s = 0.0  # since when; and when lingering: the last moment something came
-        self._lingering = False
+        self.lingering = False  # everything was written; the caller has yet to read it
         self.retiring = False  # the server is being stopped
         self.touched_s = time.monotonic()  # last moment it was not idle
 
@@ -130,9 +131,11 @@ class ServerConnection(AnswerWriter):
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded += num_bytes
-        if self._lingering:
+        if self.lingering:  # a read now and then: callers who are not wanted must not keep the event loop busy
             self._heard_s = time.monotonic()
-        if self._num_discarded > DISCARD_BYTES:
+            self._pause_reading()
+            self._loop.call_later(LINGER_READ_S, self._unpause_reading)
+        elif self._num_discarded > DISCARD_BYTES:
             self._pause_reading()
 
     def _pause_reading(self) -> None:
@@ -149,9 +152,10 @@ class ServerConnection(AnswerWriter):
             self._unpause_reading()
 
     def _unpause_reading(self) -> None:
-        if self._paused and self._transport is not None and self._num_discarded <= DISCARD_BYTES:
+        transport = self._transport
+        if self._paused and transport and not transport.is_closing() and self._num_discarded <= DISCARD_BYTES:
             self._paused = False
-            self._transport.resume_reading()
+            transport.resume_reading()
 
     def new_exchange(self) -> Exchange:
         return Exchange(self, client=self._client, loopback=self._loopback)
@@ -199,6 +203,7 @@ class ServerConnection(AnswerWriter):
             self._server.num_handled -= 1
         if not exchange.ended:  # a handler that gave up in the middle: the caller must not take that for the end
             self.close()
+            self._server.held.release(exchange)
             self._active = None  # else a cycle, with the body in it
 
     def finish(self, exchange: Exchange) -> None:
@@ -253,10 +258,8 @@ class ServerConnection(AnswerWriter):
         self._reader.stop()
         self._release_waiters()
         if linger and not self._half_closed:
-            self._lingering = True
-            if (
-                self._transport.can_write_eof()
-            ):  # TLS cannot: there the caller sees the end of the answer, not of the line
+            self.lingering = True
+            if self._transport.can_write_eof():  # TLS cannot: there the caller sees the end of the answer only
                 self._transport.write_eof()
             self._unpause_reading()
         else:
@@ -314,11 +317,6 @@ class ServerConnection(AnswerWriter):
         return self._active is None and not self._queue
 
     @property
-    def lingering(self) -> bool:
-        """Everything was written; the caller has yet to read it."""
-        return self._lingering
-
-    @property
     def num_unfinished_bytes(self) -> int:
         """Held of a request that is being read."""
         incoming = self._reader.incoming
@@ -333,7 +331,7 @@ class ServerConnection(AnswerWriter):
         refused, then idle ones, then those who have not even sent a head, of each the one of longest standing."""
         incoming = self._reader.incoming
         if self._closing:
-            return (0, self._closing_s) if self._lingering else None
+            return (0, self._closing_s) if self.lingering else None
         if not self.idle:
             return None
         if incoming is None:
@@ -344,8 +342,8 @@ class ServerConnection(AnswerWriter):
         """Close what has been idle, has not finished its request, or has not read, for too long."""
         limits, incoming = self._server.limits, self._reader.incoming
         if self._closing:  # and what was written does not leave, or the caller does not
-            is_silent = self._lingering and now_s - self._heard_s > LINGER_S
-            longest_s = limits.read_timeout_s if self._lingering else limits.write_timeout_s
+            is_silent = self.lingering and now_s - self._heard_s > LINGER_S
+            longest_s = limits.read_timeout_s if self.lingering else limits.write_timeout_s
             if is_silent or now_s - self._closing_s > longest_s:
                 self.abort()
         elif self.full and now_s - self.full_since_s > limits.write_timeout_s:

@@ -13,7 +13,7 @@ import httptools
 from tonle.edge.exchange import Exchange
 from tonle.edge.head import head_fault
 from tonle.edge.held_bytes import HeldBytes
-from tonle.edge.unread_body import UnreadBody
+from tonle.edge.unread_body import FIRST_BYTES, UnreadBody
 from tonle.errors import TonleError, TooLarge
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -213,7 +213,7 @@ class RequestReader:
             self._body += piece
         if len(self._body) > self._max_body_bytes:
             self._drop_body(exchange, TooLarge(TOO_LARGE))
-        if exchange.unread is not None and exchange.unread.num_received > PASSED_BYTES:
+        if exchange.unread is not None and exchange.unread.num_received > _most_passed(exchange.unread):
             self._hand_over_early(exchange)
 
     def _drop_body(self, exchange: Exchange, refusal: Exception) -> None:
@@ -296,6 +296,11 @@ class RequestReader:
         if not self.done:
             self.stop()
             self._taker.on_fault(status, why)
+
+
+def _most_passed(unread: UnreadBody) -> int:
+    """Of a body that is too long to be passed over, only what its record keeps is waited for."""
+    return PASSED_BYTES if (unread.declared or 0) <= PASSED_BYTES else FIRST_BYTES
 
 
 def _declared(exchange: Exchange) -> int | None:
