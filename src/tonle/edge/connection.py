@@ -135,8 +135,8 @@ class ServerConnection(AnswerWriter):
             self._heard_s = time.monotonic()
             self._pause_reading()
             self._loop.call_later(LINGER_READ_S, self._unpause_reading)
-        elif self._num_discarded > DISCARD_BYTES:
-            self._pause_reading()
+        elif self._num_discarded > DISCARD_BYTES or (self._active is not None and self._active.unread is not None):
+            self._pause_reading()  # of a refused body, the rest is read when the answer has been written
 
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._paused:
