@@ -7,29 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
+from tests.chaos.disks import Disk
+from tests.chaos.stack import Stack
 from tests.chaos.trial import Effect, Fault, Scene
+from tests.fakes.stores import Store
 
 BAD_S = 6.0
 HOUR_S = 3600
-
-
-def _full_disk(scene: Scene) -> Effect:
-    disk = scene.stack.disk
-    assert disk is not None
-    disk.fill()
-    time.sleep(BAD_S)
-    disk.empty()
-    return Effect(note=f"the disk of the audit trail was full for {BAD_S:.0f} s")
-
-
-def _read_only_disk(scene: Scene) -> Effect:
-    disk = scene.stack.disk
-    assert disk is not None
-    disk.make_read_only()
-    time.sleep(BAD_S)
-    disk.make_writable()
-    return Effect(note=f"the disk of the audit trail was read-only for {BAD_S:.0f} s")
 
 
 def _clock_jumps(scene: Scene) -> Effect:
@@ -42,22 +28,44 @@ def _clock_jumps(scene: Scene) -> Effect:
     return Effect(note="25 hours ahead, back, one hour behind, back")
 
 
-def _store_gone(scene: Scene) -> Effect:
-    store = scene.stack.store
-    assert store is not None
-    store.kill()
-    time.sleep(BAD_S)
-    asyncio.run(store.start())
-    return Effect(note=f"killed, and started again after {BAD_S:.0f} s; keys that have limits are refused meanwhile")
+def _bad_for_a_while(
+    begin: Callable[[Stack], None], end: Callable[[Stack], None], note: str
+) -> Callable[[Scene], Effect]:
+    def act(scene: Scene) -> Effect:
+        begin(scene.stack)
+        time.sleep(BAD_S)
+        end(scene.stack)
+        return Effect(note=f"{note}, for {BAD_S:.0f} s")
+
+    return act
 
 
-def _store_frozen(scene: Scene) -> Effect:
-    store = scene.stack.store
-    assert store is not None
-    store.freeze()
-    time.sleep(BAD_S)
-    store.thaw()
-    return Effect(note=f"it kept its connections and said nothing for {BAD_S:.0f} s")
+def _disk(stack: Stack) -> Disk:
+    assert stack.disk is not None
+    return stack.disk
+
+
+def _store(stack: Stack) -> Store:
+    assert stack.store is not None
+    return stack.store
+
+
+_full_disk = _bad_for_a_while(
+    lambda stack: _disk(stack).fill(), lambda stack: _disk(stack).empty(), "the disk of the audit trail was full"
+)
+_read_only_disk = _bad_for_a_while(
+    lambda stack: _disk(stack).make_read_only(),
+    lambda stack: _disk(stack).make_writable(),
+    "the disk of the audit trail was read-only",
+)
+_store_gone = _bad_for_a_while(
+    lambda stack: _store(stack).kill(),
+    lambda stack: asyncio.run(_store(stack).start()),
+    "killed, then started again; keys that have limits are refused meanwhile",
+)
+_store_frozen = _bad_for_a_while(
+    lambda stack: _store(stack).freeze(), lambda stack: _store(stack).thaw(), "it kept its connections and said nothing"
+)
 
 
 FAULTS = [

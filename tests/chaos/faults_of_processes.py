@@ -84,29 +84,19 @@ def _raise_in_steps(scene: Scene) -> Effect:
     return Effect(note=f"each step of one engine raised for {RAISING_S:.0f} s")
 
 
-def _drain_gateway(scene: Scene) -> Effect:
-    gateway = scene.stack.gateway
-    began_s = time.monotonic()
-    gateway.terminate()
-    status = gateway.wait()
-    drained_s = time.monotonic()
-    gateway.start()
-    effect = Effect(note=f"it ended with status {status} after {drained_s - began_s:.1f} s")
-    if status:
-        effect.red.append(f"exit status {status}")
-    return effect
+def _drain(find: Callable[[Scene], Program]) -> Callable[[Scene], Effect]:
+    """SIGTERM, and started again once it has ended."""
 
+    def act(scene: Scene) -> Effect:
+        program, began_s = find(scene), time.monotonic()
+        program.terminate()
+        status = program.wait()
+        drained_s = time.monotonic() - began_s
+        program.start()
+        red = [f"exit status {status}"] if status else []
+        return Effect(note=f"it ended with status {status} after {drained_s:.1f} s", red=red)
 
-def _drain_backend(scene: Scene) -> Effect:
-    server = scene.stack.second
-    began_s = time.monotonic()
-    server.terminate()
-    status = server.wait()
-    effect = Effect(note=f"it ended with status {status} after {time.monotonic() - began_s:.1f} s")
-    server.start()
-    if status:
-        effect.red.append(f"exit status {status}")
-    return effect
+    return act
 
 
 FAULTS = [
@@ -120,6 +110,6 @@ FAULTS = [
     Fault("stop-writer", _stop(lambda scene: scene.stack.gateway.child(WRITER))),
     Fault("stop-gateway", _stop(lambda scene: scene.stack.gateway.pid)),
     Fault("step-raises", _raise_in_steps),
-    Fault("drain-backend", _drain_backend),
-    Fault("drain-gateway", _drain_gateway, short=True),
+    Fault("drain-backend", _drain(lambda scene: scene.stack.second)),
+    Fault("drain-gateway", _drain(lambda scene: scene.stack.gateway), short=True),
 ]

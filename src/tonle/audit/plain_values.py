@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
-MAX_DEPTH = 128  # containers inside each other, as many as in a body that is accepted; deeper ones are kept as text
+from tonle.protocol.bounded_json import MAX_DEPTH  # of a body that is accepted; what is deeper is kept as text
+
 MAX_VALUES = 4_000_000  # values in one field; of a list that holds itself there is no end
 MAX_CONVERTED = 100_000  # values of one that JSON cannot hold as it is; no request or answer is made of such
 MAX_CONVERTED_CHARS = 16 * 1024**2

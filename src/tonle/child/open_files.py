@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 
 try:
     import resource
@@ -17,16 +18,18 @@ _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _MOST = 1 << 20  # beyond that, programs that close all descriptors one by one take long to start
 
 
-def raise_limit() -> None:
-    """To as many as the system lets this process and its children have. Each caller's connection is one."""
+def raise_limit() -> float:
+    """To as many as the system lets this process and its children have. Each caller's connection is one. Returns how many that
+    are, infinity where there is no limit. Harmless if repeated."""
     if resource is None:
-        return
+        return math.inf
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with contextlib.suppress(OSError, ValueError):  # a system that allows less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system that allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
 def is_too_many(error: BaseException | None) -> bool:

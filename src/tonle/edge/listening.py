@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tonle.child.open_files import raise_limit
 from tonle.config.server import ServerConfig
 from tonle.errors import ConfigError
 
@@ -82,20 +83,12 @@ def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
 def most_connections(wanted: int) -> int:
     """As many as `wanted`, or as the open files of this process allow: for each caller two, its connection and one to a
     backend. A process without a free one could not write its records either."""
-    try:
-        import resource
-    except ImportError:  # not on Windows, which has no such limit
+    files = raise_limit()
+    if files >= 2 * wanted + OTHER_FILES:
         return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * wanted + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    allowed = max(MIN_CONNECTIONS, (soft - OTHER_FILES) // 2)
+    allowed = max(MIN_CONNECTIONS, int(files - OTHER_FILES) // 2)
     log.warning(
-        "at most %d connections instead of %d: this process may open %d files (ulimit -n)", allowed, wanted, soft
+        "at most %d connections instead of %d: this process may open %d files (ulimit -n)", allowed, wanted, files
     )
     return allowed
 

@@ -20,7 +20,6 @@ from tonle.gateway.backends.blame import Blame
 from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
 from tonle.gateway.race import Lane, Race
-from tonle.gateway.refusals import DeadlinePassed
 from tonle.gateway.relay import Relay
 from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens, used_by_answer, used_until_given_up
@@ -93,7 +92,7 @@ class Attempt:
         if not self.asked:
             return NONE_USED
         request, relay = self._accepted.request, self._relay
-        if self.failure is not None and (isinstance(self.failure, asyncio.CancelledError) or request.is_late):
+        if isinstance(self.failure, asyncio.CancelledError):  # the caller left, or its deadline passed
             return used_until_given_up(request, relay.peek(), unseen=self._unseen())
         if relay.status != 200:
             return NONE_USED
@@ -123,10 +122,7 @@ class Attempt:
         self._relay.expect(backend, self.queued_s, lambda: f"queued, {queue.ahead_of(ticket)} others wait")
         began_s = time.monotonic()
         try:
-            await asyncio.wait_for(asyncio.shield(ticket.turn), request.time_left_s())
-        except TimeoutError:
-            raise DeadlinePassed("the request's deadline passed while it was queued",
-                                 retry_after_s=queue.wait_estimate_s()) from None  # fmt: skip
+            await asyncio.shield(ticket.turn)
         finally:
             self.queued_s += time.monotonic() - began_s
             self._relay.expect(backend, self.queued_s)

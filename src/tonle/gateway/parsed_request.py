@@ -43,7 +43,6 @@ MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every st
 MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
 ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
-TIMER_S = 0.002  # a timer of uvloop, which counts whole milliseconds, may fire this much before its time
 _KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 _NO_RIGHT = "only a key with scope priority or admin may ask for more"
 _TRUE = ("1", "true")
@@ -79,7 +78,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_late(self) -> bool:
-        return self.deadline_s is not None and self.deadline_s <= time.monotonic() + TIMER_S
+        return self.deadline_s is not None and self.deadline_s <= time.monotonic()
 
     def check_strict(self) -> None:
         """Raises `InvalidRequest` if there are warnings and the caller or the gateway is strict about them."""
