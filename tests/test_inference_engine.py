@@ -329,6 +329,42 @@ class TestInferenceEngineIntegration:
         chat = engine.result(engine.submit_request([{"role": "user", "content": "Hello"}], GREEDY), timeout=60)
         assert len(chat.prompt_ids) > len(ids)
 
+    def test_a_live_model_without_a_tokenizer_takes_and_gives_token_ids(
+        self, engine: InferenceEngine, live: tuple[Any, Any]
+    ) -> None:
+        ids = live[1].encode("Hello")
+        known = engine.result(engine.submit_request(ids, GREEDY), timeout=60)
+        with InferenceEngine(live[0], None, EngineConfig(max_sequence_length=256)) as bare:
+            result = bare.result(bare.submit_request(ids, GREEDY), timeout=60)
+            assert result.output_ids == known.output_ids and result.texts == [""] and result.prompt_ids == ids
+            with_logprobs = GenerationConfig(max_length=4, n=2, seed=1, logprobs=1, early_stopping=False)
+            sampled = bare.result(bare.submit_request(ids, with_logprobs), timeout=60)
+            assert sampled.logprobs is not None and [len(each) for each in sampled.logprobs] == [4, 4]
+            for prompt, config, told in (
+                ("Hello", None, "a prompt of text would need: give a list of token ids instead, or pass a tokenizer"),
+                ([{"role": "user", "content": "Hello"}], None, "chat messages would need"),
+                (ids, GenerationConfig(stop=["."]), "use stop_token_ids instead"),
+            ):
+                with pytest.raises(InvalidRequest, match=told):
+                    bare.submit_request(prompt, config)
+
+            async def read() -> list[int]:
+                return [token async for delta in bare.stream(ids, GREEDY) for token in delta.tokens]
+
+            assert asyncio.run(read()) == known.output_ids[0]
+
+    def test_without_a_tokenizer_the_model_names_the_end(self, engine: InferenceEngine, live: tuple[Any, Any]) -> None:
+        ids = live[1].encode("Hello")
+        first = engine.result(engine.submit_request(ids, GREEDY), timeout=60).output_ids[0][0]
+        model, own = live[0], live[0].generation_config.eos_token_id
+        model.generation_config.eos_token_id = first
+        try:
+            with InferenceEngine(model) as bare:
+                ended = bare.result(bare.submit_request(ids, GenerationConfig(do_sample=False)), timeout=60)
+        finally:
+            model.generation_config.eos_token_id = own
+        assert ended.finish_reason == "stop" and ended.output_ids == [[first]]
+
     def test_bad_requests_are_told_at_once(self, engine: InferenceEngine) -> None:
         with pytest.raises(InvalidRequest, match="temperature"):
             engine.submit_request("Hi", GenerationConfig(temperature=-1))

@@ -36,6 +36,7 @@ from tonle.engine.request import (
     Usage,
 )
 from tonle.engine.text import Text, load_text
+from tonle.engine.text.no_text import NoText
 from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
 from tonle.models.source import resolve
@@ -50,7 +51,10 @@ _WINDOW = 1_000  # steps that averages in `get_stats` look back on
 
 
 class InferenceEngine:
-    """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model)."""
+    """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model).
+
+    A transformers model without a tokenizer takes prompts as token ids; its results have `output_ids` and no text.
+    """
 
     def __init__(self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None) -> None:
         if config is not None and not isinstance(config, EngineConfig):
@@ -257,10 +261,8 @@ class InferenceEngine:
             raise ConfigError(
                 f"model must be a path, a hub name, a transformers model or None, not {self._model!r}", param="model"
             )
-        if self._tokenizer is None:
-            raise ConfigError("a live model needs its tokenizer: InferenceEngine(model, tokenizer, config)")
         name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
-        return self._model, self._live_text(), name
+        return self._model, NoText() if self._tokenizer is None else self._live_text(), name
 
     def _live_text(self) -> Text:
         file, specials = self.config.chat_template, self.config.special_tokens_in_content
@@ -278,6 +280,8 @@ class InferenceEngine:
         config = given[0] if given else GenerationConfig()
         if not isinstance(config, GenerationConfig):
             raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
+        if isinstance(self._front.text, NoText):
+            self._front.text.check_stops(config.stop)
         if isinstance(text, str):
             return self._front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):
