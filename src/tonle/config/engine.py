@@ -1,9 +1,10 @@
-"""`EngineConfig`: the settings of one engine. Each has an effect, or is refused with the reason."""
+"""`EngineConfig`: the settings of one engine. Each has an effect, or the log says at the start why it has none."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from tonle.config.types import wrong_type
@@ -28,7 +29,7 @@ class EngineConfig:
     priority_ageing_s: float = 5.0  # a request overtakes the next higher priority after waiting this much longer
 
     # KV cache
-    enable_kv_cache: bool = True
+    enable_kv_cache: bool = True  # False: as enable_prefix_caching=False
     enable_prefix_caching: bool = True  # reuse KV blocks of equal prompt prefixes
     block_size: int = 16  # tokens per KV block
     memory_pool_size: int | None = GIB  # bytes of KV cache; None = 640 MiB on a CPU, what is free on a GPU
@@ -58,10 +59,10 @@ class EngineConfig:
     profile_performance: bool = False  # time the parts of every step; get_stats()["profile"]
     log_level: str = "INFO"
 
-    # Named by users of other engines; see `refuse`
+    # Known from other engines: accepted, and explained in the log (`no_effect.py`)
     enable_speculative_decoding: bool = False
     enable_gradient_checkpointing: bool = False
-    memory_efficient_attention: bool = True
+    memory_efficient_attention: bool | None = None  # always on
 
     def validate(self) -> None:
         """Raise `ConfigError` naming the field, its value and what to do."""
@@ -118,23 +119,30 @@ class EngineConfig:
             )
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}", param="dtype")
-        self._refuse()
 
-    def _refuse(self) -> None:
-        """Settings we know by name and will not pretend to honour."""
-        refusals = {
-            "enable_kv_cache": (self.enable_kv_cache, "the engine always keeps keys and values of a running request; "
-                                "to stop reuse between requests set enable_prefix_caching=False"),
-            "enable_speculative_decoding": (not self.enable_speculative_decoding,
-                                            "speculative decoding is not available in this version; leave it False"),
-            "enable_gradient_checkpointing": (not self.enable_gradient_checkpointing,
-                                              "it saves memory in training and does nothing for inference; leave it False"),
-            "memory_efficient_attention": (self.memory_efficient_attention,
-                                           "attention always runs over paged blocks; there is no other kind to switch to"),
-        }  # fmt: skip
-        for name, (honoured, why) in refusals.items():
-            if not honoured:
-                raise ConfigError(f"{name}={getattr(self, name)} is refused: {why}", param=name)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A name that is no setting raises `AttributeError`, with the closest one that is."""
+        if name not in self.__slots__:
+            close = get_close_matches(name, self.__slots__, n=1)
+            raise AttributeError(
+                f"EngineConfig has no setting {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+            )
+        object.__setattr__(self, name, value)
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether requests reuse the KV blocks of earlier ones."""
+        return self.enable_prefix_caching and self.enable_kv_cache
+
+    def without_effect(self) -> list[tuple[str, Any]]:
+        """Settings, and their values, that may change nothing or not what their name says: `no_effect.py` has the words."""
+        names = ["enable_kv_cache", "enable_speculative_decoding", "enable_gradient_checkpointing",
+                 "memory_efficient_attention"]  # fmt: skip
+        if self.enable_continuous_batching and self.batch_timeout_ms != _default("batch_timeout_ms"):
+            names.append("batch_timeout_ms")
+        if self.memory_pool_size is not None and self.gpu_memory_utilization != _default("gpu_memory_utilization"):
+            names.append("gpu_memory_utilization")
+        return [(name, getattr(self, name)) for name in names]
 
     def batch_limits(self, *, gpu: bool) -> tuple[int, int]:
         """Rows of the batch, and tokens of a step, on a GPU or a CPU. Every row must be able to advance in each step."""
@@ -145,3 +153,7 @@ class EngineConfig:
     @classmethod
     def names(cls) -> list[str]:
         return [field.name for field in fields(cls)]
+
+
+def _default(name: str) -> Any:
+    return EngineConfig.__dataclass_fields__[name].default

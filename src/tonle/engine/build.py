@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tonle.config.engine import EngineConfig
+from tonle.config.no_effect import explain_once
 from tonle.engine.defaults import read_defaults, suited_to_cpu
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
-from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, kv_cache
+from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, gpu_uuid, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
 from tonle.engine.run.batch_rows import Rows
@@ -38,6 +39,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0) -> tuple[Loop, ModelCard]:
     """Load `model` (a source, or a live transformers model) and wire an engine around it."""
     began = time.monotonic()
+    explain_once(log, config.without_effect())
     defaults, stops = read_defaults(model, config)  # before the weights: it is quick to fail
     decoder = _decoder(model, config)
     device = decoder.device
@@ -57,7 +59,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         block_size=kv.block_size,
         long_prefill_tokens=config.long_prefill_token_threshold or max(1, max_num_batched_tokens // 2),
         ageing_s=config.priority_ageing_s,
-        prefix_caching=config.enable_prefix_caching,
+        prefix_caching=config.reuses_prefixes,
         continuous=config.enable_continuous_batching,
         batch_timeout_s=config.batch_timeout_ms / 1000,
     )
@@ -76,6 +78,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         load_s=time.monotonic() - began,
         stored=spec.dtype if config.load_format == "auto" else "",
         defaults=defaults,
+        gpu=gpu_uuid(device),
     )
     return loop, card
 

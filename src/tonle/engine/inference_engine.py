@@ -10,7 +10,6 @@ import gc
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,6 +21,7 @@ import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
+from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
 from tonle.engine.loop import Loop
@@ -40,6 +40,7 @@ from tonle.engine.text.no_text import NoText
 from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
 from tonle.models.source import resolve
+from tonle.telemetry import logs
 
 log = logging.getLogger("tonle.engine")
 
@@ -47,7 +48,6 @@ T = TypeVar("T")
 
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or chat messages
 _KEPT_RESULTS = 10_000  # finished results kept for `result()`; the oldest go first
-_WINDOW = 1_000  # steps that averages in `get_stats` look back on
 
 
 class InferenceEngine:
@@ -70,7 +70,7 @@ class InferenceEngine:
         self._threads: list[threading.Thread] = []
         self._requests: dict[str, Future[GenerationResult]] = {}
         self._generations: dict[str, Generation] = {}
-        self._steps: deque[tuple[float, int]] = deque(maxlen=_WINDOW)  # seconds, tokens generated
+        self._stats = EngineStats(self.config)
         self._lock = threading.Lock()
 
     # -- life
@@ -81,7 +81,8 @@ class InferenceEngine:
             return self
         if self._aio.is_closed():
             self._aio = asyncio.new_event_loop()
-        logging.getLogger("tonle").setLevel(self.config.log_level.upper())
+        logs.follow(self.config.log_level)
+        self._stats.begin()
         model, text, name = self._open()
         self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
@@ -190,6 +191,7 @@ class InferenceEngine:
                 end = error
             finally:
                 generation.cancel()
+                self._stats.add_request(generation)
                 here.call_soon_threadsafe(arrivals.put_nowait, end)
 
         task = self._call(forward())
@@ -204,32 +206,11 @@ class InferenceEngine:
     # -- watching
 
     def get_stats(self) -> dict[str, Any]:
-        """One snapshot of state, cache and recent performance."""
-        front = self._front
-        stats: dict[str, Any] = {"engine_status": self._status, "memory_usage": 0.0, "cache_info": {"num_entries": 0},
-                                 "performance_metrics": {}}  # fmt: skip
-        if front is None or front.card is None:
-            return stats
-        now, card = front.stats, front.card
-        stats["memory_usage"] = now.kv_usage
-        stats["num_running"], stats["num_waiting"] = now.num_running, now.num_waiting
-        stats["cache_info"] = {
-            "num_entries": now.num_cached_blocks,
-            "num_blocks": card.num_blocks,
-            "block_size": card.block_size,
-            "hit_rate": now.prefix_hits / now.prefix_queries if now.prefix_queries else 0.0,
-            "num_preemptions": now.num_preemptions,
-        }
-        if self.config.enable_metrics:
-            stats["performance_metrics"] = self._metrics()
-            stats["num_steps"] = now.num_steps
-            stats["prompt_tokens"], stats["generation_tokens"] = now.prompt_tokens, now.generation_tokens
-        if self.config.profile_performance:
-            stats["profile"] = dict(now.profile)
-        return stats
+        """One snapshot of state, cache and recent performance, at any time: before `start` and after `stop`, too."""
+        return self._stats.snapshot(self._status, self._front)
 
     def optimize_memory(self) -> None:
-        """Forget every idle cached block and return unused memory."""
+        """Forget the cached blocks that no running request holds, at the next step, and return unused memory now."""
         if self._mailbox is not None:
             self._mailbox.put(DropCache())
         _give_back()
@@ -239,14 +220,6 @@ class InferenceEngine:
         if self._front is None:
             raise ConfigError("the engine has not been started: call start() first")
         return self._front.text
-
-    def _metrics(self) -> dict[str, dict[str, float]]:
-        steps = list(self._steps)
-        if not steps:
-            return {}
-        times = sorted(seconds for seconds, _ in steps)
-        rates = sorted(tokens / seconds for seconds, tokens in steps if seconds > 0)
-        return {"batch_processing_time": _summary(times), "tokens_per_second": _summary(rates)}
 
     # -- inside
 
@@ -304,6 +277,7 @@ class InferenceEngine:
         finally:
             generation.cancel()
             del self._generations[generation.request_id]
+            self._stats.add_request(generation)
 
     async def _begin(
         self, prompt: list[int], config: GenerationConfig, priority: RequestPriority,
@@ -320,14 +294,18 @@ class InferenceEngine:
         self, generation: Generation, future: Future[GenerationResult],
         callback: Callable[[GenerationResult], None] | None,
     ) -> None:  # fmt: skip
+        error: TonleError | None = None
         try:
             result = await generation.result()
-            future.set_result(result)
-        except TonleError as error:
-            result = _failed(generation, error)
-            future.set_exception(error)
+        except TonleError as ended_by:
+            error, result = ended_by, _failed(generation, ended_by)
         finally:
             self._generations.pop(generation.request_id, None)
+            self._stats.add_request(generation)
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
         if callback is not None:
             try:
                 await asyncio.to_thread(callback, result)
@@ -347,10 +325,10 @@ class InferenceEngine:
 
     def _deliver(self, message: ToFront) -> None:
         assert self._front is not None
-        if isinstance(message, Step) and self.config.enable_metrics:
-            before = self._front.stats
-            if message.stats.num_steps > before.num_steps:
-                self._steps.append((message.stats.busy_s - before.busy_s, len(message.tokens)))
+        if isinstance(message, Step):
+            self._stats.add_step(message)
+        elif isinstance(message, Failed):
+            self._stats.end(self._front.stats)
         self._front.deliver(message)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -371,16 +349,10 @@ class InferenceEngine:
     def _shut_down(self) -> None:
         """On the front's thread: tell all waiting callers, let them run once more, and stop."""
         assert self._front is not None
+        if self._front.ready:
+            self._stats.end(self._front.stats)
         self._front.lose(InternalError("the engine was stopped"))
         self._aio.call_later(0.05, self._aio.stop)
-
-
-def _summary(ordered: list[float]) -> dict[str, float]:
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return {"mean": sum(ordered) / len(ordered), "min": ordered[0], "max": ordered[-1], "p50": at(0.5), "p95": at(0.95),
-            "p99": at(0.99), "count": float(len(ordered))}  # fmt: skip
 
 
 def _failed(generation: Generation, error: TonleError) -> GenerationResult:

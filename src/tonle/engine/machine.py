@@ -37,6 +37,13 @@ class Machine:
     max_num_batched_tokens: int  # at least max_num_seqs: every running row must be able to advance in each step
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """Of an NVIDIA GPU, as its driver knows it: what CUDA counts as device 0 may be another one there. Else empty."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def block_bytes(decoder: AnyDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
     spec = decoder.spec
     per_head = spec.head_dim * dtype.itemsize + (4 if dtype == torch.float8_e4m3fn else 0)  # and its scale, float32

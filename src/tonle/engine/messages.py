@@ -40,6 +40,7 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     load_s: float
     stored: str = ""  # what the model's files hold: a dtype, or a GGML type such as Q4_1; empty if weights are made up
     defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave a field out
+    gpu: str = ""  # UUID of the NVIDIA GPU that computes; empty if none does
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -54,6 +54,7 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     logprobs: int | None = None  # None = none; k = the chosen token's and the k best alternatives'
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     skip_special_tokens: bool = True
+    use_cache: bool = True  # False: compute the whole prompt, even if its beginning is in the prefix cache
 
     def __post_init__(self) -> None:
         """Raises `InvalidRequest`."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tonle.performance_optimizer import no_effect
+from tonle.config import no_effect
 from tonle.performance_optimizer.levels import PRESETS
 
 if TYPE_CHECKING:
     from tonle.performance_optimizer.optimization_config import OptimizationConfig
 
+_TEXT_AT, _TEXT_WIDTH = 43, 77  # column and width of what a setting does
 _NO_EFFECT = ("enable_speculative_decoding", "speculation_length", "enable_memory_pooling", "compile_model",
               "enable_gradient_checkpointing", "memory_efficient_attention")  # fmt: skip
+
+_NOTHING = {
+    "enable_speculative_decoding": "tokens are generated one by one",
+    "speculation_length": "goes with enable_speculative_decoding",
+    "enable_gradient_checkpointing": "no gradients are computed",
+}  # where that module has no words
 
 
 def _meanings(config: OptimizationConfig, *, gpu: bool) -> dict[str, str]:
@@ -41,13 +49,13 @@ def _activations(bits: int, *, gpu: bool) -> str:
 
 def explain(config: OptimizationConfig, *, gpu: bool) -> str:
     """`gpu`: for a model that runs on one."""
-    lines = [f"level {config.level.name} on a {'GPU' if gpu else 'CPU'}: {PRESETS[config.level].purpose}", ""]
+    lines = [f"level {config.level.name} on a {'GPU' if gpu else 'CPU'}", f"  {PRESETS[config.level].purpose}", ""]
     lines += [_line(config, name, config.value(name, gpu=gpu), text)
               for name, text in _meanings(config, gpu=gpu).items()]  # fmt: skip
     lines += ["", "  Accepted, but not a choice here:"]
     for name in _NO_EFFECT:
         value = config.value(name, gpu=gpu)
-        lines.append(_line(config, name, value, no_effect.explain(name, value) or "nothing to do"))
+        lines.append(_line(config, name, value, no_effect.explain(name, value) or _NOTHING[name]))
     lines += [
         "",
         "  * given; the rest comes from the level. Sequences may be as long as the model and the KV cache allow.",
@@ -57,7 +65,10 @@ def explain(config: OptimizationConfig, *, gpu: bool) -> str:
 
 def _line(config: OptimizationConfig, name: str, value: Any, text: str) -> str:
     mark = "*" if config.is_set(name) else " "
-    return f"  {name:<29}{_shown(name, value):>9}{mark}  {text}"
+    first, *more = textwrap.wrap(text, _TEXT_WIDTH)
+    return "\n".join(
+        [f"  {name:<29}{_shown(name, value):>9}{mark}  {first}", *(" " * _TEXT_AT + line for line in more)]
+    )
 
 
 def _shown(name: str, value: Any) -> str:

@@ -38,7 +38,7 @@ class OptimizationConfig:
     kv_cache_dtype: str
     activation_bits: int
     device: str
-    # Without effect, or always on: see `no_effect.py`.
+    # Without effect, or always on: see `config/no_effect.py`.
     enable_speculative_decoding: bool
     speculation_length: int
     enable_memory_pooling: bool
@@ -106,6 +106,13 @@ class OptimizationConfig:
     def is_set(self, name: str) -> bool:
         """Whether the field was given, rather than left to the level."""
         return name in self.__dict__
+
+    def asked_for(self) -> list[tuple[str, Any]]:
+        """The settings that were given, for the log: what has no effect is worth a line only then."""
+        given = [(name, value) for name, value in vars(self).items() if name not in ("level", "speculation_length")]
+        if self.is_set("speculation_length") and not self.is_set("enable_speculative_decoding"):
+            given.append(("enable_speculative_decoding", True))
+        return given
 
     @property
     def num_candidates(self) -> int:

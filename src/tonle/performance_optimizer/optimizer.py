@@ -17,11 +17,11 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from tonle.config import no_effect
 from tonle.engine import GenerationConfig, GenerationResult, InferenceEngine
 from tonle.engine.request import MAX_N
 from tonle.engine.sample.noise import child_seed
 from tonle.errors import ConfigError, InvalidRequest
-from tonle.performance_optimizer import no_effect
 from tonle.performance_optimizer.model_settings import own_settings, token_ids
 from tonle.performance_optimizer.optimization_config import OptimizationConfig
 from tonle.performance_optimizer.prompts import Prompts, read_prompts
@@ -30,7 +30,7 @@ from tonle.performance_optimizer.stats import GenerationStats, collect, ranked
 log = logging.getLogger("tonle.performance_optimizer")
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "logit_bias", "min_tokens", "seed", "early_stopping", "stop_token_ids")  # fmt: skip
+            "logit_bias", "min_tokens", "seed", "early_stopping", "stop_token_ids", "use_cache")  # fmt: skip
 _KEYWORDS = ("max_length", "max_new_tokens", "attention_mask", "pad_token_id", "do_sample", *SAMPLING)
 
 
@@ -51,8 +51,7 @@ class PerformanceOptimizer:
         self._engine: InferenceEngine | None = None
         self._closed = False
         self._lock = threading.Lock()  # of starting and closing
-        asked = {name: value for name, value in vars(self.config).items() if name != "level"}
-        no_effect.explain_once(log, asked)
+        no_effect.explain_once(log, self.config.asked_for())
 
     # -- life
 

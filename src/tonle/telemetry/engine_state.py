@@ -1,6 +1,7 @@
 """The engine's state as metrics, read at the moment of a scrape.
 
-Does: translate counters the engine keeps anyway. Does not: keep numbers of its own, or touch the engine.
+Does: translate counters the engine keeps anyway, and ask the driver about its GPU. Does not: keep numbers of its own, or
+touch the engine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from tonle.telemetry.gpu import GpuMonitor
+
+_GPU_WAIT_S = 0.05  # a scrape is rendered on the event loop that answers requests
 
 
 class Stats(Protocol):
@@ -39,6 +44,8 @@ class Card(Protocol):
     def block_size(self) -> int: ...
     @property
     def num_blocks(self) -> int: ...
+    @property
+    def gpu(self) -> str: ...
 
 
 class EngineView(Protocol):
@@ -54,6 +61,7 @@ class EngineState(Collector):
     def __init__(self, model_name: str, engine: EngineView) -> None:
         self._model_name = model_name
         self._engine = engine
+        self._gpus = GpuMonitor()
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
@@ -77,9 +85,24 @@ class EngineState(Collector):
             )
             info.add_metric([self._model_name, str(card.block_size), str(card.num_blocks)], 1)
             yield info
+            yield from self._gpu(card.gpu)
 
-    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
+    def _gpu(self, uuid: str) -> Iterator[Metric]:
+        """Nothing where there is no NVIDIA GPU, or its driver does not tell."""
+        use = self._gpus.read_within(uuid, _GPU_WAIT_S)
+        if use is None:
+            return
+        if use.utilization is not None:
+            yield self._gauge(
+                "gpu_utilization", "Share of time in which a kernel runs, 0 to 1 (NVML).", use.utilization, of="tonle"
+            )
+        if use.memory_used is not None and use.memory_total is not None:
+            used, total = "Memory in use on the GPU, by all processes.", "Memory of the GPU."
+            yield self._gauge("gpu_memory_used_bytes", used, use.memory_used, of="tonle")
+            yield self._gauge("gpu_memory_total_bytes", total, use.memory_total, of="tonle")
+
+    def _gauge(self, name: str, help_text: str, value: float, *, of: str = "vllm") -> Metric:
+        family = GaugeMetricFamily(f"{of}:{name}", help_text, labels=["model_name"])
         family.add_metric([self._model_name], value)
         return family
 

@@ -40,6 +40,18 @@ def configure(level: str | int, *, json: bool = False) -> None:
     logger.propagate = False
 
 
+def follow(level: str) -> None:
+    """The level of an engine inside another program, whose logging stays as it is. DEBUG lines are written to stderr if the
+    program has set up no logging: they were asked for, and would be lost."""
+    logger = logging.getLogger("tonle")
+    logger.setLevel(level.upper())
+    if logger.isEnabledFor(logging.DEBUG) and not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(Lines())
+        handler.addFilter(lambda _: not logging.getLogger().handlers)  # none once the program has set up logging
+        logger.addHandler(handler)
+
+
 def component(logger_name: str) -> str:
     """`tonle.engine.loop` -> `engine`; `asyncio` -> `asyncio`."""
     parts = logger_name.split(".")

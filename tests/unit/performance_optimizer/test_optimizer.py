@@ -33,7 +33,9 @@ def ids(length: int, seed: int = 0) -> list[int]:
 def model() -> Any:
     """Its end of sequence is a token that it generates within a few steps of some prompts below, and not of others."""
     model = tiny_model("llama", seed=3)
-    model.generation_config.eos_token_id = model.config.eos_token_id = greedy(model, [ids(9)], max_new_tokens=12)[0, 16].item()
+    model.generation_config.eos_token_id = model.config.eos_token_id = greedy(model, [ids(9)], max_new_tokens=12)[
+        0, 16
+    ].item()
     return model
 
 
@@ -82,7 +84,9 @@ def test_a_batch_padded_on_the_left_equals_transformers(model: Any, optimizer: P
     )
     assert torch.equal(output, theirs)
     assert stats["prompt_tokens"] == 9 + 17 + 30
-    assert len({len(of_prompt[0]["new_ids"]) for of_prompt in stats["candidates"]}) > 1  # one ended early: it was padded
+    assert (
+        len({len(of_prompt[0]["new_ids"]) for of_prompt in stats["candidates"]}) > 1
+    )  # one ended early: it was padded
 
 
 def test_padding_is_recognized_without_a_mask_as_in_transformers(model: Any, optimizer: PerformanceOptimizer) -> None:
@@ -96,9 +100,7 @@ def test_padding_is_recognized_without_a_mask_as_in_transformers(model: Any, opt
 def test_lists_of_unequal_lengths(model: Any, optimizer: PerformanceOptimizer) -> None:
     prompts = [ids(4, 5), ids(9), ids(21, 6)]
     output, _ = optimizer.optimized_generate(prompts, max_new_tokens=15, do_sample=False, pad_token_id=PAD)
-    rows = []
-    for prompt in prompts:
-        rows.append(greedy(model, [prompt], max_new_tokens=15)[0].tolist())
+    rows = [greedy(model, [prompt], max_new_tokens=15)[0].tolist() for prompt in prompts]
     width = max(map(len, rows))
     assert output.tolist() == [row + [PAD] * (width - len(row)) for row in rows]
 
@@ -112,7 +114,9 @@ def test_padding_on_the_right_is_left_out_and_new_tokens_stand_after_it(
     assert output[0, 11:17].tolist() == greedy(model, [ids(9)], max_new_tokens=6)[0, 9:].tolist()
 
 
-@pytest.mark.parametrize("wrap", [torch.tensor, list, tuple, np.array, lambda row: torch.tensor(row, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "wrap", [torch.tensor, list, tuple, np.array, lambda row: torch.tensor(row, dtype=torch.int32)]
+)
 def test_one_prompt_in_any_form(optimizer: PerformanceOptimizer, wrap: Any) -> None:
     expected, _ = optimizer.optimized_generate(torch.tensor([ids(9)]), max_length=20, do_sample=False)
     output, _ = optimizer.optimized_generate(wrap(ids(9)), max_length=20, do_sample=False)
@@ -131,8 +135,10 @@ def test_a_folder(tmp_path: Path) -> None:
     """Padding is what the folder's own generation_config says."""
     live = save_folder("qwen2", tmp_path, pad_token_id=5)
     with PerformanceOptimizer(tmp_path, small()) as optimizer:
-        output, stats = optimizer.optimized_generate([ids(5), ids(12, 1)], max_new_tokens=8, do_sample=False,
-                                                     stop_token_ids=[greedy(live, [ids(5)], max_new_tokens=1)[0, -1].item()])  # fmt: skip
+        first = greedy(live, [ids(5)], max_new_tokens=1)[0, -1].item()
+        output, stats = optimizer.optimized_generate(
+            [ids(5), ids(12, 1)], max_new_tokens=8, do_sample=False, stop_token_ids=[first]
+        )
     assert output[0, 6:].tolist() == [5] * (output.shape[1] - 6)
     assert stats["candidates"][1][0]["text"] == tiny_tokenizer().decode(output[1, 12:20], skip_special_tokens=True)
 
@@ -199,12 +205,12 @@ def test_candidates_share_the_blocks_of_their_prompt(model: Any) -> None:
     held: list[int] = []
     with PerformanceOptimizer(model, small(num_parallel_samples=6)) as optimizer:
         engine = optimizer.engine
-        deliver = engine._deliver
+        deliver, num_blocks = engine._deliver, engine.get_stats()["cache_info"]["num_blocks"]
 
         def watch(message: Any) -> None:
             stats = message.stats
             if stats.num_running == 6 and len(message.tokens) == 6:  # past the prompt
-                held.append(round(stats.kv_usage * engine.get_stats()["cache_info"]["num_blocks"]))
+                held.append(round(stats.kv_usage * num_blocks))
             deliver(message)
 
         engine._deliver = watch  # type: ignore[method-assign]
@@ -290,7 +296,9 @@ def test_what_is_wrong_is_said(optimizer: PerformanceOptimizer, call: Any, messa
 
 
 def test_unknown_keywords_are_answered_with_the_known_ones(optimizer: PerformanceOptimizer) -> None:
-    with pytest.raises(TypeError, match="does not know num_beams; it takes max_length, .*temperature, .*stop_token_ids"):
+    with pytest.raises(
+        TypeError, match=r"does not know num_beams; it takes max_length, .*temperature, .*stop_token_ids"
+    ):
         optimizer.optimized_generate(ids(9), num_beams=4)
 
 

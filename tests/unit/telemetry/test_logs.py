@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -62,3 +64,26 @@ def test_rooms() -> None:
         and component("tonle") == "tonle"
         and component("other.error") == "other"
     )
+
+
+_PROGRAM = """
+import logging
+from tonle.telemetry import logs
+
+log = logging.getLogger("tonle.engine")
+logs.follow("INFO")
+log.info("as before: a program without logging shows warnings only")
+logs.follow("DEBUG")
+logs.follow("DEBUG")
+log.debug("one")
+logging.basicConfig(format="mine %(message)s")
+log.debug("two")
+logs.follow("INFO")
+log.debug("three")
+"""
+
+
+def test_debug_lines_are_seen_in_a_program_that_has_set_up_no_logging() -> None:
+    command = [sys.executable, "-c", _PROGRAM]
+    one, two = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr.splitlines()
+    assert one.endswith("DEBUG   engine   one") and two == "mine two", "the program's own logging takes over"

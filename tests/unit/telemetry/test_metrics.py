@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.unit.telemetry.test_gpu import GIB, OURS, Driver
 from tonle.telemetry.metrics import Metrics
 
 
@@ -25,6 +28,7 @@ class Stats:
 class Card:
     block_size: int = 16
     num_blocks: int = 100
+    gpu: str = ""
 
 
 @dataclass
@@ -61,6 +65,22 @@ def test_cache_shape_appears_with_the_engine() -> None:
     assert not any(name == "vllm:cache_config_info" for name, _ in samples(metrics))
     engine.card = Card()
     assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+
+
+def test_the_use_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Stats(), Card())
+    metrics = Metrics("m", engine)
+    assert not any(name.startswith("tonle:gpu") for name, _ in samples(metrics)), "it runs on a CPU"
+    driver = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    engine.card = Card(gpu=OURS)
+    assert value(metrics, "tonle:gpu_utilization") == 0.93
+    assert value(metrics, "tonle:gpu_memory_used_bytes") == 10 * GIB
+    assert value(metrics, "tonle:gpu_memory_total_bytes") == 80 * GIB
+    assert driver.num_asked == 1
+    engine.card = Card(gpu="part")
+    assert value(metrics, "tonle:gpu_memory_used_bytes") == 10 * GIB
+    assert not any(name == "tonle:gpu_utilization" for name, _ in samples(metrics)), "the driver does not tell"
 
 
 def test_reasons_have_vllms_names() -> None:

@@ -157,6 +157,8 @@ class Scheduler:
         oldest = self.waiting.oldest_arrival_s()
         if oldest is None or self.limits.continuous:
             return None
+        if len(self.waiting) >= self.limits.max_num_seqs:  # the next batch is full
+            return 0.0
         return max(0.0, oldest + self.limits.batch_timeout_s - now)
 
     def _in_order(self) -> list[Sequence]:
@@ -257,7 +259,8 @@ class Scheduler:
 
     def _hold_prefix(self, sequence: Sequence) -> None:
         """Hold the longest cached prefix, always leaving at least one token to compute. May be called again later."""
-        if not self.limits.prefix_caching or sequence.request.config.prompt_logprobs is not None:
+        config = sequence.request.config
+        if not (self.limits.prefix_caching and config.use_cache) or config.prompt_logprobs is not None:
             return
         bs = self.limits.block_size
         while (sequence.num_named + 1) * bs < len(sequence.tokens):
