@@ -109,6 +109,8 @@ class Scheduler:
         for sequence in self._in_order():
             if sequence.row is None or sequence.complete:
                 continue  # preempted a moment ago, or its last token is in flight
+            if sequence.num_remaining > 1:
+                self._catch_up(sequence, plan)
             count = min(sequence.num_remaining, budget, most)
             if count == 0 or not self._grow(sequence, count, plan):
                 continue
@@ -256,7 +258,7 @@ class Scheduler:
         return True
 
     def _hold_prefix(self, sequence: Sequence) -> None:
-        """Hold the longest cached prefix, always leaving at least one token to compute."""
+        """Hold the longest cached prefix, always leaving at least one token to compute. May be called again later."""
         config = sequence.request.config
         if not (self.limits.prefix_caching and config.use_cache) or config.prompt_logprobs is not None:
             return
@@ -266,9 +268,20 @@ class Scheduler:
             if block is None:
                 break
             self.pool.hold(block)
-            sequence.blocks.append(block)
+            if sequence.num_named < len(sequence.blocks):  # it catches up: its own block for this place is not needed
+                self.pool.release([sequence.blocks[sequence.num_named]])
+            sequence.blocks[sequence.num_named : sequence.num_named + 1] = [block]
             sequence.num_named += 1
-        sequence.num_computed = sequence.num_named * bs
+        sequence.num_computed = max(sequence.num_computed, sequence.num_named * bs)
+
+    def _catch_up(self, sequence: Sequence, plan: Plan) -> None:
+        """Hold what others with the same prompt have computed since it was admitted, instead of computing it again: the n
+        continuations of a prompt that takes several steps keep its blocks once."""
+        assert sequence.row is not None
+        first = sequence.num_named
+        self._hold_prefix(sequence)
+        if sequence.num_named > first:
+            plan.new_blocks.append((sequence.row, first, sequence.blocks[first:]))
 
     def _publish(self, sequence: Sequence) -> None:
         """Blocks that are full, with all tokens known, can be found from now on.
