@@ -157,11 +157,14 @@ def test_a_team_reports_what_went_wrong_in_a_helper() -> None:
 
 
 def test_a_team_that_is_freed_takes_its_threads_and_its_work_along() -> None:
-    team, weights = Team(3), RNG.standard_normal(3)
-    team.run(lambda member: weights.__getitem__(member))
-    held = weakref.ref(weights)
-    del weights
-    assert held() is None  # a sleeping helper keeps nothing of the work
+    team = Team(3)
+
+    def work_on_weights(team: Team) -> weakref.ref[Any]:
+        weights = RNG.standard_normal(3)
+        team.run(lambda member: weights.item(member))
+        return weakref.ref(weights)
+
+    assert work_on_weights(team)() is None  # a sleeping helper keeps nothing of the work
     helpers = [each for each in threading.enumerate() if getattr(each, "_target", None) == team._orders.help]
     assert len(helpers) == 2
     del team
