@@ -36,8 +36,8 @@ def print_scenarios(report: ScenarioReport, console: Console) -> None:
 def _workload(report: ScenarioReport) -> str:
     settings = report.settings
     return (
-        f"{settings['requests']} questions per scenario, {settings['repeat_share']:.0%} of them repeated, "
-        f"answers of up to {settings['output_tokens']} tokens, seed {report.seed}"
+        f"{settings['requests']} questions each, {settings['repeat_share']:.0%} repeated, "
+        f"up to {settings['output_tokens']} tokens per answer, seed {report.seed}"
     )
 
 
@@ -45,7 +45,7 @@ def _print_block(result: ScenarioResult, sla_s: float, console: Console) -> None
     _line(console, f"Benchmark Results: {result.label}", style="bold")
     _line(console, RULE)
     for line in block_lines(result, sla_s):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=not console.is_terminal)
     for text in failure_lines(result.failures):
         _line(console, text, style="red")
     _line(console, RULE)
@@ -53,7 +53,9 @@ def _print_block(result: ScenarioResult, sla_s: float, console: Console) -> None
 
 def block_lines(result: ScenarioResult, sla_s: float) -> list[Text]:
     """The lines between the rules."""
-    latency, (mark, style) = result.latency_s, PASS if result.meets_sla else FAIL
+    latency = result.latency_s
+    p95_mark, p95_style = PASS if latency is not None and latency.p95 < sla_s else FAIL
+    mark, style = PASS if result.meets_sla else FAIL
     lines = [
         _pair("Total Requests:", str(result.requests)),
         _pair("Successful:", str(result.succeeded)),
@@ -63,7 +65,7 @@ def block_lines(result: ScenarioResult, sla_s: float) -> list[Text]:
         _pair("  Average:", _number(latency, "mean")),
         _pair("  Median:", _number(latency, "p50")),
         _pair("  P50:", _number(latency, "p50")),
-        _pair("  P95:", _number(latency, "p95")).append(f" {mark}", style),
+        _pair("  P95:", _number(latency, "p95")).append(f" {p95_mark}", p95_style),
         _pair("  P99:", _number(latency, "p99")),
         _pair("  Min:", _number(latency, "min")),
         _pair("  Max:", _number(latency, "max")),
@@ -85,18 +87,19 @@ def _verdict(result: ScenarioResult, sla_s: float) -> str:
 
 
 def _comparison(results: list[ScenarioResult]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1))
-    table.add_column("scenario", style="bold", no_wrap=True)
-    for name in ("failed", "average", "P50", "P95", "P99", "cache hits", "req/s", "SLA"):
+    """Fits into 80 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("scenario (times in s)", style="bold", no_wrap=True)
+    for name in ("failed", "avg", "P50", "P95", "P99", "hits", "req/s", "SLA"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         latency, (_, style) = result.latency_s, PASS if result.meets_sla else FAIL
         table.add_row(
             result.label,
             str(result.failed),
-            *(_number(latency, column) for column in ("mean", "p50", "p95", "p99")),
+            *(_short(latency, column) for column in ("mean", "p50", "p95", "p99")),
             _hits(result),
-            f"{result.requests_per_s:.2f}",
+            f"{result.requests_per_s:.2f}" if result.requests_per_s < 100 else f"{result.requests_per_s:.0f}",
             Text("PASS" if result.meets_sla else "FAIL", style),
         )
     return table
@@ -110,9 +113,18 @@ def _number(latency: Spread | None, column: str) -> str:
     return "–" if latency is None else f"{getattr(latency, column):.3f}s"
 
 
+def _short(latency: Spread | None, column: str) -> str:
+    """Seconds in five characters."""
+    if latency is None:
+        return "–"
+    value: float = getattr(latency, column)
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
 def _hits(result: ScenarioResult) -> str:
     return "–" if result.cache_hit_rate is None else f"{result.cache_hit_rate:.1%}"
 
 
 def _line(console: Console, text: str, *, style: str | None = None) -> None:
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    """Wrapped at words on a terminal, one line for a file or a pipe."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=not console.is_terminal)

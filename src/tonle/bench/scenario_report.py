@@ -3,7 +3,7 @@
 Does: summarize samples, judge, read a saved report. Does not: ask, print (`scenario_blocks.py`) or save (`report.py`).
 
 Latency is counted at the client, from sending the question to the end of the answer. The SLA is met if P95 is below the
-target, with a failed request counted as slower than any answer: with more than some 5 % of them failed it is missed.
+target, with a failed request counted as slower than any answer: where 5 % of them failed, it is missed.
 """
 
 from __future__ import annotations
