@@ -15,8 +15,9 @@ NAME_WIDTH = 21  # where the numbers begin
 PASS, FAIL = ("✓", "green"), ("✗", "red")
 
 
-def print_scenarios(report: ScenarioReport, console: Console) -> None:
-    """Print everything but the single requests."""
+def print_scenarios(report: ScenarioReport, console: Console | None = None) -> None:
+    """Print everything but the single requests, to stdout unless another console is given."""
+    console = console or Console()
     _line(console, f"{report.target}  model {report.model or 'unknown'}  {report.asked_by}")
     _line(console, _workload(report))
     for result in report.scenarios:

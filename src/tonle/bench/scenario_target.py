@@ -50,7 +50,7 @@ class ScenarioTarget(Protocol):
 
 
 class Engine(Protocol):
-    """What `run_scenarios` takes as an object. `metadata` has `cache_hit`, and may have `completion_tokens`."""
+    """What `run_scenarios` takes as an object. `metadata` has `cache_hit`, and may have `completion_tokens` and `model`."""
 
     def generate_async(self, user_input: str, *, use_cache: bool) -> Awaitable[tuple[str, dict[str, Any]]]: ...
 
@@ -206,6 +206,7 @@ class EngineTarget:
             raise NoAnswerError(f"{type(error).__name__}: {error}") from error
         try:
             _, metadata = reply
+            self.model = self.model or metadata.get("model")
             return Answer(metadata.get("cache_hit"), metadata.get("completion_tokens") or 0)
         except (AttributeError, TypeError, ValueError):
             raise NoAnswerError(

@@ -113,7 +113,7 @@ def scenarios(
     if json_file is not None:
         save_report(report, json_file)
     if not quiet:
-        print_scenarios(report, Console())
+        print_scenarios(report)
     _leave(report)
 
 

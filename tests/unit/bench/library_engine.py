@@ -32,4 +32,4 @@ class LibraryEngine:
         hit = use_cache and user_input in self.cached
         if use_cache:
             self.cached.add(user_input)
-        return "an answer", {"latency": 0.001, "cache_hit": hit, "completion_tokens": 3}
+        return "an answer", {"latency": 0.001, "cache_hit": hit, "completion_tokens": 3, "model": "tiny"}

@@ -96,7 +96,7 @@ def test_an_engine_passed_in() -> None:
     engine = LibraryEngine()
     report = run_scenarios(engine, QUICK)
     assert report.ok and report.notes == []
-    assert (report.target, report.asked_by) == ("LibraryEngine", "generate_async")
+    assert (report.target, report.asked_by, report.model) == ("LibraryEngine", "generate_async", "tiny")
     assert [each.cache_hits for each in report.scenarios] == [0, 4, 0]
     assert [use_cache for _, use_cache in engine.asked] == [False] * 11 + [True] * 11 + [False] * 11
     assert engine.most_running == 4
