@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import torch
 
 from tonle.config.engine import EngineConfig
@@ -222,6 +223,8 @@ class InferenceEngine:
             stats["prompt_tokens"], stats["generation_tokens"] = now.prompt_tokens, now.generation_tokens
         if self.config.profile_performance:
             stats["profile"] = dict(now.profile)
+        if now.adaptive is not None:
+            stats["adaptive"] = msgspec.structs.asdict(now.adaptive)
         return stats
 
     def optimize_memory(self) -> None:
