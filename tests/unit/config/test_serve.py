@@ -56,9 +56,10 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
     one_request_at_a_time = {"enable_dynamic_batching"}  # max_num_seqs: 1
     batches_that_wait = {"enable_continuous_batching", "batch_timeout_ms"}  # to study them, in a program of one's own
     for_programs = {"enable_metrics", "profile_performance"}  # of get_stats(); a server has /metrics
+    turned_on_by_a_target = {"adaptive"}
     refused = {"enable_kv_cache", "enable_speculative_decoding", "enable_gradient_checkpointing",
                "memory_efficient_attention"}  # fmt: skip
-    left_out = one_request_at_a_time | batches_that_wait | for_programs | refused
+    left_out = one_request_at_a_time | batches_that_wait | for_programs | turned_on_by_a_target | refused
     assert offered | left_out == {*EngineConfig.names(), None} and not offered & left_out
 
 

@@ -138,11 +138,13 @@ class Controller:
         return rows + left_s / per_token_s if per_token_s > 0 else self._budget.high
 
     def _rows_that_suit(self, facts: StepFacts) -> float:
-        """The most sequences whose decoding, together with the least share of a prompt, meets the target."""
+        """The most sequences whose decoding meets the target, with room for the least share of a prompt; but prompts never take
+        more than half of the target from them."""
         assert self._targets.itl_s is not None
         rows, cost, block = facts.work.rows, self._cost, self._budget.low
-        margin = max(self._mixed_margin.value, self._decode_margin.value)
-        left_s = self._targets.itl_s / margin - cost.expected_s(Work(0, block, block * self._depth))
+        within_s = self._targets.itl_s / max(self._mixed_margin.value, self._decode_margin.value)
+        prompt_s = block * (cost.per_token_s + cost.per_read_s * self._depth)
+        left_s = within_s - cost.fixed_s - min(prompt_s, within_s / 2)
         per_row_s = cost.per_row_s + cost.per_read_s * facts.decode_reads / max(1, rows)
         suit = left_s / per_row_s if per_row_s > 0 else self._max_running.high
         return suit if suit < self._most_rows else self._max_running.high  # never seen: no reason to hold any back
@@ -161,14 +163,13 @@ class Controller:
     def _report_missed(self, facts: StepFacts, now: float) -> None:
         """One line when a target turns out to be out of reach, and one when it is met again."""
         if self._targets.itl_s is not None and facts.advances:
-            nothing_left = self._max_running.value == 1 >= facts.work.rows and (
-                self._budget.value == self._budget.low or not facts.work.tokens
-            )
+            at_least = self._budget.value == self._budget.low or not facts.work.tokens
+            nothing_left = at_least and facts.work.rows <= self._max_running.value
             self._say(
                 "target_itl",
                 self._missed["target_itl"].see(nothing_left and self._slow_share > _SLOW_SHARE, now),
-                f"{self._targets.itl_s * 1e3:g} ms is out of reach: one sequence alone, with the least share of a prompt, has "
-                f"{self._slow_share:.0%} of its steps beyond it. Raise it",
+                f"{self._targets.itl_s * 1e3:g} ms is out of reach: with the least share for prompts and "
+                f"{self._max_running.value} sequences at most, {self._slow_share:.0%} of steps take longer. Raise it",
             )
         if (target_s := self._targets.ttft_s) is not None and (facts.arrivals or facts.waiting_s > target_s):
             ttft_s = self._ttft_s(facts, now)
