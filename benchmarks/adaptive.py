@@ -5,8 +5,8 @@
     python -m benchmarks.adaptive --device cuda --model qwen2.5-1.5b --decoders 64 --burst 32 --prompt 2000 --times 4
 
 Some users decode all the time; every few seconds a burst of long prompts arrives. The same requests go to an engine with its
-default limits and to one with `target_itl_ms`, in turns, each in a process of its own that is started anew and warmed up with a
-burst that does not count. The target is `--times` the median gap between tokens while nothing but decoding goes on, or `--target-itl`.
+default limits and to one with `target_itl_ms`, in turns, each in a process of its own that is started anew and warmed up with
+a burst that does not count. The target is `--target-itl`, or `--times` the median gap while nothing but decoding goes on.
 Bursts are so far apart that prompts take about half of the time. A gap is the time between two tokens of one answer as the
 caller sees it; tok/s are tokens of answers, from the first request to the last token.
 """
@@ -165,9 +165,10 @@ async def compare(options: argparse.Namespace, source: ModelSource, console: Con
     target_ms = options.target_itl or options.times * decode_s * 1e3
     loads = [draw(options, decode_s, prefill_tok_s, bursts=bursts, seed=bursts) for bursts in (1, options.bursts)]
     console.print(
-        f"{source.name}, {options.device}: alone, {options.decoders} users decode at {decode_s * 1e3:.1f} ms per token, and prompts "
-        f"take {1e3 / prefill_tok_s:.2f} ms per token.\nLoad: these users, and {options.burst} prompts of {options.prompt} tokens every "
-        f"{loads[1].period_s:.1f} s, {options.bursts} times. Target: ITL p99 within {target_ms:.0f} ms.",
+        f"{source.name}, {options.device}: alone, {options.decoders} users decode at {decode_s * 1e3:.1f} ms per token, and "
+        f"prompts take {1e3 / prefill_tok_s:.2f} ms per token.\nLoad: these users, and {options.burst} prompts of "
+        f"{options.prompt} tokens every {loads[1].period_s:.1f} s, {options.bursts} times. Target: ITL p99 within "
+        f"{target_ms:.0f} ms.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     runs: dict[str, list[Run]] = {"fixed": [], "adaptive": []}
@@ -214,7 +215,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu or cuda")
     parser.add_argument("--target-itl", type=float, metavar="MS", help="default: --times what decoding alone takes")
     parser.add_argument("--times", type=float, default=8.0, help="(default 8)")
-    parser.add_argument("--decoders", type=int, default=4, metavar="N", help="users who decode all the time (default 4)")
+    parser.add_argument(
+        "--decoders", type=int, default=4, metavar="N", help="users who decode all the time (default 4)"
+    )
     parser.add_argument("--burst", type=int, default=3, metavar="N", help="prompts that arrive together (default 3)")
     parser.add_argument("--prompt", type=int, default=800, metavar="TOKENS", help="length of each (default 800)")
     parser.add_argument("--bursts", type=int, default=5, metavar="N", help="of a run (default 5)")

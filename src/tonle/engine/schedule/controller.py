@@ -123,10 +123,10 @@ class Controller:
         changes = []
         old, suits = self._max_running.value, self._rows_that_suit(facts)
         if facts.demand > min(old, suits) and self._max_running.follow(suits, now):  # else no sequence would notice
-            changes.append(f"sequences {old} → {self._max_running.value} ({self._explained(facts)})")
+            changes.append(f"sequences {old} → {self._max_running.value} ({self._decoding_takes(facts)})")
         old = self._budget.value
         if facts.work.tokens and self._budget.follow(self._tokens_that_suit(facts), now):
-            changes.append(f"tokens of a mixed step {old} → {self._budget.value} ({self._explained(facts)})")
+            changes.append(f"tokens of a mixed step {old} → {self._budget.value} ({self._mixed_step_takes(facts)})")
         return changes
 
     def _tokens_that_suit(self, facts: StepFacts) -> float:
@@ -138,8 +138,8 @@ class Controller:
         return rows + left_s / per_token_s if per_token_s > 0 else self._budget.high
 
     def _rows_that_suit(self, facts: StepFacts) -> float:
-        """The most sequences whose decoding meets the target, with room for the least share of a prompt; but prompts never take
-        more than half of the target from them."""
+        """The most sequences whose decoding meets the target, with room for the least share of a prompt, up to half of the
+        target. Where not even one does, or where so many were never seen, there is no reason to hold any back."""
         assert self._targets.itl_s is not None
         rows, cost, block = facts.work.rows, self._cost, self._budget.low
         within_s = self._targets.itl_s / max(self._mixed_margin.value, self._decode_margin.value)
@@ -147,7 +147,7 @@ class Controller:
         left_s = within_s - cost.fixed_s - min(prompt_s, within_s / 2)
         per_row_s = cost.per_row_s + cost.per_read_s * facts.decode_reads / max(1, rows)
         suit = left_s / per_row_s if per_row_s > 0 else self._max_running.high
-        return suit if suit < self._most_rows else self._max_running.high  # never seen: no reason to hold any back
+        return suit if 1 <= suit < self._most_rows and cost.num_steps >= _MIN_STEPS else self._max_running.high
 
     def _follow_ttft(self, facts: StepFacts, now: float) -> list[str]:
         target_s = self._targets.ttft_s
@@ -191,16 +191,24 @@ class Controller:
             log.info("adaptive tuning: %s is met again", name)
         self.stats = self._read_stats()
 
-    def _explained(self, facts: StepFacts) -> str:
-        """Why a limit has its new value."""
+    # Why a limit has its new value.
+
+    def _decoding_takes(self, facts: StepFacts) -> str:
         assert self._targets.itl_s is not None
-        rows, room = facts.work.rows, max(0, self._budget.value - facts.work.rows)
-        decode_s = self._cost.expected_s(Work(rows, 0, facts.decode_reads)) * self._decode_margin.value
-        largest = Work(rows, room, facts.decode_reads + room * facts.depth)
-        mixed_s = self._cost.expected_s(largest) * self._mixed_margin.value
+        decode_s = self._cost.expected_s(Work(facts.work.rows, 0, facts.decode_reads)) * self._decode_margin.value
         return (
-            f"99 in 100 steps of {rows} decoding rows are expected to take {decode_s * 1e3:.1f} ms at most, with {room} tokens "
-            f"of a prompt of {facts.depth} {mixed_s * 1e3:.1f} ms; target {self._targets.itl_s * 1e3:g}"
+            f"to decode {facts.work.rows} together is expected to take {decode_s * 1e3:.1f} ms in 99 of 100 steps, "
+            f"target {self._targets.itl_s * 1e3:g}"
+        )
+
+    def _mixed_step_takes(self, facts: StepFacts) -> str:
+        assert self._targets.itl_s is not None
+        rows, tokens = facts.work.rows, max(0, self._budget.value - facts.work.rows)
+        work = Work(rows, tokens, facts.decode_reads + tokens * facts.depth)
+        mixed_s = self._cost.expected_s(work) * self._mixed_margin.value
+        return (
+            f"with {rows} that decode, {tokens} tokens of a prompt of {facts.depth} are expected to take {mixed_s * 1e3:.1f} ms "
+            f"in 99 of 100 steps, target {self._targets.itl_s * 1e3:g}"
         )
 
     def _now_allowed(self) -> TunedLimits:

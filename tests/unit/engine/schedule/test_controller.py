@@ -122,7 +122,8 @@ def test_prompts_progress_and_one_line_is_said_when_the_target_is_impossible(
         simulation.run(watch=watch)
     assert len(simulation.ttfts) == 12
     assert simulation.controller is not None
-    assert simulation.controller.limits.max_num_seqs == 1
+    assert simulation.controller.limits.max_num_seqs == 32, "to hold any back would not help"
+    assert simulation.controller.limits.max_num_batched_tokens == 16
     assert simulation.controller.stats.unreachable == ["target_itl"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "target_itl 1 ms is out of reach" in warnings[0]
