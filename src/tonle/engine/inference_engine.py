@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
 import torch
 
 from tonle.config.engine import EngineConfig
