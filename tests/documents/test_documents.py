@@ -19,6 +19,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.documents.code_blocks import CodeBlock, python_blocks, run_blocks
 from tests.fakes.checkpoints import save_folder
+from tonle import (
+    GenerationConfig,
+    InferenceConfig,
+    InferenceEngine,
+    OptimizationConfig,
+    PerformanceOptimizer,
+    ResponseCache,
+)
+from tonle.dynamic_batching import MemoryEstimator
+from tonle.inference_optimizer import OptimizedEngine
 
 NUM_BLOCKS = {"001": 19, "002": 11}
 
@@ -33,12 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def namespace(folder: Path) -> Iterator[dict[str, Any]]:
     """What the documents use and never define, bound as their prose says. Whatever a block started ends afterwards."""
-    from tonle import ResponseCache
-    from tonle.dynamic_batching import MemoryEstimator
-    from tonle.engine import GenerationConfig
-    from tonle.inference_optimizer import InferenceConfig
-    from tonle.performance_optimizer import OptimizationConfig
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     names: dict[str, Any] = {
         "__name__": "documents",
@@ -59,9 +63,10 @@ def namespace(folder: Path) -> Iterator[dict[str, Any]]:
     }
     yield names
     for value in list(names.values()):
-        for end in ("stop", "close"):
-            if type(value).__module__.startswith("tonle.") and hasattr(value, end):
-                getattr(value, end)()
+        if isinstance(value, InferenceEngine):
+            value.stop()
+        elif isinstance(value, OptimizedEngine | PerformanceOptimizer):
+            value.close()
 
 
 @contextlib.asynccontextmanager

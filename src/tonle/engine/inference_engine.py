@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import msgspec
 import torch
 
 from tonle.config.engine import EngineConfig
