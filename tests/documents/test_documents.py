@@ -7,6 +7,7 @@ same calls are test_inference_engine.py, unit/dynamic_batching, unit/performance
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from fastapi import FastAPI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.documents.code_blocks import CodeBlock, python_blocks, run_blocks
-from tests.fakes.checkpoints import save_folder
+from tests.fakes.checkpoints import TURN_END, save_folder
 from tonle import (
     GenerationConfig,
     InferenceConfig,
@@ -37,6 +38,8 @@ NUM_BLOCKS = {"001": 19, "002": 11}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("documents") / "your-model"
     save_folder("llama", path)
+    # It was never taught to end an answer; the documents' own tests expect one within two seconds.
+    (path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 16, "eos_token_id": TURN_END}))
     return path
 
 
