@@ -105,7 +105,7 @@ class InferenceService:
 
 @dataclass(slots=True)
 class ChatService:
-    """`POST /v1/chat/completions` of any OpenAI-compatible server: says nothing of a response cache."""
+    """`POST /v1/chat/completions` of any OpenAI-compatible server: says nothing about a response cache."""
 
     client: HttpClient
     model: str | None
@@ -160,7 +160,8 @@ async def find_service(
     except NoAnswerError as failure:
         _give_up(client, str(failure), missing)
     notes.append(
-        f"the server has no {INFERENCE_PATH} ({missing}): questions went to {CHAT_PATH}, which tells nothing of a response cache"
+        f"the server has no {INFERENCE_PATH} ({missing}): questions went to {CHAT_PATH}, "
+        "which says nothing about a response cache"
     )
     return chat
 

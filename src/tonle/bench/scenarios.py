@@ -128,7 +128,8 @@ class Scenarios:
             for scenario in all_scenarios(self._options.concurrency):
                 if scenario.use_cache and not target.tells_cache_hits:
                     self._notes.append(
-                        f'"{scenario.label}" was left out: whether a cache answers cannot be set or seen there'
+                        f'"{scenario.label}" was left out: that API can neither turn a response cache on '
+                        "nor say whether it answered"
                     )
                     continue
                 await self._run_scenario(target, scenario)
