@@ -14,6 +14,7 @@ from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
+from tonle.engine.schedule.prefix_sharing import PrefixSharing
 from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
@@ -45,6 +46,7 @@ class Scheduler:
         self.prefix_hits = 0
         self.num_preemptions = 0
         self.prompt_tokens = 0  # planned, not counting cache hits
+        self._prefixes = PrefixSharing(limits, pool)
         self._eos = frozenset(eos_ids)
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._suspects: dict[int, Sequence] = {}  # were in a step that failed, and have not been in a good one since
@@ -100,7 +102,7 @@ class Scheduler:
             if sequence.row is None or sequence.complete:
                 continue  # preempted a moment ago, or its last token is in flight
             if sequence.num_remaining > 1:
-                self._catch_up(sequence, plan)
+                self._prefixes.catch_up(sequence, plan)
             count = min(sequence.num_remaining, budget, most)
             if count == 0 or not self._grow(sequence, count, plan):
                 continue
@@ -133,7 +135,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> bool:
         """A row, and blocks, at the cost of running sequences if need be. It holds its cached prefix afterwards."""
         while True:
-            self._hold_prefix(sequence)
+            self._prefixes.hold(sequence)
             need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
             if self._rows and self.pool.num_available >= need:
                 return True
@@ -176,7 +178,7 @@ class Scheduler:
             sequence.num_pending += 1
         if chunk is not None:  # else no token became known, and no block full, since the last commit
             self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
-            self._publish(sequence)
+            self._prefixes.publish(sequence)
 
     def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
@@ -217,7 +219,7 @@ class Scheduler:
         if sequence is None or not self._rows or sequence.num_pending or not self._batch_open(now):
             return None
         bs = self.limits.block_size
-        self._hold_prefix(sequence)
+        self._prefixes.hold(sequence)
         if self.pool.num_available < -(-sequence.num_known // bs) - len(sequence.blocks):
             self.pool.release(sequence.rewind())
             return None
@@ -249,45 +251,6 @@ class Scheduler:
         self._batch_left = min(len(self.waiting), self.limits.max_num_seqs)
         return True
 
-    def _hold_prefix(self, sequence: Sequence) -> None:
-        """Hold the longest cached prefix, always leaving at least one token to compute. May be called again later."""
-        config = sequence.request.config
-        if not (self.limits.prefix_caching and config.use_cache) or config.prompt_logprobs is not None:
-            return
-        bs = self.limits.block_size
-        while (sequence.num_named + 1) * bs < len(sequence.tokens):
-            block = self.pool.lookup(sequence.digest(sequence.num_named, bs))
-            if block is None:
-                break
-            self.pool.hold(block)
-            if sequence.num_named < len(sequence.blocks):  # it catches up: its own block for this place is not needed
-                self.pool.release([sequence.blocks[sequence.num_named]])
-            sequence.blocks[sequence.num_named : sequence.num_named + 1] = [block]
-            sequence.num_named += 1
-        sequence.num_computed = max(sequence.num_computed, sequence.num_named * bs)
-
-    def _catch_up(self, sequence: Sequence, plan: Plan) -> None:
-        """Hold what others with the same prompt have computed since it was admitted, instead of computing it again: the n
-        continuations of a prompt that takes several steps keep its blocks once."""
-        assert sequence.row is not None
-        first = sequence.num_named
-        self._hold_prefix(sequence)
-        if sequence.num_named > first:
-            plan.new_blocks.append((sequence.row, first, sequence.blocks[first:]))
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Blocks that are full, with all tokens known, can be found from now on.
-
-        A block planned in this step counts: within a step every layer writes all keys and values before it reads any.
-        """
-        bs = self.limits.block_size
-        num_full = min(sequence.num_computed, len(sequence.tokens)) // bs
-        if num_full <= sequence.num_named or not self.limits.prefix_caching:
-            return
-        for i in range(sequence.num_named, num_full):
-            self.pool.publish(sequence.blocks[i], sequence.digest(i, bs))
-        sequence.num_named = num_full
-
     # -- committing
 
     def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
@@ -315,14 +278,14 @@ class Scheduler:
                 outcome.finished[handle] = (reason, token if reason == "stop" else None)
                 self.cancel(handle)
             elif sequence.row is not None:
-                self._publish(sequence)
+                self._prefixes.publish(sequence)
         return outcome
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
         sequences = _under_way(plans)
         for handle, sequence in sequences.items():
-            self._retract(sequence)
+            self._prefixes.retract(sequence)
             self.cancel(handle)
         return list(sequences)
 
@@ -334,7 +297,7 @@ class Scheduler:
             return self.fail(plans)
         ended = []
         for handle, sequence in sequences.items():
-            self._retract(sequence)
+            self._prefixes.retract(sequence)
             sequence.num_suspected += 1
             if sequence.num_suspected > _MAX_SUSPECTED:
                 self.cancel(handle)
@@ -347,10 +310,6 @@ class Scheduler:
                 self.waiting.push(sequence)
             self._suspects[handle] = sequence
         return ended
-
-    def _retract(self, sequence: Sequence) -> None:
-        for block in sequence.blocks:
-            self.pool.retract(block)
 
     @staticmethod
     def _end(sequence: Sequence, token: int) -> str | None:

@@ -1,0 +1,63 @@
+"""`PrefixSharing`: sequences whose prompts begin alike hold the same blocks.
+
+Does: find, publish and withdraw full blocks by the digest of their tokens. Does not: decide who runs, or own blocks (the pool
+does).
+"""
+
+from __future__ import annotations
+
+from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.plan import Plan
+from tonle.engine.schedule.limits import SchedulerLimits
+from tonle.engine.schedule.sequence import Sequence
+
+
+class PrefixSharing:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self._enabled = limits.prefix_caching
+        self._block_size = limits.block_size
+        self._pool = pool
+
+    def hold(self, sequence: Sequence) -> None:
+        """Hold the longest cached prefix, always leaving at least one token to compute. May be called again later."""
+        config = sequence.request.config
+        if not (self._enabled and config.use_cache) or config.prompt_logprobs is not None:
+            return
+        bs = self._block_size
+        while (sequence.num_named + 1) * bs < len(sequence.tokens):
+            block = self._pool.lookup(sequence.digest(sequence.num_named, bs))
+            if block is None:
+                break
+            self._pool.hold(block)
+            if sequence.num_named < len(sequence.blocks):  # it catches up: its own block for this place is not needed
+                self._pool.release([sequence.blocks[sequence.num_named]])
+            sequence.blocks[sequence.num_named : sequence.num_named + 1] = [block]
+            sequence.num_named += 1
+        sequence.num_computed = max(sequence.num_computed, sequence.num_named * bs)
+
+    def catch_up(self, sequence: Sequence, plan: Plan) -> None:
+        """Hold what others with the same prompt have computed since it was admitted, instead of computing it again: the n
+        continuations of a prompt that takes several steps keep its blocks once."""
+        assert sequence.row is not None
+        first = sequence.num_named
+        self.hold(sequence)
+        if sequence.num_named > first:
+            plan.new_blocks.append((sequence.row, first, sequence.blocks[first:]))
+
+    def publish(self, sequence: Sequence) -> None:
+        """Blocks that are full, with all tokens known, can be found from now on.
+
+        A block planned in this step counts: within a step every layer writes all keys and values before it reads any.
+        """
+        bs = self._block_size
+        num_full = min(sequence.num_computed, len(sequence.tokens)) // bs
+        if num_full <= sequence.num_named or not self._enabled:
+            return
+        for i in range(sequence.num_named, num_full):
+            self._pool.publish(sequence.blocks[i], sequence.digest(i, bs))
+        sequence.num_named = num_full
+
+    def retract(self, sequence: Sequence) -> None:
+        """Its blocks may hold anything: none of them is found again."""
+        for block in sequence.blocks:
+            self._pool.retract(block)
