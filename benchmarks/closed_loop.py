@@ -37,14 +37,14 @@ async def drive(generate: Generate, jobs: list[Job], users: int) -> dict[str, fl
 
     async def user() -> None:
         for prompt, count in queue:
-            samples.append(await _ask(generate, prompt, count))
+            samples.append(await ask(generate, prompt, count))
 
     began = time.perf_counter()
     await asyncio.gather(*(user() for _ in range(users)))
     return summarize(samples, time.perf_counter() - began, users)
 
 
-async def _ask(generate: Generate, prompt: list[int], count: int) -> Sample:
+async def ask(generate: Generate, prompt: list[int], count: int) -> Sample:
     began = time.perf_counter()
     first = last = None
     got = 0

@@ -60,7 +60,7 @@ class _Mute:
         return ""
 
 
-class _NoText:
+class NoText:
     """Stands in for a tokenizer: tokens are all we measure."""
 
     def stream(self, *_: Any, **__: Any) -> _Mute:
@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
         self.process = EngineProcess(ModelSource("folder", write_config(name, folder), name), config)
-        self.front = Front(cast(Text, _NoText()), name, self.process.send)
+        self.front = Front(cast(Text, NoText()), name, self.process.send)
 
     async def start(self) -> float:
         """Seconds from nothing to ready."""

@@ -19,15 +19,25 @@ _HOMES = {
     "GenerationConfig": "tonle.engine",
     "GenerationResult": "tonle.engine",
     "RequestPriority": "tonle.engine",
+    "create_optimized_engine": "tonle.inference_optimizer",
+    "InferenceConfig": "tonle.inference_optimizer",
+    "ResponseCache": "tonle.cache",
+    "PerformanceOptimizer": "tonle.performance_optimizer",
+    "OptimizationConfig": "tonle.performance_optimizer",
+    "OptimizationLevel": "tonle.performance_optimizer",
     "TonleError": "tonle.errors",
 }
 
-__all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceEngine", "RequestPriority",
-           "TonleError", "__version__"]  # fmt: skip
+__all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceConfig", "InferenceEngine",
+           "OptimizationConfig", "OptimizationLevel", "PerformanceOptimizer", "RequestPriority", "ResponseCache",
+           "TonleError", "__version__", "create_optimized_engine"]  # fmt: skip
 
 if TYPE_CHECKING:
+    from tonle.cache import ResponseCache
     from tonle.engine import LLM, EngineConfig, GenerationConfig, GenerationResult, InferenceEngine, RequestPriority
     from tonle.errors import TonleError
+    from tonle.inference_optimizer import InferenceConfig, create_optimized_engine
+    from tonle.performance_optimizer import OptimizationConfig, OptimizationLevel, PerformanceOptimizer
 
 
 def __getattr__(name: str) -> Any:

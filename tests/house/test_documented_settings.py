@@ -59,6 +59,16 @@ def test_the_table_of_the_audit_is_whole() -> None:
     assert named == set(MIDDLEWARE_SETTINGS)
 
 
+def test_the_table_of_the_engine_is_whole_and_has_its_defaults() -> None:
+    page = (ROOT / "docs" / "library.md").read_text()
+    table = re.search(r"\| `EngineConfig` \| default .*?\n\n", page, re.DOTALL)
+    assert table is not None
+    rows = [row.split("|") for row in table.group().rstrip().splitlines()[2:]]
+    shown = {row[1].strip(" `"): eval(row[2].strip(" `"), {}) for row in rows}
+    assert shown == {name: getattr(EngineConfig(), name) for name in EngineConfig.names()}
+    assert all(row[3].strip() for row in rows)
+
+
 def test_what_server_and_gateway_share_is_explained_alike() -> None:
     shared = set(GATEWAY_SETTINGS) & set(SERVE_SETTINGS)
     assert {"drain", "api_key", "cache_ttl", "log_level", "audit_dir", "ssl_certfile"} <= shared

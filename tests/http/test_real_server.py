@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
+from tonle.bench import ScenarioOptions, run_scenarios
 from tonle.models.source import ModelSource
 
 JSON = {"content-type": "application/json"}
@@ -115,6 +116,12 @@ def test_bad_manners_do_not_disturb_others(server: Server) -> None:
     assert empty.status_code == 400 and "messages" in empty.json()["error"]["message"]
     thread.join(60)
     assert results == [alone]
+
+
+def test_the_scenarios_of_the_benchmark(server: Server) -> None:
+    report = run_scenarios(server.url, ScenarioOptions(requests=5, sla_s=60, output_tokens=8))
+    assert report.ok and report.notes == []
+    assert [each.cache_hits for each in report.scenarios] == [0, 2, 0]
 
 
 def test_a_client_that_never_reads_holds_nothing_up(server: Server) -> None:

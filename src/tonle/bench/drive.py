@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
+from typing import TypeVar
 
 from tonle.bench.answer_stream import StreamedAnswer
 from tonle.bench.measure import Sample
@@ -20,7 +21,8 @@ from tonle.protocol.replies import body_message
 
 TRUNCATED = "truncated stream"
 
-Send = Callable[[Job], Awaitable[Sample]]
+Work = TypeVar("Work")  # what one request is made from: a `Job`, or a question of a scenario
+Send = Callable[[Work], Awaitable[Sample]]
 Keep = Callable[[Sample], None]
 
 PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
@@ -75,7 +77,7 @@ def _judge(reply: BufferedReply, answer: StreamedAnswer) -> str | None:
 
 
 async def closed_loop(
-    jobs: Iterator[Job], *, users: int, send: Send, keep: Keep, duration_s: float | None = None
+    jobs: Iterator[Work], *, users: int, send: Send[Work], keep: Keep, duration_s: float | None = None
 ) -> None:
     """`users` workers; each sends its next job when its last one is answered, until the jobs or the time run out."""
     until_s = float("inf") if duration_s is None else perf_counter() + duration_s
@@ -96,7 +98,13 @@ async def closed_loop(
 
 
 async def open_loop(
-    jobs: Iterator[Job], *, rate: float, rng: random.Random, send: Send, keep: Keep, duration_s: float | None = None
+    jobs: Iterator[Job],
+    *,
+    rate: float,
+    rng: random.Random,
+    send: Send[Job],
+    keep: Keep,
+    duration_s: float | None = None,
 ) -> None:
     """Jobs leave at the moments of a Poisson process of `rate` per second, answered or not; all answers are awaited."""
     begin_s = perf_counter()

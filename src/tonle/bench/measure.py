@@ -37,6 +37,7 @@ class Sample(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     counted_by: TokenSource = "usage"
     finish_reason: str | None = None
+    cache_hit: bool | None = None  # from a response cache; None: the server did not say
     delay_s: float | None = None  # open loop: how long after its time the request left
     failure: str | None = None  # "kind: detail"; None = answered in full
 

@@ -1,4 +1,4 @@
-"""How a running benchmark looks: a live line on a terminal, plain lines elsewhere. Both are a `Watch`.
+"""How a running benchmark looks: a live line on a terminal, plain lines elsewhere. Both are a `Watch` and a `ScenarioWatch`.
 
 Does: count and show. Does not: keep samples. Output goes to the console it is given, usually stderr, so that stdout
 has the tables alone.
@@ -7,22 +7,33 @@ has the tables alone.
 from __future__ import annotations
 
 from time import monotonic
+from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tonle.bench.measure import LevelReport, Sample
-from tonle.bench.options import Load
+from tonle.bench.scenario_report import ScenarioResult
+
+Unit = Literal["tok/s", "req/s"]
 
 LINE_EVERY_S = 10.0
 REFRESH_PER_S = 2  # drawing takes CPU from the client's own timestamps
 
 
-class _Tally:
-    """Owns the counts of the level under way."""
+class Labelled(Protocol):
+    """A level's `Load`, or a `Scenario`."""
 
-    def __init__(self, load: Load, num_requests: int | None, duration_s: float | None) -> None:
+    @property
+    def label(self) -> str: ...
+
+
+class _Tally:
+    """Owns the counts of the level, or the scenario, under way."""
+
+    def __init__(self, load: Labelled, num_requests: int | None, duration_s: float | None, unit: Unit) -> None:
         self.load = load
+        self.unit = unit
         self.num_requests = num_requests
         self.duration_s = duration_s
         self.begin_s = monotonic()
@@ -43,15 +54,17 @@ class _Tally:
 
     def __str__(self) -> str:
         of = "" if self.num_requests is None else f"/{self.num_requests}"
-        speed = self.output_tokens / max(self.elapsed_s, 1e-9)
+        done = self.output_tokens if self.unit == "tok/s" else self.num_done - self.num_failed
+        speed = done / max(self.elapsed_s, 1e-9)
         failed = f", {self.num_failed} failed" if self.num_failed else ""
-        return f"{self.num_done}{of} requests, {speed:.1f} tok/s{failed}"
+        return f"{self.num_done}{of} requests, {speed:.1f} {self.unit}{failed}"
 
 
 class LiveWatch:
     """One moving line per level."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, unit: Unit = "tok/s") -> None:
+        self._unit = unit
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -65,8 +78,8 @@ class LiveWatch:
         self._tally: _Tally | None = None
         self._task = TaskID(0)
 
-    def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None:
-        self._tally = _Tally(load, num_requests, duration_s)
+    def started(self, load: Labelled, num_requests: int | None, duration_s: float | None) -> None:
+        self._tally = _Tally(load, num_requests, duration_s, self._unit)
         total = num_requests if num_requests is not None else duration_s
         self._task = self._progress.add_task(load.label, total=total, tally=self._tally)
         self._progress.start()
@@ -77,7 +90,7 @@ class LiveWatch:
         done = self._tally.num_done if self._tally.num_requests is not None else self._tally.elapsed_s
         self._progress.update(self._task, completed=done)
 
-    def finished(self, level: LevelReport) -> None:
+    def finished(self, level: LevelReport | ScenarioResult) -> None:
         self._progress.stop()
         self._progress.remove_task(self._task)
 
@@ -85,13 +98,14 @@ class LiveWatch:
 class LineWatch:
     """A line when a level starts, every ten seconds, and when it ends."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, unit: Unit = "tok/s") -> None:
         self._console = console
+        self._unit = unit
         self._tally: _Tally | None = None
         self._next_s = 0.0
 
-    def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None:
-        self._tally = _Tally(load, num_requests, duration_s)
+    def started(self, load: Labelled, num_requests: int | None, duration_s: float | None) -> None:
+        self._tally = _Tally(load, num_requests, duration_s, self._unit)
         self._next_s = monotonic() + LINE_EVERY_S
         limits = [f"{num_requests} requests"] if num_requests is not None else []
         limits += [f"{duration_s:g} s"] if duration_s is not None else []
@@ -104,11 +118,12 @@ class LineWatch:
             self._next_s = monotonic() + LINE_EVERY_S
             self._print(f"{self._tally.load.label}: {self._tally}")
 
-    def finished(self, level: LevelReport) -> None:
+    def finished(self, level: LevelReport | ScenarioResult) -> None:
         ending = "interrupted" if level.interrupted else "done"
+        speed = level.output_tokens_per_s if self._unit == "tok/s" else level.requests_per_s
         self._print(
             f"{level.label}: {ending}, {level.succeeded}/{level.requests} answered in {level.duration_s:.1f} s, "
-            f"{level.output_tokens_per_s:.1f} tok/s"
+            f"{speed:.1f} {self._unit}"
         )
 
     def _print(self, text: str) -> None:

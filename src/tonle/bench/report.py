@@ -114,8 +114,8 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"cannot save the report: {path.parent} is not a writable folder", param="json")
 
 
-def save_report(report: BenchReport, path: Path) -> None:
-    """Write the report as indented JSON, whole or not at all."""
+def save_report(report: msgspec.Struct, path: Path) -> None:
+    """Write a report, of levels or of scenarios, as indented JSON, whole or not at all."""
     text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -147,7 +147,7 @@ def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
     Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, the server does not answer.
     Inside a running event loop use `await Bench(options).run()`.
     """
-    factory, name = _fastest_loop()
+    factory, name = fastest_loop()
     bench = Bench(options, watch, event_loop=name)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -156,7 +156,8 @@ def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
         return bench.report(interrupted=True)
 
 
-def _fastest_loop() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:
+def fastest_loop() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:
+    """A factory for `asyncio.Runner`, and the loop's name."""
     try:
         import uvloop
     except ImportError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from tonle.bench.measure import LevelReport, Spread
+from tonle.bench.measure import FailureGroup, LevelReport, Spread
 from tonle.bench.report import BenchReport
 
 MAX_FAILURE_GROUPS = 8
@@ -33,12 +33,16 @@ def _print_level(level: LevelReport, console: Console) -> None:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
     if level.succeeded:
         console.print(_latencies(level))
-    for group in level.failures[:MAX_FAILURE_GROUPS]:
-        text = f"  failed {group.count}×: {group.example}"
-        console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
-    if len(level.failures) > MAX_FAILURE_GROUPS:
-        rest = sum(group.count for group in level.failures[MAX_FAILURE_GROUPS:])
-        console.print(f"  failed {rest}×: for other reasons", style="red", highlight=False)
+    for text in failure_lines(level.failures):
+        console.print(f"  {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def failure_lines(failures: list[FailureGroup]) -> list[str]:
+    """The most frequent reasons, each with how often, and how many there were for others."""
+    lines = [f"failed {group.count}×: {group.example}" for group in failures[:MAX_FAILURE_GROUPS]]
+    if rest := sum(group.count for group in failures[MAX_FAILURE_GROUPS:]):
+        lines.append(f"failed {rest}×: for other reasons")
+    return lines
 
 
 def _level_lines(level: LevelReport) -> list[str]:

@@ -47,14 +47,15 @@ async def explore(client: HttpClient, options: BenchOptions) -> Target:
     """Get to know the server; raise `ConfigError`, saying what to do, if no benchmark can be run against it."""
     notes: list[str] = []
     lines = None if options.file is None else read_file(options.file, options.endpoint)
-    model = await _find_model(client, options, notes)
+    model = await find_model(client, options.model, notes)
     if lines is not None:
         return Target(model, FileWorkload(options, model, lines), None, notes)
     scale = await _Prober(client, options, model, notes).find_scale()
     return Target(model, SyntheticWorkload(options, model, scale), scale, notes)
 
 
-async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str]) -> str:
+async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -> str:
+    """The wanted model's name, or the first that the server lists. Raises `ConfigError` if the server cannot be used."""
     try:
         reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
     except UpstreamError as error:
@@ -71,8 +72,8 @@ async def _find_model(client: HttpClient, options: BenchOptions, notes: list[str
     if reply.status == 503:
         raise ConfigError(f"{client.address} is not ready: HTTP 503, {body_message(reply.body)}. Try again when it is",
                           param="url")  # fmt: skip
-    if options.model is not None:
-        return options.model
+    if wanted is not None:
+        return wanted
     names = _model_names(reply)
     if not names:
         notes.append('the server lists no models: "default" is sent as the model\'s name (--model sets another)')

@@ -1,4 +1,4 @@
-"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch.
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`.
 
 Exit status: 0 every request was answered in full · 1 some were not · 2 it could not start · 130 stopped with Ctrl-C.
 """
@@ -19,12 +19,23 @@ from tonle.bench.options import parse_numbers
 from tonle.bench.progress import LineWatch, LiveWatch
 from tonle.bench.report import check_writable
 from tonle.bench.tables import print_report
+from tonle.cli import bench_scenarios
 from tonle.cli.screen import show_error
 from tonle.errors import ConfigError, TonleError
 
 SOME_FAILED = 1
 COULD_NOT_START = 2
 INTERRUPTED = 130
+
+bench = typer.Typer(
+    name="bench",
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND]",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+bench_scenarios.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
 _load = partial(typer.Option, rich_help_panel="Load")
@@ -53,7 +64,9 @@ class PromptKindName(enum.StrEnum):
     words = "words"
 
 
-def bench(
+@bench.callback()
+def levels(
+    ctx: typer.Context,
     url: Annotated[str, _target(metavar="URL", help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     model: Annotated[
         str | None, _target(metavar="MODEL", help="Model to ask for. Default: the first one that /v1/models lists.")
@@ -120,6 +133,9 @@ def bench(
 
     Exit status: 0 all requests answered in full, 1 some failed, 2 could not start, 130 stopped with Ctrl-C.
     """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
+        return
     try:
         if json_file is not None:
             check_writable(json_file)
@@ -155,6 +171,15 @@ def bench(
     if not quiet:
         print_report(report, Console())
     _leave(report)
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    """`tonle bench --url X scenarios` would measure another server than X."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(str(param.name))
+        if source is not None and source.name == "COMMANDLINE":
+            name = ctx.invoked_subcommand
+            ctx.fail(f"`tonle bench {name}` has its own options: put {param.opts[0]} after `{name}`")
 
 
 def _users(concurrency: str | None, rate: str | None) -> tuple[int, ...]:

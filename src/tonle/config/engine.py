@@ -28,6 +28,11 @@ class EngineConfig:
     batch_timeout_ms: float = 50.0  # longest wait for a batch to fill; only without continuous batching
     priority_ageing_s: float = 5.0  # a request overtakes the next higher priority after waiting this much longer
 
+    # Adaptive
+    adaptive: bool | None = None  # move the limits of a step toward the targets as it runs; None = if a target is set
+    target_itl_ms: float | None = None  # between two tokens of an answer, 99 of 100 times; comes before target_ttft_ms
+    target_ttft_ms: float | None = None  # from a request's arrival to its first token, 95 of 100 times
+
     # KV cache
     enable_kv_cache: bool = True  # False: as enable_prefix_caching=False
     enable_prefix_caching: bool = True  # reuse KV blocks of equal prompt prefixes
@@ -119,6 +124,7 @@ class EngineConfig:
             )
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}", param="dtype")
+        self._check_adaptive()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A name that is no setting raises `AttributeError`, with the closest one that is."""
@@ -143,6 +149,23 @@ class EngineConfig:
         if self.memory_pool_size is not None and self.gpu_memory_utilization != _default("gpu_memory_utilization"):
             names.append("gpu_memory_utilization")
         return [(name, getattr(self, name)) for name in names]
+
+    def _check_adaptive(self) -> None:
+        for name in ("target_itl_ms", "target_ttft_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be a number of milliseconds above 0, not {value}", param=name)
+        if self.adaptive and self.target_itl_ms is None and self.target_ttft_ms is None:
+            raise ConfigError(
+                "adaptive=True needs a target to tune for: set target_itl_ms (time between two tokens of an answer), "
+                "target_ttft_ms (time to the first one) or both, in milliseconds",
+                param="adaptive",
+            )
+
+    @property
+    def tunes_itself(self) -> bool:
+        """Whether adaptive tuning is on: where a target is set, unless `adaptive` is False."""
+        return self.adaptive is not False and (self.target_itl_ms is not None or self.target_ttft_ms is not None)
 
     def batch_limits(self, *, gpu: bool) -> tuple[int, int]:
         """Rows of the batch, and tokens of a step, on a GPU or a CPU. Every row must be able to advance in each step."""

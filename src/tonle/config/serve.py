@@ -131,6 +131,17 @@ class ServeConfig(ServerConfig):
         values.tokens(0),
         "Most tokens of one prompt computed in a step while other requests run; 0 = half the step.",
     )
+    target_itl: float | None = _engine(
+        "target_itl_ms",
+        values.optional(values.milliseconds(), none="steps are not tuned for it"),
+        "Adaptive tuning: keep the time between two tokens of an answer below this, 99 of 100 times, by smaller steps of "
+        "prompts and, if need be, fewer requests at the same time.",
+    )
+    target_ttft: float | None = _engine(
+        "target_ttft_ms",
+        values.optional(values.milliseconds(), none="steps are not tuned for it"),
+        "Adaptive tuning: first token of 95 of 100 requests within this time, as far as --target-itl allows.",
+    )
     prefix_caching: bool = _engine(
         "enable_prefix_caching", values.boolean(), "Reuse the KV cache of prompts that begin alike."
     )

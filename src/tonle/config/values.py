@@ -80,6 +80,19 @@ def duration() -> ValueType:
     return ValueType("TIME", read, lambda seconds: f"{seconds:g}s")
 
 
+def milliseconds() -> ValueType:
+    """More than 0: a number of milliseconds, or a number with its unit: 50, 50ms, 0.05s."""
+
+    def read(value: object) -> float:
+        number = str(value).strip() if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+        seconds = _duration(number if number[-1:].isalpha() else f"{number}ms")
+        if not seconds:
+            raise ValueError(f"must be a number of milliseconds above 0, such as 50, 50ms or 0.05s, not {value!r}")
+        return seconds * 1e3
+
+    return ValueType("MS", read, lambda ms: f"{ms:g}ms")
+
+
 def fraction() -> ValueType:
     """More than 0, at most 1: 0.9, or 90%."""
 

@@ -20,7 +20,7 @@ from tonle.engine.messages import ModelCard
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
-from tonle.engine.schedule import Scheduler, SchedulerLimits
+from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, Targets
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
@@ -52,18 +52,23 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
+    targets = _targets(config)
+    # Of one prompt in a step: where no cap is set, a controller may give it all.
+    cap = config.long_prefill_token_threshold or max(1, max_num_batched_tokens // (2 if targets is None else 1))
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         context_length=context_length,
         block_size=kv.block_size,
-        long_prefill_tokens=config.long_prefill_token_threshold or max(1, max_num_batched_tokens // 2),
+        long_prefill_tokens=cap,
         ageing_s=config.priority_ageing_s,
         prefix_caching=config.reuses_prefixes,
         continuous=config.enable_continuous_batching,
         batch_timeout_s=config.batch_timeout_ms / 1000,
     )
-    loop = Loop(Scheduler(limits, pool, spec.eos_ids), runner, mailbox, fatal=device.type == "cuda")
+    controller = None if targets is None else Controller(targets, limits)
+    scheduler = Scheduler(limits, pool, spec.eos_ids)
+    loop = Loop(scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller)
     card = ModelCard(
         architecture=spec.architecture,
         context_length=context_length,
@@ -93,6 +98,14 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but torch sees no CUDA device here", param="device")
     return device
+
+
+def _targets(config: EngineConfig) -> Targets | None:
+    """What adaptive tuning aims for; None if it is off."""
+    if not config.tunes_itself:
+        return None
+    itl_ms, ttft_ms = config.target_itl_ms, config.target_ttft_ms
+    return Targets(None if itl_ms is None else itl_ms / 1e3, None if ttft_ms is None else ttft_ms / 1e3)
 
 
 def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDecoder:

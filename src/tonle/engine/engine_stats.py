@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
+
 from tonle.config.engine import EngineConfig
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
@@ -81,6 +83,8 @@ class EngineStats:
             stats["prompt_tokens"], stats["generation_tokens"] = totals.prompt_tokens, totals.generation_tokens
         if self._config.profile_performance:
             stats["profile"] = profile(totals)
+        if self._config.tunes_itself:
+            stats["adaptive"] = None if state.adaptive is None else msgspec.structs.asdict(state.adaptive)
         return stats
 
     def _gpu_use(self, card: ModelCard | None) -> dict[str, Any] | None:

@@ -15,13 +15,21 @@ from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import Cancel, DropCache, LoopStats, Step, Stop, Submit
 from tonle.engine.plan import Plan
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.schedule import Scheduler, StepOutcome
+from tonle.engine.schedule import Controller, Scheduler, StepOutcome, facts_of
 
 log = logging.getLogger("tonle.engine")
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, runner: Runner, mailbox: Mailbox, *, fatal: bool = False) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        mailbox: Mailbox,
+        *,
+        fatal: bool = False,
+        controller: Controller | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._mailbox = mailbox
@@ -30,6 +38,9 @@ class Loop:
         self._refused: dict[int, str] = {}
         self._stats = LoopStats(profile={} if runner.profile is None else runner.profile)
         self._stopped = False
+        self._controller = controller  # of the scheduler's limits; None: they stay as they are
+        if controller is not None:
+            scheduler.tuned, self._stats.adaptive = controller.limits, controller.stats
 
     def run(self) -> None:
         while not self._stopped:
@@ -40,6 +51,8 @@ class Loop:
         began = time.monotonic()
         plan = self._scheduler.plan(began)
         if plan.rows:
+            if self._controller is not None:
+                self._tell_planned(self._controller, plan, began)
             self._launch(plan)
         while len(self._launched) > (self._runner.lag if plan.rows else 0):
             self._collect(self._launched.popleft())
@@ -88,13 +101,28 @@ class Loop:
             return
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(result.tokens)
-        self._publish(self._scheduler.commit(launched.plan, result))
+        outcome = self._scheduler.commit(launched.plan, result)
+        if self._controller is not None:
+            self._tell_committed(self._controller)
+        self._publish(outcome)
+
+    def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        waiting_s = 0.0 if (first := waiting.peek()) is None else now - first.request.arrived_s
+        controller.planned(facts_of(plan, now, waiting_s=waiting_s, demand=len(running) + len(waiting)))
+
+    def _tell_committed(self, controller: Controller) -> None:
+        if (tuned := controller.committed(time.monotonic())) is not None:
+            self._scheduler.tuned = tuned
+        self._stats.adaptive = controller.stats
 
     def _break(self, plan: Plan) -> None:
         """A step failed. Its requests are tried again one by one, with those of steps launched besides it: the one at
         fault ends with an error. After a fault of the device all of them end."""
         broken = [plan, *(launched.plan for launched in self._launched)]
         self._launched.clear()
+        if self._controller is not None:
+            self._controller.forget_planned()
         ended = self._scheduler.fail(broken) if self._fatal else self._scheduler.suspect(broken)
         log.exception("a step of %d rows failed; %d requests end with an error", len(plan.rows), len(ended))
         outcome = StepOutcome(finished=dict.fromkeys(ended, ("error", None)))

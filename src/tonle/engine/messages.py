@@ -54,6 +54,24 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
         return ModelError(self.message) if self.caller_fault else InternalError(self.message)
 
 
+class AdaptiveStats(msgspec.Struct, array_like=True):
+    """What adaptive tuning allows now, and what it has learnt."""
+
+    max_num_batched_tokens: int  # tokens of a step in which sequences decode
+    prefill_share: float  # of a step, that one prompt may take while others are present
+    max_num_seqs: int  # sequences that may run
+    target_itl_ms: float | None
+    target_ttft_ms: float | None
+    num_changes: int = 0
+    unreachable: list[str] = []  # targets that cannot be met
+    slow_share: float = 0.0  # of the last hundred steps or so, those beyond target_itl_ms
+    step_ms: float = 0.0  # what a step costs: at least,
+    row_ms: float = 0.0  # for each sequence that decodes,
+    token_ms: float = 0.0  # for each token of a prompt,
+    read_ms: float = 0.0  # and for each earlier token that attention reads
+    margin: float = 1.0  # 99 of 100 mixed steps take at most so many times what is expected of them
+
+
 class LoopStats(msgspec.Struct, array_like=True):
     """The engine's state after a step. Counters only grow."""
 
@@ -70,6 +88,7 @@ class LoopStats(msgspec.Struct, array_like=True):
     generation_tokens: int = 0
     busy_s: float = 0.0  # time spent in steps
     profile: dict[str, float] = {}  # seconds per part of the step, if asked for
+    adaptive: AdaptiveStats | None = None
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):

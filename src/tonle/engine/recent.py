@@ -51,12 +51,13 @@ def profile(stats: LoopStats) -> dict[str, Summary]:
     """Where the time of steps went, part by part: seconds in all, milliseconds per step, share. `rest` is planning,
     reading results back and handing them over."""
     parts = dict(stats.profile)
-    parts["rest"] = max(0.0, stats.busy_s - sum(parts.values()))
+    whole = max(stats.busy_s, sum(parts.values()))  # the last step may not be in `busy_s` yet
+    parts["rest"] = whole - sum(parts.values())
     return {
         part: {
             "seconds": seconds,
             "ms_per_step": seconds / max(1, stats.num_steps) * 1e3,
-            "share": seconds / stats.busy_s if stats.busy_s else 0.0,
+            "share": seconds / whole if whole else 0.0,
         }
         for part, seconds in parts.items()
     }

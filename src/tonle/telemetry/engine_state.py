@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tonle.telemetry.adaptive_state import AdaptiveState, adaptive_metrics
 from tonle.telemetry.gpu import GpuMonitor
 
 _GPU_WAIT_S = 0.05  # a scrape is rendered on the event loop that answers requests
@@ -37,6 +38,8 @@ class Stats(Protocol):
     def prompt_tokens(self) -> int: ...
     @property
     def generation_tokens(self) -> int: ...
+    @property
+    def adaptive(self) -> AdaptiveState | None: ...
 
 
 class Card(Protocol):
@@ -77,6 +80,8 @@ class EngineState(Collector):
         prompt_tokens = stats.prompt_tokens + stats.prefix_hits
         yield self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.", prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        if stats.adaptive is not None:
+            yield from adaptive_metrics(self._model_name, stats.adaptive)
         if (card := self._engine.card) is not None:
             info = GaugeMetricFamily(
                 "vllm:cache_config_info",

@@ -47,6 +47,7 @@ class Behaviour:
     tokens_per_chunk: int = 1
     keep_alive: bool = True
     key: str | None = None
+    inference: bool = False  # has /api/v1/inference, with a response cache
     script: Callable[[Asked], Script | None] = lambda asked: None
 
 
@@ -85,6 +86,7 @@ class ScriptedServer:
     def __init__(self, behaviour: Behaviour, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
         self.asked: list[Asked] = []
+        self._cached: set[str] = set()
         self.num_connections = 0
         self.port = 0
         self.scheme = "https" if tls else "http"
@@ -98,7 +100,7 @@ class ScriptedServer:
 
     @property
     def completions(self) -> list[Asked]:
-        return [asked for asked in self.asked if asked.path.endswith("completions")]
+        return [asked for asked in self.asked if asked.path.endswith(("completions", "inference"))]
 
     def start(self) -> None:
         self._thread.start()
@@ -151,9 +153,12 @@ class ScriptedServer:
         behaviour = self.behaviour
         if behaviour.key is not None and asked.headers.get("authorization") != f"Bearer {behaviour.key}":
             return [json_reply(401, {"error": {"message": "no such key"}})]
+        if asked.path.endswith("/api/v1/inference") and behaviour.inference:
+            return behaviour.script(asked) or self._infer(asked)
         if asked.path.endswith("completions"):
             own = behaviour.script(asked)
-            return self._stream(asked) if own is None else own
+            answer = self._stream if asked.body.get("stream") else self._chat
+            return answer(asked) if own is None else own
         if asked.path.endswith("/v1/models") and behaviour.models is not None:
             return [json_reply(200, {"object": "list", "data": [{"id": name} for name in behaviour.models]})]
         if asked.path.endswith("/tokenize") and behaviour.tokenize is not None:
@@ -183,6 +188,20 @@ class ScriptedServer:
         if behaviour.usage:
             yield usage_event(self.count_prompt(asked.body), total, behaviour.cached_tokens)
         yield STREAM_END
+
+    def _chat(self, asked: Asked) -> Iterator[Step]:
+        yield self.behaviour.first_pause_s
+        message = {"role": "assistant", "content": "a word"}
+        yield json_reply(200, {"choices": [{"message": message}], "usage": {"completion_tokens": 2}})
+
+    def _infer(self, asked: Asked) -> Iterator[Step]:
+        """Answers a question that it has answered before, with the cache on both times, from the cache."""
+        question, use_cache = asked.body["user_input"], asked.body["use_cache"]
+        hit = use_cache and question in self._cached
+        if use_cache:
+            self._cached.add(question)
+        yield 0.0 if hit else self.behaviour.first_pause_s
+        yield json_reply(200, {"response": "a word", "metadata": {"cache_hit": hit, "completion_tokens": 2}})
 
     def count_prompt(self, body: dict[str, Any]) -> int:
         prompt = body.get("prompt")

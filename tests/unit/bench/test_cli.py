@@ -10,14 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
 from tonle.cli.bench import bench
 
-app = typer.Typer()
-app.command()(bench)
 runner = CliRunner()
 
 QUICK = ["--requests", "3", "--warmup", "0", "--output-tokens", "4", "--input-tokens", "8-16"]
@@ -27,7 +24,7 @@ def test_all_well_is_zero(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     with serving() as server:
         result = runner.invoke(
-            app, ["--url", f"{server.url}/v1", "--concurrency", "1,2", "--json", str(path), "--save-requests", *QUICK]
+            bench, ["--url", f"{server.url}/v1", "--concurrency", "1,2", "--json", str(path), "--save-requests", *QUICK]
         )
     assert result.exit_code == 0, result.output
     assert "TTFT" in result.stdout
@@ -40,7 +37,7 @@ def test_some_failures_are_one_and_still_saved(tmp_path: Path) -> None:
     broken = json_reply(500, {"error": {"message": "boom"}})
     path = tmp_path / "out.json"
     with serving(Behaviour(script=lambda asked: [broken] if asked.number == 2 else None)) as server:
-        result = runner.invoke(app, ["--url", server.url, "--json", str(path), *QUICK])
+        result = runner.invoke(bench, ["--url", server.url, "--json", str(path), *QUICK])
     assert result.exit_code == 1
     assert "HTTP 500: boom" in result.stdout
     assert json.loads(path.read_text())["levels"][0]["failures"] == [{"example": "HTTP 500: boom", "count": 1}]
@@ -48,15 +45,15 @@ def test_some_failures_are_one_and_still_saved(tmp_path: Path) -> None:
 
 def test_quiet_prints_nothing() -> None:
     with serving() as server:
-        result = runner.invoke(app, ["--url", server.url, "--quiet", *QUICK])
+        result = runner.invoke(bench, ["--url", server.url, "--quiet", *QUICK])
     assert result.exit_code == 0
     assert result.output == ""
 
 
 def test_the_key_comes_from_the_environment() -> None:
     with serving(Behaviour(key="k")) as server:
-        assert runner.invoke(app, ["--url", server.url, *QUICK], env={"OPENAI_API_KEY": "k"}).exit_code == 0
-        refused = runner.invoke(app, ["--url", server.url, *QUICK], env={"OPENAI_API_KEY": "x"})
+        assert runner.invoke(bench, ["--url", server.url, *QUICK], env={"OPENAI_API_KEY": "k"}).exit_code == 0
+        refused = runner.invoke(bench, ["--url", server.url, *QUICK], env={"OPENAI_API_KEY": "x"})
     assert refused.exit_code == 2
     assert "--api-key" in refused.stderr
 
@@ -64,7 +61,7 @@ def test_the_key_comes_from_the_environment() -> None:
 def test_nobody_there_is_two() -> None:
     with serving() as server:
         pass
-    result = runner.invoke(app, ["--url", server.url])
+    result = runner.invoke(bench, ["--url", server.url])
     assert result.exit_code == 2
     assert "connection refused" in result.stderr
     assert "tonle serve" in result.stderr
@@ -86,14 +83,14 @@ def test_nobody_there_is_two() -> None:
     ],
 )
 def test_wrong_settings_are_two(args: list[str], why: str) -> None:
-    result = runner.invoke(app, args)
+    result = runner.invoke(bench, args)
     assert result.exit_code == 2
     assert why in result.stderr
 
 
 def test_ctrl_c_prints_and_saves_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    code = "import typer; from tonle.cli.bench import bench; a = typer.Typer(); a.command()(bench); a()"
+    code = "from tonle.cli.bench import bench; bench()"
     with serving(Behaviour(pause_s=0.002)) as server:
         args = ["--url", server.url, "--requests", "1000000", "--output-tokens", "4", "--json", str(path)]
         process = subprocess.Popen(

@@ -24,7 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def said_of(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     """Level by setting, and what is said is what `explain` says."""
     caplog.clear()
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="tonle"):
         explain_once(log, config.without_effect())
     for record in caplog.records:
         name, _, sentence = record.getMessage().partition(": ")
@@ -78,10 +78,10 @@ def test_what_does_not_act_is_accepted_and_explained(
 
 def test_a_line_that_the_level_hides_is_said_when_it_is_shown(caplog: pytest.LogCaptureFixture) -> None:
     asked = [("memory_efficient_attention", True)]
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="tonle"):
         explain_once(log, asked)
     assert not caplog.records
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="tonle"):
         explain_once(log, asked)
     assert "is always on (paged attention)" in caplog.text
 

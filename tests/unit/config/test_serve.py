@@ -58,7 +58,10 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
     for_programs = {"enable_metrics", "profile_performance"}  # of get_stats(); a server has /metrics
     without_effect = {"enable_speculative_decoding", "enable_gradient_checkpointing", "memory_efficient_attention"}
     another_name = {"enable_kv_cache"}  # prefix_caching: false
-    left_out = one_request_at_a_time | batches_that_wait | for_programs | without_effect | another_name
+    turned_on_by_a_target = {"adaptive"}
+    left_out = (
+        one_request_at_a_time | batches_that_wait | for_programs | without_effect | another_name | turned_on_by_a_target
+    )
     assert offered | left_out == {*EngineConfig.names(), None} and not offered & left_out
 
 

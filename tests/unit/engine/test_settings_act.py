@@ -158,12 +158,11 @@ def test_without_metrics_none_are_kept(model: Any) -> None:
 
 def test_the_profile_adds_up_to_the_time_of_steps(model: Any) -> None:
     with InferenceEngine(model, None, EngineConfig(profile_performance=True)) as engine:
-        run(engine, config=GenerationConfig(max_length=30, do_sample=False, early_stopping=False))
         run(engine)
         profile = engine.get_stats()["profile"]
     assert {"build", "forward", "sample", "rest"} == set(profile)
     assert profile["forward"]["seconds"] > 0 and profile["forward"]["ms_per_step"] > 0
-    assert sum(part["share"] for part in profile.values()) == pytest.approx(1, abs=0.1)
+    assert sum(part["share"] for part in profile.values()) == pytest.approx(1)
 
 
 def test_the_start_of_an_engine_explains_what_has_no_effect(

@@ -103,7 +103,7 @@ def test_no_driver_no_package_or_an_unknown_gpu_is_none(
 ) -> None:
     clock = Clock()
     monitor = GpuMonitor(clock)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="tonle"):
         for _ in range(3):
             assert monitor.read("another") is None
             clock.now_s += 2

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.telemetry.test_gpu import GIB, OURS, Driver
+from tonle.engine.messages import AdaptiveStats
 from tonle.telemetry.metrics import Metrics
 
 
@@ -22,6 +23,7 @@ class Stats:
     num_preemptions: int = 3
     prompt_tokens: int = 6
     generation_tokens: int = 8
+    adaptive: AdaptiveStats | None = None
 
 
 @dataclass
@@ -57,6 +59,20 @@ def test_engine_state_is_read_when_scraped() -> None:
     assert value(metrics, "vllm:prompt_tokens_total") == 10, "computed and cached together"
     engine.stats = Stats(num_running=9)
     assert value(metrics, "vllm:num_requests_running") == 9
+
+
+def test_adaptive_tuning_is_exported_where_it_is_on() -> None:
+    engine = Engine(Stats(), None)
+    metrics = Metrics("m", engine)
+    assert not [name for name, _ in samples(metrics) if "adaptive" in name]
+    engine.stats = Stats(adaptive=AdaptiveStats(96, 0.5, 20, 50.0, None, num_changes=3, unreachable=["target_itl"]))
+    assert value(metrics, "tonle:adaptive_max_num_batched_tokens") == 96
+    assert value(metrics, "tonle:adaptive_prefill_share") == 0.5
+    assert value(metrics, "tonle:adaptive_max_num_seqs") == 20
+    assert value(metrics, "tonle:adaptive_target_itl_seconds") == 0.05
+    assert value(metrics, "tonle:adaptive_changes_total") == 3
+    assert value(metrics, "tonle:adaptive_target_unreachable") == 1
+    assert not [name for name, _ in samples(metrics) if "ttft" in name and "adaptive" in name], "no such target"
 
 
 def test_cache_shape_appears_with_the_engine() -> None:

@@ -1,5 +1,8 @@
-"""Who runs in the next step. Does: queue, admit, chunk, preempt, finish. Does not: touch tensors or time a step."""
+"""Who runs in the next step. Does: queue, admit, chunk, preempt, finish, tune limits. Does not: touch tensors or read a clock."""
 
-from tonle.engine.schedule.scheduler import Scheduler, SchedulerLimits, StepOutcome
+from tonle.engine.schedule.controller import Controller, Targets
+from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
+from tonle.engine.schedule.scheduler import Scheduler, StepOutcome
+from tonle.engine.schedule.step_facts import facts_of
 
-__all__ = ["Scheduler", "SchedulerLimits", "StepOutcome"]
+__all__ = ["Controller", "Scheduler", "SchedulerLimits", "StepOutcome", "Targets", "TunedLimits", "facts_of"]

@@ -13,26 +13,12 @@ from operator import attrgetter
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
+from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
 _KEY = attrgetter("key")
 _MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """What the scheduler must keep to."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    context_length: int
-    block_size: int
-    long_prefill_tokens: int  # most tokens of one prompt per step while others are present
-    ageing_s: float = 5.0
-    prefix_caching: bool = True
-    continuous: bool = True  # False: static batches
-    batch_timeout_s: float = 0.0  # static batches: longest wait for one to fill
 
 
 @dataclass(slots=True)
@@ -49,6 +35,7 @@ class StepOutcome:
 class Scheduler:
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
         self.limits = limits
+        self.tuned: TunedLimits | None = None  # tighter ones in force now
         self.pool = pool
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
@@ -103,10 +90,13 @@ class Scheduler:
         if self._suspects:
             return self._plan_suspect(now)
         plan = Plan()
-        budget = self.limits.max_num_batched_tokens
+        order = self._in_order()
+        budget, most = self.limits.max_num_batched_tokens, self.limits.long_prefill_tokens
+        if self.tuned is not None:
+            budget, most = self.tuned.step(self.limits, sum(sequence.num_remaining <= 1 for sequence in order))
         alone = len(self.running) + len(self.waiting) == 1
-        most = budget if alone else max(1, self.limits.long_prefill_tokens)  # tokens of one sequence
-        for sequence in self._in_order():
+        most = budget if alone else max(1, most)  # tokens of one sequence
+        for sequence in order:
             if sequence.row is None or sequence.complete:
                 continue  # preempted a moment ago, or its last token is in flight
             if sequence.num_remaining > 1:
@@ -222,6 +212,8 @@ class Scheduler:
     def _admissible(self, now: float) -> Sequence | None:
         """The next sequence to admit with its cached prefix held, or None if it has to wait."""
         sequence = self.waiting.peek()
+        if self.tuned is not None and len(self.running) >= self.tuned.max_num_seqs:
+            return None
         if sequence is None or not self._rows or sequence.num_pending or not self._batch_open(now):
             return None
         bs = self.limits.block_size

@@ -8,6 +8,7 @@ compiles.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import logging
 import subprocess
@@ -77,6 +78,14 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
     atexit.register(leave)
 
 
+def compile_once(types: str) -> None:
+    """Compile, unless another process does or did so meanwhile: engines that start together would do the same work."""
+    with _marker(types).with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+        if not is_warm(types):
+            compile_for(types)
+
+
 def compile_for(types: str) -> None:
     """Compile by running a model of one token and one layer with weights of these types."""
     *kinds, activation_bits = types.split(",")
@@ -125,4 +134,4 @@ def _marker(types: str) -> Path:
 
 
 if __name__ == "__main__":
-    compile_for(sys.argv[1])
+    compile_once(sys.argv[1])

@@ -1,0 +1,50 @@
+"""What the controller is told about a step: the work in it, and for whom. Read from the plan when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tonle.engine.plan import Plan
+from tonle.engine.schedule.step_cost import Work
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    planned_s: float
+    work: Work
+    decode_reads: int  # of `work.reads`, those of sequences that decode
+    depth: int  # tokens known of the longest prompt that is being computed, 0 if none is
+    advances: bool  # it brings the next token of an answer that has begun
+    arrivals: list[float]  # of requests whose first token it brings
+    waiting_s: float  # how long the first of those that wait has waited
+    demand: int  # sequences that run or wait
+
+
+def facts_of(plan: Plan, now: float, *, waiting_s: float, demand: int) -> StepFacts:
+    """`plan` has rows. A chunk of one token costs what decoding costs, whatever it is."""
+    tokens = prefill_reads = prefill_starts = depth = num_prefilling = 0
+    arrivals = []
+    for place, chunk in enumerate(plan.chunks):
+        if chunk is None:
+            continue
+        sequence, start = plan.sequences[place], plan.starts[place]
+        if plan.samples[place] and start < len(sequence.request.prompt) and not sequence.num_output:
+            arrivals.append(sequence.request.arrived_s)
+        if len(chunk) == 1:
+            continue
+        num_prefilling += 1
+        tokens += len(chunk)
+        prefill_reads += len(chunk) * (start + len(chunk) // 2)
+        prefill_starts += start
+        depth = max(depth, sequence.num_known)
+    decode_reads = sum(plan.starts) - prefill_starts
+    return StepFacts(
+        planned_s=now,
+        work=Work(len(plan.rows) - num_prefilling, tokens, decode_reads + prefill_reads),
+        decode_reads=decode_reads,
+        depth=depth,
+        advances=plan.starts[0] >= len(plan.sequences[0].request.prompt),
+        arrivals=arrivals,
+        waiting_s=waiting_s,
+        demand=demand,
+    )

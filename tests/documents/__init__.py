@@ -1,0 +1,1 @@
+"""The documents that the library was written from, run as a reader would run them."""
