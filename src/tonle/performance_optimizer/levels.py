@@ -69,7 +69,7 @@ PRESETS = {
         enable_parallel_sampling=False,
         max_batch_size=(4, 8),
         max_num_batched_tokens=(128, 512),
-        memory_pool_size=(128 * MIB, 256 * MIB),
+        memory_pool_size=(256 * MIB, 512 * MIB),
         kv_cache_dtype=("auto", "fp8"),
     ),
 }

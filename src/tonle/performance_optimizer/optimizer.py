@@ -127,9 +127,9 @@ class PerformanceOptimizer:
         if do_sample is None:
             do_sample = candidates > 1 or bool(self._own.get("do_sample"))
         new_tokens = _new_tokens(prompts.longest, max_length, max_new_tokens)
-        config = GenerationConfig(max_length=new_tokens, do_sample=do_sample, **sampling)
+        config = GenerationConfig(max_length=new_tokens, do_sample=do_sample, logprobs=0, **sampling)
         if candidates > 1 and not config.greedy:
-            config.n, config.logprobs = candidates, 0
+            config.n = candidates
         config.validate()
         return config
 

@@ -13,13 +13,15 @@ import torch
 
 from tonle.engine.request import GenerationResult
 
+_SHOWN_PROMPTS = 4  # whose scores are printed
+
 
 class Candidate(TypedDict):
     """One continuation of a prompt."""
 
     new_ids: list[int]  # without the prompt
     text: str  # of new_ids; empty if the optimizer has no tokenizer
-    score: float | None  # mean log-probability of new_ids by the model itself, before temperature and penalties
+    score: float  # mean log-probability of new_ids by the model itself, before temperature and penalties
     finish_reason: str  # stop | length
 
 
@@ -32,14 +34,17 @@ class GenerationStats(dict[str, Any]):
 
 def ranked(result: GenerationResult) -> list[Candidate]:
     """The continuations of one prompt, best first; equal ones in the order of their making."""
-    candidates = []
-    for place, new_ids in enumerate(result.output_ids):
-        score = None
-        if result.logprobs is not None and new_ids:
-            score = sum(token.logprob for token in result.logprobs[place]) / len(new_ids)
-        candidates.append(Candidate(new_ids=new_ids, text=result.texts[place], score=score,
-                                    finish_reason=result.finish_reasons[place]))  # fmt: skip
-    return sorted(candidates, key=lambda candidate: -(candidate["score"] or 0.0))
+    logprobs = result.logprobs or []
+    candidates = [
+        Candidate(
+            new_ids=new_ids,
+            text=result.texts[place],
+            score=sum(token.logprob for token in logprobs[place]) / max(1, len(new_ids)),
+            finish_reason=result.finish_reasons[place],
+        )
+        for place, new_ids in enumerate(result.output_ids)
+    ]
+    return sorted(candidates, key=lambda candidate: -candidate["score"])
 
 
 def collect(
@@ -77,10 +82,6 @@ def _shown(name: str, value: Any) -> str:
     if name == "acceptance_rate":
         return "None (no speculative decoding)"
     if name == "candidates":
-        scores = ["/".join(_score(candidate) for candidate in of_prompt) for of_prompt in value]
-        return f"{'; '.join(scores[:8])}{'; …' if len(scores) > 8 else ''}"
+        scores = ["/".join(f"{candidate['score']:.3f}" for candidate in of_prompt) for of_prompt in value]
+        return f"scores {'; '.join(scores[:_SHOWN_PROMPTS])}{'; …' if len(scores) > _SHOWN_PROMPTS else ''}"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _score(candidate: Candidate) -> str:
-    return "-" if candidate["score"] is None else f"{candidate['score']:.3f}"

@@ -45,7 +45,7 @@ def test_what_is_set_wins_over_the_level_in_any_order() -> None:
     config = OptimizationConfig(level="AGGRESSIVE", max_batch_size=3)
     config.level = OptimizationLevel.MEMORY_OPTIMIZED
     assert config.engine_config(gpu=False).max_batch_size == 3
-    assert config.engine_config(gpu=False).memory_pool_size == 128 * MIB
+    assert config.engine_config(gpu=False).memory_pool_size == 256 * MIB
     config.max_batch_size = None  # type: ignore[assignment]
     assert config.max_batch_size == 4
 

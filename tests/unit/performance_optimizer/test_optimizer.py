@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ import torch
 
 from tests.fakes.checkpoints import TURN_END, save_folder, tiny_model, tiny_tokenizer
 from tonle.errors import ConfigError, ContextOverflow, InvalidRequest
-from tonle.performance_optimizer import OptimizationConfig, PerformanceOptimizer
+from tonle.performance_optimizer import (
+    OptimizationConfig,
+    OptimizationLevel,
+    PerformanceOptimizer,
+    optimization_config,
+)
+from tonle.performance_optimizer.levels import PRESETS
 
 PAD = 0  # never generated below: rows are cut at the end-of-sequence token before it could be
 MIB = 2**20
@@ -179,8 +186,10 @@ def test_a_seed_repeats_and_equal_prompts_differ(optimizer: PerformanceOptimizer
 
 
 @pytest.mark.parametrize("greedy_by", [{"do_sample": False}, {"temperature": 0.0}])
-def test_greedy_has_one_candidate_and_says_so(optimizer: PerformanceOptimizer, greedy_by: Any) -> None:
+def test_greedy_has_one_candidate_and_says_so(model: Any, optimizer: PerformanceOptimizer, greedy_by: Any) -> None:
     _, stats = optimizer.optimized_generate(ids(9), max_new_tokens=4, **greedy_by)
+    (candidate,) = stats["candidates"][0]
+    assert candidate["score"] == pytest.approx(mean_logprob(model, ids(9), candidate["new_ids"]), abs=1e-3)
     assert [len(of_prompt) for of_prompt in stats["candidates"]] == [1]
     assert stats["mode"] == "greedy: one candidate per prompt, as all would be equal"
 
@@ -267,6 +276,21 @@ def test_a_copy_of_the_config_is_kept(model: Any) -> None:
     optimizer = PerformanceOptimizer(model, config)
     config.num_parallel_samples = 9
     assert optimizer.config.num_parallel_samples == 4
+
+
+def test_a_level_that_the_model_cannot_have_in_full(
+    model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """fp8 keys and values, here on a CPU, are the level's wish; asked for by name they are an error."""
+    wish = replace(PRESETS[OptimizationLevel.BALANCED], kv_cache_dtype=("fp8", "fp8"))
+    monkeypatch.setitem(PRESETS, OptimizationLevel.BALANCED, wish)
+    monkeypatch.setattr(optimization_config, "_has_fp8", lambda device: True)
+    with PerformanceOptimizer(model, small()) as optimizer:
+        optimizer.optimized_generate(ids(9), max_new_tokens=2)
+        assert optimizer.engine.config.kv_cache_dtype == "auto"
+    assert "level BALANCED would use an fp8 KV cache, but" in caplog.text
+    with pytest.raises(ConfigError, match="fp8"):
+        PerformanceOptimizer(model, small(kv_cache_dtype="fp8")).optimized_generate(ids(9))
 
 
 # -- mistakes
