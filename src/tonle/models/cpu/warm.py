@@ -13,6 +13,7 @@ import hashlib
 import logging
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from tonle.models.cpu.workspace import Workspace
 
 log = logging.getLogger("tonle.models")
 
+_POLL_S = 0.2
 _KINDS = ("qkv", "o", "gate_up", "down", "head")
 
 
@@ -45,10 +47,12 @@ def is_warm(types: str) -> bool:
 
 
 def warm_later(types: str, done: Callable[[], None]) -> None:
-    """Compile in a child process; call `done` from a thread of ours when it has succeeded. Ends with the program."""
+    """Compile in a child process; call `done` from a thread of ours when it has succeeded. The child goes on if this program
+    ends first: otherwise programs that run shorter than a compilation would stay slow for ever."""
     command = [sys.executable, "-m", "tonle.models.cpu.warm", types]
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by the thread below)
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
     )
     leaving = threading.Event()
 
@@ -57,12 +61,15 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
         log.info(
             "compiling the CPU kernels for this machine, once, to %s; until then steps run through torch", kernels_dir()
         )
-        complaint = child.communicate()[1]
-        if leaving.is_set():
-            return
-        if child.returncode:
-            log.warning("the CPU kernels could not be compiled; steps stay with torch: %s", complaint.strip()[-500:])
-            return
+        with output:
+            while child.poll() is None:
+                if leaving.wait(_POLL_S):
+                    return
+            if child.returncode:
+                output.seek(0)
+                complaint = output.read().strip()[-500:]
+                log.warning("the CPU kernels could not be compiled; steps stay with torch: %s", complaint)
+                return
         done()
         log.info("the CPU kernels are ready, after %.0f s", time.monotonic() - began)
 
@@ -72,7 +79,6 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
     def leave() -> None:
         """torch must not be at work in a thread while the interpreter is taken down: it aborts the program."""
         leaving.set()
-        child.kill()
         thread.join()
 
     atexit.register(leave)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,19 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
     assert calls == ["a"]
     warm.compile_once("b")
     assert calls == ["a", "b"]
+
+
+def test_a_program_that_ends_first_leaves_the_compilation_running(tmp_path: Path) -> None:
+    """Seen from outside: a stand-in for the compiler, in place of the interpreter that would run it, outlives the program."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\ntouch {tmp_path}/compiled\n")
+    compiler.chmod(0o755)
+    imports = "import sys\nfrom tonle.models.cpu.warm import warm_later\n"
+    program = f"{imports}sys.executable = {str(compiler)!r}\nwarm_later('x', print)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    (tmp_path / "go").touch()
+    for _ in range(200):
+        if (tmp_path / "compiled").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail("the compilation ended with the program")
