@@ -136,6 +136,19 @@ class InferenceEngine:
         """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
         return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
 
+    @property
+    def front(self) -> Front:
+        """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
+        if self._status == "failed":
+            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
+        if self._status != "running" or self._front is None:
+            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
+        return self._front
+
+    def on_front(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the front's event loop, where `front` may be used. Cancelling the future cancels it."""
+        return self._call(coroutine)
+
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
         future = self._requests.get(request_id)
@@ -236,19 +249,6 @@ class InferenceEngine:
             raise ConfigError("the engine has not been started: call start() first")
         return self._front.text
 
-    @property
-    def front(self) -> Front:
-        """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
-        if self._status == "failed":
-            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
-        if self._status != "running" or self._front is None:
-            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
-        return self._front
-
-    def on_front(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it on the front's event loop, where `front` may be used. Cancelling the future cancels it."""
-        return self._call(coroutine)
-
     def _metrics(self) -> dict[str, dict[str, float]]:
         steps = list(self._steps)
         if not steps:
@@ -281,7 +281,10 @@ class InferenceEngine:
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
-        front = self.front
+        if self._status == "failed":
+            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
+        if self._status != "running" or self._front is None:
+            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
         given = [c for c in configs if c is not None]
         if len(given) > 1:
             raise InvalidRequest("give generation_config or config, not both")
@@ -289,9 +292,9 @@ class InferenceEngine:
         if not isinstance(config, GenerationConfig):
             raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
         if isinstance(text, str):
-            return front.text.encode(text), config
+            return self._front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):
-            return front.prepare_chat(text, config)
+            return self._front.prepare_chat(text, config)
         if isinstance(text, list) and all(isinstance(token, int) for token in text):
             return list(text), config  # type: ignore[arg-type]
         raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")
