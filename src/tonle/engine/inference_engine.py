@@ -61,7 +61,7 @@ class InferenceEngine:
             raise ConfigError(f"config must be an EngineConfig, not {config!r}", param="config")
         self.config = replace(config or EngineConfig())  # a copy: later edits of the caller's do not reach us
         self.config.validate()
-        self._model = model
+        self._model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped: the engine has kernels of its own
         self._tokenizer = tokenizer
         self._status = "stopped"
         self._front: Front | None = None
@@ -140,6 +140,19 @@ class InferenceEngine:
     ) -> tuple[str, Future[GenerationResult]]:
         """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
         return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
+
+    @property
+    def front(self) -> Front:
+        """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
+        if self._status == "failed":
+            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
+        if self._status != "running" or self._front is None:
+            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
+        return self._front
+
+    def on_front(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the front's event loop, where `front` may be used. Cancelling the future cancels it."""
+        return self._call(coroutine)
 
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
@@ -220,19 +233,6 @@ class InferenceEngine:
         if self._front is None:
             raise ConfigError("the engine has not been started: call start() first")
         return self._front.text
-
-    @property
-    def front(self) -> Front:
-        """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
-        if self._status == "failed":
-            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
-        if self._status != "running" or self._front is None:
-            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
-        return self._front
-
-    def on_front(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it on the front's event loop, where `front` may be used. Cancelling the future cancels it."""
-        return self._call(coroutine)
 
     # -- inside
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tonle.cache import CachedResponse, ResponseCache, cache_key
+from tonle.engine.front import Front
 from tonle.engine.request import Delta, GenerationConfig
-from tonle.errors import ConfigError, ShuttingDown
+from tonle.errors import ConfigError, InternalError, ShuttingDown
 from tonle.inference_optimizer.breakdown import Breakdown
 from tonle.inference_optimizer.inference_config import InferenceConfig
 from tonle.inference_optimizer.prompt import Conversation, PromptBuilder
@@ -170,7 +171,7 @@ class RequestRunner:
             found.land(stored)  # None if it failed or was cancelled: the next identical request computes it
 
     async def _compute(self, request: ChatRequest, parts: Breakdown, on_text: OnText | None) -> Answer:
-        front, config = self._engine.front, request.config
+        front, config = self._front(), request.config
         assert config.max_length is not None
         try:
             pool = asyncio.get_running_loop()
@@ -209,6 +210,14 @@ class RequestRunner:
             history_dropped=prompt.history_dropped,
             truncation=prompt.truncation,
         )
+
+    def _front(self) -> Front:
+        try:
+            return self._engine.front
+        except InternalError:
+            raise InternalError(
+                "the engine has ended with an error (see the log): close() this engine and create another one"
+            ) from None
 
     def _metadata(self, answer: Answer, parts: Breakdown, *, cache_hit: bool) -> dict[str, Any]:
         return {

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit.inference_optimizer.engines import LONG, SHORT, adds_up, small_engine, wait_until
 from tonle.engine import GenerationConfig, InferenceEngine
-from tonle.errors import ContextOverflow, InvalidRequest, ShuttingDown
+from tonle.engine.schedule import Scheduler
+from tonle.errors import ContextOverflow, EngineDied, InternalError, InvalidRequest, ShuttingDown
 from tonle.inference_optimizer import OptimizedEngine
 
 HISTORY = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
@@ -275,3 +276,16 @@ def test_closing_ends_what_runs(folder: Path) -> None:
     with pytest.raises(Exception, match="this engine was closed; create another one"):
         engine.generate("x")
     assert engine.get_metrics()["total_requests"] == 1
+
+
+def test_an_engine_that_died_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_engine(folder) as engine:
+        monkeypatch.setattr(Scheduler, "plan", lambda *_: 1 / 0)
+        with pytest.raises(EngineDied):
+            engine.generate("x", **SHORT)
+        wait_until(lambda: below(engine)._status == "failed")
+        with pytest.raises(
+            InternalError, match=r"ended with an error \(see the log\): close\(\) this engine and create"
+        ):
+            engine.generate("y", **SHORT)
+        assert engine.get_metrics()["failed"] == 2
