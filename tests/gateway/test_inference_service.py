@@ -13,7 +13,7 @@ import pytest
 from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.gateway.call import ReplyFacts
 from tonle.gateway.gateway_metrics import Sla
-from tonle.gateway.inference_service import Turn, WrappedReply, recent
+from tonle.gateway.inference_service import Message, WrappedReply, kept_history
 from tonle.gateway.refusals import UpstreamFailed
 
 PATH = "/api/v1/inference"
@@ -141,12 +141,27 @@ def test_old_history_is_left_out(tmp_path: Path) -> None:
     run(main())
 
 
+def test_no_answer_is_sent_without_its_question(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with running_gateway(tmp_path, upstream, context_window=3) as place:
+            history = [
+                {"role": role, "content": f"{role} {turn}"} for turn in range(3) for role in ("user", "assistant")
+            ]
+            answer = await infer(place, conversation_history=history)
+            texts = [message["content"] for message in upstream.requests[0]["messages"]]
+            assert texts == ["user 2", "assistant 2", "I feel anxious."]
+            assert answer["metadata"]["history_messages_dropped"] == 4
+
+    run(main())
+
+
 def test_history_fits_the_context() -> None:
-    turns = [Turn("system", "rules"), *(Turn("user", "x" * 40) for _ in range(10))]
-    kept = recent(turns, [Turn("user", "x" * 40)], window=None, max_tokens=50)
+    history = [Message("system", "rules"), *(Message("user", "x" * 40) for _ in range(10))]
+    kept = kept_history(history, [Message("user", "x" * 40)], window=None, max_tokens=50)
     assert kept[0].content == "rules" and len(kept) == 4  # 2 + 3 * 11 + 11 tokens
-    assert recent(turns, [], window=2, max_tokens=None) == [turns[0], *turns[-2:]]
-    assert recent([], [], window=1, max_tokens=1) == []
+    assert kept_history(history, [], window=2, max_tokens=None) == [history[0], *history[-2:]]
+    assert kept_history([], [], window=1, max_tokens=1) == []
 
 
 def test_health_says_whether_the_promise_is_kept_and_why_not(tmp_path: Path) -> None:

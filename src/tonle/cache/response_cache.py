@@ -71,6 +71,10 @@ class ResponseCache:
         while len(self._entries) > self.max_size or self._num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
+    def is_computing(self, key: bytes) -> bool:
+        """Whether `find` would wait for an identical request."""
+        return key in self._flights
+
     async def find(self, key: bytes) -> CachedResponse | Flight:
         """A stored response, perhaps after waiting for an identical request; or a flight: compute, then land it."""
         found = self.get(key)

@@ -236,6 +236,19 @@ class InferenceEngine:
             raise ConfigError("the engine has not been started: call start() first")
         return self._front.text
 
+    @property
+    def front(self) -> Front:
+        """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
+        if self._status == "failed":
+            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
+        if self._status != "running" or self._front is None:
+            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
+        return self._front
+
+    def on_front(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the front's event loop, where `front` may be used. Cancelling the future cancels it."""
+        return self._call(coroutine)
+
     def _metrics(self) -> dict[str, dict[str, float]]:
         steps = list(self._steps)
         if not steps:
@@ -268,10 +281,7 @@ class InferenceEngine:
 
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
-        if self._status == "failed":
-            raise InternalError("the engine has ended with an error (see the log): stop() it, then start() it again")
-        if self._status != "running" or self._front is None:
-            raise ConfigError("the engine is not running: call start() first, or use it as a context manager")
+        front = self.front
         given = [c for c in configs if c is not None]
         if len(given) > 1:
             raise InvalidRequest("give generation_config or config, not both")
@@ -279,9 +289,9 @@ class InferenceEngine:
         if not isinstance(config, GenerationConfig):
             raise InvalidRequest(f"config must be a GenerationConfig, not {config!r}", param="config")
         if isinstance(text, str):
-            return self._front.text.encode(text), config
+            return front.text.encode(text), config
         if isinstance(text, list) and text and isinstance(text[0], dict):
-            return self._front.prepare_chat(text, config)
+            return front.prepare_chat(text, config)
         if isinstance(text, list) and all(isinstance(token, int) for token in text):
             return list(text), config  # type: ignore[arg-type]
         raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")

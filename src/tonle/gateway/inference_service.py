@@ -21,20 +21,21 @@ from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning, estimate_tokens
 from tonle.gateway.refusals import UpstreamFailed
 from tonle.protocol import sse
+from tonle.protocol.history import recent
 from tonle.protocol.openai import FieldWarning, about
 from tonle.protocol.parse import parse
 
 CHAT = "/v1/chat/completions"
 
 
-class Turn(msgspec.Struct):
+class Message(msgspec.Struct):
     role: str
     content: str
 
 
 class InferenceRequest(msgspec.Struct, kw_only=True):
     user_input: Annotated[str, about("The question.")]
-    conversation_history: Annotated[list[Turn], about("Earlier messages, oldest first.")] = []
+    conversation_history: Annotated[list[Message], about("Earlier messages, oldest first.")] = []
     use_cache: Annotated[bool, about("Answer from the response cache if possible. Default true.")] = True
     stream: Annotated[bool, about("Send the answer as server-sent events as it is generated.")] = False
     system_prompt: Annotated[str | None, about("Placed before the history.")] = None
@@ -48,7 +49,8 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
         Annotated[int, Meta(ge=1)] | None, about("Most tokens of history (estimated), up to the server's own limit.")
     ] = None
     context_window: Annotated[
-        Annotated[int, Meta(ge=1)] | None, about("Most messages of history, up to the server's own limit.")
+        Annotated[int, Meta(ge=1)] | None,
+        about("Most messages of history, in whole turns, up to the server's own limit."),
     ] = None
 
 
@@ -66,9 +68,10 @@ class InferenceCall(Call):
         request, warnings = parse(self.exchange.body, InferenceRequest)
         window = _least(warnings, "context_window", self._window, request.context_window)
         max_tokens = _least(warnings, "max_context_length", self._max_tokens, request.max_context_length)
-        system = [Turn("system", request.system_prompt)] if request.system_prompt else []
-        question = Turn("user", request.user_input)
-        history = recent(request.conversation_history, [*system, question], window=window, max_tokens=max_tokens)
+        system = [Message("system", request.system_prompt)] if request.system_prompt else []
+        question = Message("user", request.user_input)
+        always = [*system, question]
+        history = kept_history(request.conversation_history, always, window=window, max_tokens=max_tokens)
         body = _chat_body(request, [*system, *history, question])
         dropped = len(request.conversation_history) - len(history)
         return DecodedBody(body, msgspec.json.encode(body), warnings, history_dropped=dropped)
@@ -77,9 +80,9 @@ class InferenceCall(Call):
         return self.exchange if request is None else WrappedReply(self.exchange, request, facts)
 
 
-def _chat_body(request: InferenceRequest, turns: list[Turn]) -> dict[str, Any]:
+def _chat_body(request: InferenceRequest, messages: list[Message]) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+        "messages": [{"role": message.role, "content": message.content} for message in messages],
         "temperature": request.temperature,
         "use_cache": request.use_cache,
     }
@@ -97,22 +100,20 @@ def _least(warnings: list[FieldWarning], name: str, ours: int | None, theirs: in
     return min((value for value in (ours, theirs) if value is not None), default=None)
 
 
-def recent(history: list[Turn], always: list[Turn], *, window: int | None, max_tokens: int | None) -> list[Turn]:
-    """The newest messages that fit beside those always sent; a system message at the beginning stays."""
-    first = history[:1] if history and history[0].role == "system" else []
-    rest = history[len(first) :]
-    if window is not None:
-        rest = rest[-window:]
-    if max_tokens is not None:
-        left = max_tokens - sum(estimate_tokens(turn.content) for turn in (*always, *first))
-        kept: list[Turn] = []
-        for turn in reversed(rest):
-            left -= estimate_tokens(turn.content)
-            if left < 0:
-                break
-            kept.append(turn)
-        rest = kept[::-1]
-    return [*first, *rest]
+def kept_history(
+    history: list[Message], always: list[Message], *, window: int | None, max_tokens: int | None
+) -> list[Message]:
+    """The newest turns, whole, that fit beside the messages always sent, by estimate; a system message at the beginning stays."""
+    always_tokens = _estimate(always)
+
+    def fits(kept: list[Message]) -> bool:
+        return max_tokens is None or always_tokens + _estimate(kept) <= max_tokens
+
+    return recent(history, role=lambda message: message.role, window=window, fits=fits).messages
+
+
+def _estimate(messages: list[Message]) -> int:
+    return sum(estimate_tokens(message.content) for message in messages)
 
 
 class WrappedReply:

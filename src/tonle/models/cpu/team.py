@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -73,44 +74,61 @@ def barrier(counter: Any, arrivals: Any, size: Any) -> Any:
     return target
 
 
+class _Orders:
+    """What a team and its helpers share. The helpers hold no more than this, so that an unused team can be freed."""
+
+    def __init__(self, num_helpers: int) -> None:
+        self.work: Callable[[int], None] | None = None  # None when started: go home
+        self.error: BaseException | None = None
+        self.start = [threading.Semaphore(0) for _ in range(num_helpers)]
+        self.done = threading.Semaphore(0)
+
+    def help(self, member: int) -> None:
+        while True:
+            self.start[member - 1].acquire()
+            if self.work is None:
+                return
+            try:
+                self.work(member)
+            except BaseException as error:
+                self.error = error
+            finally:
+                self.done.release()
+
+    def dismiss(self) -> None:
+        for start in self.start:
+            start.release()
+
+
 class Team:
-    """`size` threads: the caller and its helpers. Helpers sleep between calls."""
+    """`size` threads: the caller and its helpers. Helpers sleep between calls, and end when the team is freed."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or num_cores()
         self.counter = np.zeros(8, dtype=np.int64)  # a cache line of its own
-        self._work: Callable[[int], None] | None = None
-        self._error: BaseException | None = None
-        self._start = [threading.Semaphore(0) for _ in range(self.size - 1)]
-        self._done = threading.Semaphore(0)
+        self._orders = _Orders(self.size - 1)
         for member in range(1, self.size):
-            threading.Thread(target=self._help, args=(member,), name=f"tonle-cpu-{member}", daemon=True).start()
+            name = f"tonle-cpu-{member}"
+            threading.Thread(target=self._orders.help, args=(member,), name=name, daemon=True).start()
+        # Not at the interpreter's exit: another thread may still be in `run`, and wait for its helpers.
+        weakref.finalize(self, self._orders.dismiss).atexit = False
 
     def run(self, work: Callable[[int], None]) -> None:
         """`work(member)` on every thread at once; returns when all are done."""
+        orders = self._orders
         self.counter[0] = 0
-        self._work = work
-        for start in self._start:
+        orders.work = work
+        for start in orders.start:
             start.release()
         try:
             work(0)
         finally:
-            for _ in self._start:
-                self._done.acquire()
-        if self._error is not None:
-            error, self._error = self._error, None
+            for _ in orders.start:
+                orders.done.acquire()
+            orders.work = None  # it holds weights and cache
+        if orders.error is not None:
+            error, orders.error = orders.error, None
             raise error
-
-    def _help(self, member: int) -> None:
-        while True:
-            self._start[member - 1].acquire()
-            try:
-                assert self._work is not None
-                self._work(member)
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._done.release()
 
 
 def num_cores() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +154,23 @@ def test_a_team_reports_what_went_wrong_in_a_helper() -> None:
     seen: list[int] = []
     team.run(seen.append)
     assert sorted(seen) == [0, 1, 2]
+
+
+def test_a_team_that_is_freed_takes_its_threads_and_its_work_along() -> None:
+    team = Team(3)
+
+    def work_on_weights(team: Team) -> weakref.ref[Any]:
+        weights = RNG.standard_normal(3)
+        team.run(lambda member: weights.item(member))
+        return weakref.ref(weights)
+
+    assert work_on_weights(team)() is None  # a sleeping helper keeps nothing of the work
+    helpers = [each for each in threading.enumerate() if getattr(each, "_target", None) == team._orders.help]
+    assert len(helpers) == 2
+    del team
+    for helper in helpers:
+        helper.join(timeout=60)
+    assert not any(helper.is_alive() for helper in helpers)
 
 
 def test_vectors_are_as_wide_as_the_processor_has() -> None:
