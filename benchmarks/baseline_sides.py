@@ -165,7 +165,11 @@ def transformers_model(source: ModelSource, device: str, dtype: torch.dtype) -> 
     """The weights of these files as `transformers` reads them."""
     from transformers import AutoModelForCausalLM
 
-    folder = source.path if source.kind == "folder" else made_once(f"{source.path.stem}-transformers", partial(_unpack, source))
+    folder = (
+        source.path
+        if source.kind == "folder"
+        else made_once(f"{source.path.stem}-transformers", partial(_unpack, source))
+    )
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 

@@ -20,6 +20,11 @@ def ratio(base: Sequence[float], ours: Sequence[float], *, more_is_better: bool 
     return statistics.median(own / other if more_is_better else other / own for other, own in pairs)
 
 
+def improvement(gain: float, better: str, worse: str) -> str:
+    """`2.7x faster`, or `1.4x slower`."""
+    return f"{gain:.1f}x {better}" if gain >= 1 else f"{1 / gain:.1f}x {worse}"
+
+
 def repeated_questions(num: int, share: float, make: Callable[[int], str]) -> list[str]:
     """`num` questions, of which about `share` were asked before: evenly spread, each the oldest that was not yet repeated."""
     questions: list[str] = []

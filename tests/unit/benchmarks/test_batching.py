@@ -23,5 +23,8 @@ def test_each_text_is_embedded_once(strategy: BatchingStrategy) -> None:
 
 def test_ratios_compare_runs_of_the_same_repeat() -> None:
     naive = [Run(seconds=10.0), Run(seconds=40.0), Run(seconds=10.0)]  # the machine was busy in the second repeat
-    runs = {BatchingStrategy.NAIVE: naive, BatchingStrategy.CONTINUOUS: [Run(seconds=base.seconds / 4) for base in naive]}
+    runs = {
+        BatchingStrategy.NAIVE: naive,
+        BatchingStrategy.CONTINUOUS: [Run(seconds=base.seconds / 4) for base in naive],
+    }
     assert ratios(runs) == {BatchingStrategy.NAIVE: 1.0, BatchingStrategy.CONTINUOUS: 4.0}
