@@ -26,7 +26,7 @@ def print_scores(runs: Sequence[Run], scores: Scores, console: Console) -> None:
         table.add_column(TITLES[column.name], justify="right")
     for server, row in scores.items():
         table.add_row(server, *(_cell(column, row.get(column.name)) for column in columns))
-    _print_wide(table, console)
+    print_wide(table, console)
     doubts = [
         f"{run.server}, repeat {run.repeat + 1}, level {name}: {doubt}"
         for run in runs
@@ -55,7 +55,7 @@ def _print_verdicts_of(server: str, verdicts: Sequence[Judgement], console: Cons
         ratio = "–" if line.ratio is None else f"{line.ratio:.2f}×"
         verdict = f"[{STYLES.get(line.verdict, 'yellow')}]{line.verdict}[/]"
         table.add_row(TITLES[line.column], ours, best, ratio, line.target, verdict)
-    _print_wide(table, console)
+    print_wide(table, console)
 
 
 def _cell(column: Column, score: Score | None) -> str:
@@ -69,7 +69,17 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _print_wide(table: Table, console: Console) -> None:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The first column to the left, numbers to the right."""
+    table = Table(box=box.MARKDOWN)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def print_wide(table: Table, console: Console) -> None:
     """Never folded: a table that is wider than the terminal scrolls, and stays pasteable."""
     console.print()
     width = max(console.width, Console(width=10_000).measure(table).maximum)

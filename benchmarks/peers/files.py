@@ -35,7 +35,7 @@ def q8_gguf(llama_server: Path) -> Path:
     def make(draft: Path) -> None:
         _run([str(quantize), "--allow-requantize", str(source), str(draft), "Q8_0"])
 
-    return _once(f"{source.name.split('.')[0]}.Q8_0.gguf", make)
+    return made_once(f"{source.name.split('.')[0]}.Q8_0.gguf", make)
 
 
 def hf_folder(python: Path) -> Path:
@@ -45,7 +45,7 @@ def hf_folder(python: Path) -> Path:
     def make(draft: Path) -> None:
         _run([str(python), str(HERE / "gguf_to_folder.py"), str(source), str(draft)])
 
-    return _once(f"{source.name.split('.')[0]}-float32", make)
+    return made_once(f"{source.name.split('.')[0]}-float32", make)
 
 
 def openvino_folder(python: Path, weights: str) -> Path:
@@ -56,10 +56,10 @@ def openvino_folder(python: Path, weights: str) -> Path:
         command = [str(python.with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
         _run([*command, "--task", "text-generation-with-past", "--weight-format", weights, str(draft)])
 
-    return _once(f"{folder.name.removesuffix('-float32')}-openvino-{weights}", make)
+    return made_once(f"{folder.name.removesuffix('-float32')}-openvino-{weights}", make)
 
 
-def _once(name: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """The cached file or folder of this name, made first if it is missing."""
     place = cache_dir() / "peers" / name
     if place.exists():

@@ -61,7 +61,9 @@ class InferenceEngine:
             raise ConfigError(f"config must be an EngineConfig, not {config!r}", param="config")
         self.config = replace(config or EngineConfig())  # a copy: later edits of the caller's do not reach us
         self.config.validate()
-        self._model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped: the engine has kernels of its own
+        self._model = getattr(
+            model, "_orig_mod", model
+        )  # what torch.compile wrapped: the engine has kernels of its own
         self._tokenizer = tokenizer
         self._status = "stopped"
         self._front: Front | None = None
