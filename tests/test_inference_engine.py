@@ -469,6 +469,15 @@ class TestInferenceEngineIntegration:
             llm.generate("Hi", GenerationConfig(max_length=own))
         with caplog.at_level("WARNING"), LLM(*live, max_sequence_length=own + 1):
             assert f"is {own + 1}, but the model was made for {own}" in caplog.text
+        caplog.clear()
+        with caplog.at_level("WARNING"), InferenceEngine(*live):
+            assert "made for" not in caplog.text  # the default was no wish
+
+    def test_a_compiled_model_is_unwrapped(self, live: tuple[Any, Any], engine: InferenceEngine) -> None:
+        """torch.compile does nothing before the first call, which never comes: the engine runs kernels of its own."""
+        with InferenceEngine(torch.compile(live[0], mode="reduce-overhead"), live[1]) as compiled:
+            tokens = compiled.result(compiled.submit_request("Hello", GREEDY), timeout=60).output_ids
+        assert tokens == engine.result(engine.submit_request("Hello", GREEDY), timeout=60).output_ids
 
     def test_an_engine_that_has_died_says_so(self, live: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         def die(self: object, now: float) -> None:

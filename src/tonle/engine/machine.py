@@ -67,9 +67,10 @@ def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: t
             f"memory_pool_size of {num_bytes} bytes holds no KV block: one takes {per_block} bytes",
             param="memory_pool_size",
         )
-    if config.max_sequence_length is not None and config.max_sequence_length > spec.max_positions:
+    asked = config.max_sequence_length
+    if asked is not None and asked > spec.max_positions and asked != EngineConfig().max_sequence_length:
         log.warning("max_sequence_length (--max-model-len) is %d, but the model was made for %d tokens: that is the limit",
-                    config.max_sequence_length, spec.max_positions)  # fmt: skip
+                    asked, spec.max_positions)  # fmt: skip
     if context_length < wanted:
         log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",
                     num_bytes / 2**30, context_length, wanted)  # fmt: skip
