@@ -34,6 +34,7 @@ from benchmarks.baseline_sides import (
     engine_config,
     save_random,
     transformers_model,
+    wait_for_kernels,
     word_tokenizer,
 )
 from benchmarks.baseline_tables import improvement, mib, percent, ratio, seconds, waste
@@ -75,6 +76,7 @@ class Sides:
         self.live = None
         if self.on_cpu:  # on a GPU both run the same kernels
             self.live = Ours(InferenceEngine(self.naive.model, tokenizer, config).start(), self.pool_bytes)
+        wait_for_kernels()
 
     def contenders(self, batch_size: int) -> dict[str, Callable[[list[Job]], Outcome]]:
         found: dict[str, Callable[[list[Job]], Outcome]] = {
