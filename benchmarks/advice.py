@@ -12,6 +12,7 @@ arrival; `tok/s` are output tokens of all requests from the first arrival to the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import statistics
@@ -19,11 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.baseline_sides import greedy
+from benchmarks.baseline_sides import greedy, wait_for_kernels
 from benchmarks.baseline_tables import seconds
 from benchmarks.gpu_targets import machine
 from benchmarks.tables import markdown_table, print_wide
@@ -102,6 +104,26 @@ def long_prompt(engine: InferenceEngine, seed: int) -> Figures:
     return run(engine, jobs_of(4, 384, (16, 16), seed))
 
 
+def steady(engine: InferenceEngine, seed: int) -> Figures:
+    """An answer that is being generated while three long prompts arrive: the longest pause between its tokens."""
+    (prompt, _), *others = [jobs_of(1, 48, (32, 32), seed)[0], *jobs_of(3, 384, (4, 4), seed + 500_000)]
+
+    async def stream() -> tuple[list[float], list[str]]:
+        moments: list[float] = []
+        ids: list[str] = []
+        async for delta in engine.stream(prompt, greedy(32)):
+            moments += [time.monotonic()] * bool(delta.tokens)
+            if len(moments) == 4:
+                ids = ids or [engine.submit_request(each, greedy(count)) for each, count in others]
+        return moments, ids
+
+    moments, ids = asyncio.run(stream())
+    results = [engine.result(request_id) for request_id in ids]
+    first_s = statistics.median(result.timings.ttft_s or 0.0 for result in results)
+    pause_s = max(late - early for early, late in pairwise(moments))
+    return Figures(None, first_s, None, {"ms longest pause of a running answer": round(1e3 * pause_s)})
+
+
 def shared_prefix(engine: InferenceEngine, seed: int) -> Figures:
     run(engine, jobs_of(1, 16, (1, 1), seed, SHARED_TOKENS))  # the first one computes it
     return run(engine, jobs_of(8, 16, (8, 8), seed, SHARED_TOKENS))
@@ -154,14 +176,14 @@ def cases(model: str | None, device: str) -> list[Case]:
         base = {
             "device": device,
             "memory_pool_size": 256 * MIB,
-            "max_sequence_length": 1024,
+            "max_sequence_length": 512,
             "generation_config": "none",
         }
         return lambda: InferenceEngine(model, config=EngineConfig(**{**base, **settings}))
 
     def chat(*, enable_cache: bool = True, **settings: Any) -> Callable[[], Any]:
         return lambda: create_optimized_engine(model, device, enable_cache, memory_pool_size=256 * MIB,
-                                               generation_config="none", **settings)  # fmt: skip
+                                               max_sequence_length=2048, generation_config="none", **settings)  # fmt: skip
 
     def compared(name: str, title: str, work: Work, engines: dict[str, Callable[[], Any]]) -> Case:
         return Case(name, title, {label: (opened, work) for label, opened in engines.items()})
@@ -179,7 +201,7 @@ def cases(model: str | None, device: str) -> list[Case]:
                  {f"enable_prefix_caching={on}": engine(enable_prefix_caching=on) for on in (False, True)}),
         compared("pool", "16 requests at once", crowded,
                  {f"memory_pool_size={size} MiB": engine(memory_pool_size=size * MIB) for size in (24, 128)}),
-        compared("step", "4 prompts of 384 tokens", long_prompt,
+        compared("step", "3 prompts of 384 tokens", steady,
                  {f"max_num_batched_tokens={tokens}": engine(max_num_batched_tokens=tokens) for tokens in (64, 512)}),
         compared("bits", "4 prompts of 384 tokens", long_prompt,
                  {f"activation_bits={bits}": engine(activation_bits=bits) for bits in (16, 8)}),
@@ -199,6 +221,7 @@ def run_case(case: Case, repeats: int, seeds: Iterator[int]) -> dict[str, list[F
     found: dict[str, list[Figures]] = {name: [] for name in case.settings}
     with ExitStack() as stack:
         engines = {name: stack.enter_context(opened()) for name, (opened, _) in case.settings.items()}
+        wait_for_kernels()
         seed = next(seeds)
         for name, engine in engines.items():
             case.settings[name][1](engine, seed)  # warm up
@@ -227,7 +250,8 @@ def _cell(values: list[float | None], base: list[float | None], write: Callable[
     if not known:
         return ""
     ratio = statistics.median(value / other for value, other in known)
-    return f"{write(statistics.median(value for value, _ in known))} ({ratio:.2f}×)"
+    times = f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}"
+    return f"{write(statistics.median(value for value, _ in known))} ({times}×)"
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from benchmarks.baseline_sides import (
     engine_config,
     save_random,
     transformers_model,
+    wait_for_kernels,
     word_tokenizer,
 )
 from benchmarks.baseline_tables import improvement, mib, percent, ratio, seconds, waste
@@ -75,6 +76,7 @@ class Sides:
         self.live = None
         if self.on_cpu:  # on a GPU both run the same kernels
             self.live = Ours(InferenceEngine(self.naive.model, tokenizer, config).start(), self.pool_bytes)
+        wait_for_kernels()
 
     def contenders(self, batch_size: int) -> dict[str, Callable[[list[Job]], Outcome]]:
         found: dict[str, Callable[[list[Job]], Outcome]] = {
@@ -165,19 +167,16 @@ def print_load_tables(
     rows.append((use_title, *(percent(uses[name]) for name in names), "", ""))
     print_wide(markdown_table(("", *names, f"{TONLE} vs {ONE}", f"vs {STATIC}"), rows), console)
 
-    console.print(f"\nBaseline: {STATIC}, the naive way to serve several requests at once. Optimized: {TONLE}.")
+    console.print(f"\nBaseline: {STATIC}, the naive way to serve several requests at once. Optimized: {TONLE}.",
+                  soft_wrap=True)  # fmt: skip
     shown = figures(runs, alone)
     first, rate = shown[1], shown[3]
 
-    def line(title: str, figure: Any, word: str) -> tuple[str, ...]:
+    def line(title: str, figure: Any, better: str, worse: str) -> tuple[str, ...]:
         _, values, write, more = figure
         gain = ratio(values[STATIC], values[TONLE], more_is_better=more)
-        return (
-            title,
-            write(statistics.median(values[STATIC])),
-            write(statistics.median(values[TONLE])),
-            f"{gain:.1f}x {word}",
-        )
+        medians = (write(statistics.median(values[name])) for name in (STATIC, TONLE))
+        return (title, *medians, improvement(gain, better, worse))
 
     saved = kv["paged_bytes"] / kv["static_bytes"]
     base_use, own_use = uses[STATIC], uses[TONLE]
@@ -191,7 +190,7 @@ def print_load_tables(
     ]  # fmt: skip
     print_wide(markdown_table(("Metric", "Baseline", "Optimized", "Improvement"), table), console)
     console.print(
-        f"Keys and values of the same requests, at the peak: static batches up to {mib(kv['static_peak_bytes'])}, of which "
+        f"Ratios are medians of the ratios within a repeat. Keys and values of the same requests, at the peak: static batches up to {mib(kv['static_peak_bytes'])}, of which "
         f"{kv['static_waste']:.0%} is padding; blocks up to {mib(kv['paged_peak_bytes'])}. Blocks are taken from a pool of "
         f"{mib(sides.pool_bytes)} that is reserved at the start (memory_pool_size).", soft_wrap=True
     )  # fmt: skip

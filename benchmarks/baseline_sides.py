@@ -148,6 +148,13 @@ class Ours:
         return [self.engine.submit_request(prompt, greedy(count)) for prompt, count in jobs]
 
 
+def wait_for_kernels() -> None:
+    """Until the CPU kernels of engines in this process are compiled: before, their steps run through torch."""
+    for thread in threading.enumerate():
+        if thread.name == "tonle-warm":
+            thread.join()
+
+
 def greedy(count: int) -> GenerationConfig:
     """Exactly so many tokens."""
     return GenerationConfig(max_length=count, do_sample=False, early_stopping=False)
