@@ -221,10 +221,8 @@ class InferenceEngine:
             stats["performance_metrics"] = self._metrics()
             stats["num_steps"] = now.num_steps
             stats["prompt_tokens"], stats["generation_tokens"] = now.prompt_tokens, now.generation_tokens
-        if self.config.profile_performance:
-            stats["profile"] = dict(now.profile)
-        if now.adaptive is not None:
-            stats["adaptive"] = msgspec.structs.asdict(now.adaptive)
+        stats |= {"profile": dict(now.profile)} if self.config.profile_performance else {}
+        stats |= {} if now.adaptive is None else {"adaptive": msgspec.structs.asdict(now.adaptive)}
         return stats
 
     def optimize_memory(self) -> None:
