@@ -197,7 +197,8 @@ def report(runs: dict[str, list[Run]], target_ms: float, console: Console) -> No
     for run in runs["adaptive"]:
         console.print(
             f"tuned to {run.adaptive.max_num_batched_tokens} tokens in mixed steps, {run.adaptive.max_num_seqs} sequences; "
-            f"{run.adaptive.num_changes} changes, warm-up included; margin {run.adaptive.margin:.2f}", highlight=False, soft_wrap=True,
+            f"{run.adaptive.num_changes} changes, warm-up included; margin {run.adaptive.margin:.2f}",
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
     fixed, adaptive = (medians[name]["ITL p99, ms"] for name in ("fixed", "adaptive"))
     share = medians["adaptive"]["tok/s"] / medians["fixed"]["tok/s"]
