@@ -193,11 +193,12 @@ def report(runs: dict[str, list[Run]], target_ms: float, console: Console) -> No
         table.add_column(title, justify="right")
     for name, row in medians.items():
         table.add_row(name, *(f"{number:.1f}" for number in row.values()))
-    console.print(table)
+    Console(width=max(console.width, 120)).print(table)  # never folded, so that it can be pasted
     for run in runs["adaptive"]:
         console.print(
             f"tuned to {run.adaptive.max_num_batched_tokens} tokens in mixed steps, {run.adaptive.max_num_seqs} sequences; "
-            f"{run.adaptive.num_changes} changes, warm-up included; margin {run.adaptive.margin:.2f}", highlight=False,
+            f"{run.adaptive.num_changes} changes, warm-up included; margin {run.adaptive.margin:.2f}",
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
     fixed, adaptive = (medians[name]["ITL p99, ms"] for name in ("fixed", "adaptive"))
     share = medians["adaptive"]["tok/s"] / medians["fixed"]["tok/s"]

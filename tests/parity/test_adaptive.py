@@ -60,7 +60,7 @@ def test_an_impossible_target_gives_prompts_a_block_per_step_and_shows_in_the_st
     own = driver(target_itl_ms=IMPOSSIBLE_MS)
     own.generate(prompts(), GREEDY, arrive_every=3)
     stats = own.stats.adaptive
-    assert stats.max_num_batched_tokens == 16
+    assert stats.max_num_batched_tokens == 16 == own.loop._scheduler.tuned.max_num_batched_tokens
     assert stats.num_changes >= 1 and stats.slow_share > 0.3 and stats.target_itl_ms == pytest.approx(IMPOSSIBLE_MS)
 
 

@@ -133,14 +133,14 @@ class ServeConfig(ServerConfig):
     )
     target_itl: float | None = _engine(
         "target_itl_ms",
-        values.optional(values.milliseconds(), none="steps are not tuned for it"),
-        "Adaptive tuning: keep the time between two tokens of an answer below this, 99 of 100 times, by smaller steps of "
-        "prompts and, if need be, fewer requests at the same time.",
+        values.optional(values.milliseconds(), none="not tuned for"),
+        "Wanted time between two tokens of an answer, for 99 of 100 tokens. Turns adaptive tuning on: prompts are computed in "
+        "smaller steps and, if need be, fewer requests at a time.",
     )
     target_ttft: float | None = _engine(
         "target_ttft_ms",
-        values.optional(values.milliseconds(), none="steps are not tuned for it"),
-        "Adaptive tuning: first token of 95 of 100 requests within this time, as far as --target-itl allows.",
+        values.optional(values.milliseconds(), none="not tuned for"),
+        "Wanted time to the first token, for 95 of 100 requests. Turns adaptive tuning on; --target-itl comes first.",
     )
     prefix_caching: bool = _engine(
         "enable_prefix_caching", values.boolean(), "Reuse the KV cache of prompts that begin alike."

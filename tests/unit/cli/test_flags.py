@@ -18,7 +18,7 @@ ALL = {
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
     "gpu_memory_utilization": "80%", "kv_cache_dtype": "fp8", "kv_cache_max_size": "9", "gc_threshold": "0.5",
-    "activation_bits": "8",
+    "activation_bits": "8", "target_itl": "50", "target_ttft": "1s",
     "load_format": "random", "hold_clusters": "always",
     "generation_config": "none", "override_generation_config": '{"temperature": 0.5}', "default_max_tokens": "9",
     "chat_template": "chat.jinja", "special_tokens_in_content": "special",

@@ -32,7 +32,7 @@ _SLOW_SHARE = 0.02  # of steps beyond the target: more than the one in a hundred
 _FIRST_TOKENS = 64  # requests, and
 _FIRST_TOKENS_S = 30.0  # seconds that TTFT looks back on
 _TTFT_SLACK = 0.7  # of the target: below it, prompts share steps again
-_STATS_EVERY = 64  # steps
+_STATS_EVERY = 16  # steps
 
 
 @dataclass(frozen=True, slots=True)

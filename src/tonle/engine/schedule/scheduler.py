@@ -274,7 +274,7 @@ class Scheduler:
             outcome.tokens.append(token)
             if i in result.logprobs:
                 outcome.logprobs[handle] = [result.logprobs[i]]
-            if (reason := self._end(sequence, token)) is not None:
+            if (reason := _end(sequence, token)) is not None:
                 outcome.finished[handle] = (reason, token if reason == "stop" else None)
                 self.cancel(handle)
             elif sequence.row is not None:
@@ -311,12 +311,6 @@ class Scheduler:
             self._suspects[handle] = sequence
         return ended
 
-    @staticmethod
-    def _end(sequence: Sequence, token: int) -> str | None:
-        if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
-            return "stop"
-        return "length" if len(sequence.tokens) >= sequence.max_tokens else None
-
     # -- truth
 
     def verify(self) -> None:
@@ -333,3 +327,10 @@ class Scheduler:
 def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:
     """By handle: the sequences of these plans that have not ended."""
     return {sequence.request.handle: sequence for plan in plans for sequence in plan.sequences if not sequence.done}
+
+
+def _end(sequence: Sequence, token: int) -> str | None:
+    """Why the sequence ends with `token`, or None."""
+    if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
+        return "stop"
+    return "length" if len(sequence.tokens) >= sequence.max_tokens else None

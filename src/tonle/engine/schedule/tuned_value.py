@@ -37,7 +37,7 @@ class TunedValue:
             return False
         least = self._least
         self._wait_again(now)
-        if least < self.value + max(DEAD_BAND * self.value, 1):
+        if least < min(self.high, self.value + max(DEAD_BAND * self.value, 1)) or self.value == self.high:
             return False
         if self._raised:
             self._hold_s = max(_HOLD_S, self._hold_s / 2)  # the last one was right

@@ -129,6 +129,24 @@ def test_prompts_progress_and_one_line_is_said_when_the_target_is_impossible(
     assert len(warnings) == 1 and "target_itl 1 ms is out of reach" in warnings[0]
 
 
+def test_however_tight_every_answer_advances_and_so_does_a_prompt() -> None:
+    """More sequences decode than a mixed step may have tokens."""
+    simulation = simulate(Machine(), Targets(itl_s=0.0001))
+    for _ in range(24):
+        simulation.ask(0.0, 5, 300)
+    long = simulation.ask(2.0, 400, 5)
+    sizes = set()
+
+    def watch(plan: Plan) -> None:
+        if long in (handles := [sequence.request.handle for sequence in plan.sequences]) and simulation.now < 4:
+            assert len(handles) == 25
+            sizes.add(plan.num_tokens)
+
+    simulation.run(watch=watch)
+    assert simulation.controller is not None and simulation.controller.limits.max_num_batched_tokens == 16
+    assert 24 + 16 in sizes and len(simulation.ttfts) == 25
+
+
 def test_ttft_gets_what_itl_leaves_and_one_line_when_that_is_not_enough(caplog: pytest.LogCaptureFixture) -> None:
     simulation = simulate(Machine(noise=0.05), Targets(itl_s=ITL_S, ttft_s=0.5))
     steady(simulation, 60, size=900, every=3.0)  # more prompts than such small steps can take
