@@ -205,6 +205,8 @@ def cases(model: str | None, device: str) -> list[Case]:
                  {f"max_num_batched_tokens={tokens}": engine(max_num_batched_tokens=tokens) for tokens in (64, 512)}),
         compared("bits", "4 prompts of 384 tokens", long_prompt,
                  {f"activation_bits={bits}": engine(activation_bits=bits) for bits in (16, 8)}),
+        compared("dtype", "16 requests at once", burst,
+                 {f"dtype={dtype}": engine(dtype=dtype) for dtype in ("auto", "float32", "bfloat16")}),
         Case("priority", "one request behind 16",
              {priority.name: (engine(max_batch_size=4), urgent(priority))
               for priority in (RequestPriority.NORMAL, RequestPriority.CRITICAL)}),
@@ -236,7 +238,7 @@ def rows(case: Case, found: dict[str, list[Figures]]) -> list[tuple[str, ...]]:
     """A row per setting: medians, and ratios to the first one's."""
     base = next(iter(found.values()))
     return [
-        (f"{case.title}: {name}",
+        (case.name, f"{case.title}: {name}",
          _cell([each.tokens_per_s for each in runs], [each.tokens_per_s for each in base], lambda value: f"{value:.0f}"),
          _cell([each.first_token_s for each in runs], [each.first_token_s for each in base], seconds),
          _cell([each.answer_s for each in runs], [each.answer_s for each in base], seconds),
@@ -274,7 +276,7 @@ def main() -> None:
         if case.name in wanted:
             console.print(f"  {case.name}: {', '.join(case.settings)}", style="dim", soft_wrap=True)
             table += rows(case, run_case(case, options.repeats, seeds))
-    print_wide(markdown_table(("", "tok/s", "first token", "whole answer", ""), table), console)
+    print_wide(markdown_table(("case", "", "tok/s", "first token", "whole answer", ""), table), console)
 
 
 if __name__ == "__main__":

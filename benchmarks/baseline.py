@@ -190,8 +190,9 @@ def print_load_tables(
     ]  # fmt: skip
     print_wide(markdown_table(("Metric", "Baseline", "Optimized", "Improvement"), table), console)
     console.print(
-        "Ratios are medians of the ratios within a repeat. Keys and values of the same requests, at the peak: static batches "
-        f"up to {mib(kv['static_peak_bytes'])}, of which {kv['static_waste']:.0%} is padding; blocks up to {mib(kv['paged_peak_bytes'])}. Blocks are taken from a pool of "
+        "Ratios are medians of the ratios within a repeat. "
+        f"Keys and values of the same requests, at the peak: static batches up to {mib(kv['static_peak_bytes'])}, of which "
+        f"{kv['static_waste']:.0%} is padding; blocks up to {mib(kv['paged_peak_bytes'])}. Blocks are taken from a pool of "
         f"{mib(sides.pool_bytes)} that is reserved at the start (memory_pool_size).", soft_wrap=True
     )  # fmt: skip
 

@@ -11,8 +11,8 @@ is what `MemoryEstimator` said before. `× NAIVE` is the median over repeats of 
 
 Another busy process distorts this table: torch's threads meet after every operation and wait there for the one that was not
 given a core, so the smaller the operations, the more is lost. One busy process on two cores took half of NAIVE's speed
-and three quarters of the others'. So the load is printed. Texts embedded one by one were slower than ragged batches with any
-load: 0.77 × on an idle machine, half with two or more busy processes.
+and three quarters of the others'. So the load is printed. On two threads, texts embedded one by one were slower than ragged
+batches: 0.77 × on an idle machine, 0.84 × beside one busy process, half beside two or four (medians of two runs).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def test_rows_compare_with_the_first_setting_within_a_repeat() -> None:
     slow = [Figures(10.0, 2.0, None, {"hits": 1}), Figures(100.0, 0.2, None, {"hits": 3})]
     fast = [Figures(40.0, 1.0, None, {"hits": 5}), Figures(400.0, 0.1, None, {"hits": 5})]
     assert rows(Case("x", "load", {}), {"off": slow, "on": fast}) == [
-        ("load: off", "55 (1.00×)", "1.10 s (1.00×)", "", "2 hits"),
-        ("load: on", "220 (4.00×)", "550 ms (0.50×)", "", "5 hits"),
+        ("x", "load: off", "55 (1.00×)", "1.10 s (1.00×)", "", "2 hits"),
+        ("x", "load: on", "220 (4.00×)", "550 ms (0.50×)", "", "5 hits"),
     ]
 
 
