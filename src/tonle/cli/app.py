@@ -34,6 +34,7 @@ VERBS = {
     "run": "Answer one prompt and exit.",
     "pull": "Download a model, so that it can start without a network later.",
     "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
+    "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
 }
 _MODULES = {"pull": "models"}

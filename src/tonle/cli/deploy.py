@@ -1,0 +1,74 @@
+"""`tonle deploy render KIND`: the documents of a platform, from one settings file. Never loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tonle.cli.flags import with_flags
+from tonle.cli.screen import stderr
+from tonle.config.deploy import DEPLOY_SETTINGS
+from tonle.config.load_settings import load_deploy
+from tonle.deploy.document import RenderedFile
+from tonle.deploy.render import KINDS
+from tonle.errors import ConfigError
+
+deploy = typer.Typer(
+    add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+
+@deploy.callback()
+def about() -> None:
+    """Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd."""
+
+
+_KIND = "What to write: " + "; ".join(f"[bold]{kind}[/bold]: {what}" for kind, what in KINDS.items())
+
+
+@deploy.command("render")
+@with_flags(*DEPLOY_SETTINGS, table=DEPLOY_SETTINGS)
+def render_documents(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=_KIND, show_default=False)],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE",
+            help="Settings of `tonle serve`, and a section `deploy:` with those below. Without one: the default model.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Write files there instead of printing them.", show_default=False),
+    ] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:  # fmt: skip
+    """Print the documents of a platform, or write them to a folder.
+
+    [dim]Example:[/dim]  tonle deploy render kserve --config tonle.yaml --output deploy/
+    """
+    from tonle.deploy.render import render
+    from tonle.deploy.workload import Workload
+
+    if kind not in KINDS:
+        raise ConfigError(f"KIND must be one of {', '.join(KINDS)}, not {kind!r}", param="kind")
+    files = render(kind, Workload.of(*load_deploy(flags, file=config)))
+    if output is None:
+        typer.echo(_joined(files), nl=False)
+        return
+    for file in files:
+        path = output / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text, encoding="utf-8")
+        stderr().print(f"wrote {path}", markup=False)
+
+
+def _joined(files: list[RenderedFile]) -> str:
+    """One stream of YAML, as `kubectl apply -f -` reads it; a file's name stands above it."""
+    if len(files) == 1:
+        return files[0].text
+    return "---\n".join(f"# {file.name}\n{file.text}" for file in files)

@@ -1,0 +1,22 @@
+"""`render`: from the name of a platform to its files.
+
+Does: find the module of a kind. Does not: import the others, or write to disk (`cli/deploy.py`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tonle.deploy.document import RenderedFile
+from tonle.deploy.workload import Workload
+
+# What `tonle deploy render` can write: the kind, and what it is for. Its module has the same name, with _ for -.
+KINDS = {
+    "kubernetes": "Deployment, Service, PodDisruptionBudget, NetworkPolicy: no operator needed.",
+}
+
+
+def render(kind: str, workload: Workload) -> list[RenderedFile]:
+    """Raises `ConfigError` if the settings cannot work on that platform."""
+    files: list[RenderedFile] = import_module(f"tonle.deploy.{kind.replace('-', '_')}").render(workload)
+    return files
