@@ -17,9 +17,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _SKIPPED = ("apt-get", "groupadd", "useradd")  # of the base image's system
 _OWN_PATHS = re.compile(r"(?<![\w./-])/(?=(opt|src|cache)\b)")  # of the image, which the replay puts into its folder
+_USER: dict[str, Any] = {"user": 10001, "group": 10001, "extra_groups": []}
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -101,12 +103,23 @@ class Replay:
         self._bin = folder / "bin"
         self._bin.mkdir()
         shims = dict.fromkeys(_SKIPPED, "exit 0")
-        shims |= {name: f'exec {os.path.realpath(sys.executable)} "$@"' for name in ("python", "python3")}
+        self._python = os.environ.get("REPLAY_PYTHON") or os.path.realpath(sys.executable)
+        shims |= dict.fromkeys(("python", "python3"), f'exec {self._python} "$@"')
         if os.geteuid() != 0:  # owners cannot be set: make the folder alone
             shims["install"] = 'for last; do :; done; mkdir -p "$last"'
         for name, script in shims.items():
             (self._bin / name).write_text(f"#!/bin/sh\n{script}\n")
             (self._bin / name).chmod(0o755)
+
+    @property
+    def has_user(self) -> bool:
+        """Whether this process may become the image's user, to whom the image but for /cache is read-only."""
+        if os.geteuid() != 0:
+            return False
+        try:
+            return subprocess.run([self._python, "-c", ""], check=False, **_USER).returncode == 0
+        except PermissionError:  # the interpreter is in a folder of this user
+            return False
 
     def build(self, stages: list[Stage]) -> Stage:
         """The last stage, whose `environment` and commands a container would get."""
@@ -163,14 +176,14 @@ class Replay:
         assert ended.returncode == 0, f"RUN {command} failed:\n{self._log.read_text()[-4000:]}"
 
     def start(self, command: list[str], output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """As a container would: the image's variables, its user (where this process may change it), no others."""
-        user = {"user": 10001, "group": 10001, "extra_groups": []} if os.geteuid() == 0 else {}
+        """As a container would: the image's variables and no others, and its user, where `has_user`."""
+        user = _USER if self.has_user else {}
         environment = self.environment | variables
         program = shutil.which(command[0], path=environment["PATH"])
         assert program is not None, f"{command[0]} is not in the image"
         with output.open("ab") as log:
             return subprocess.Popen([program, *command[1:]], cwd=self.environment["HOME"], env=environment, stdout=log,
-                                    stderr=subprocess.STDOUT, **user)  # type: ignore[call-overload, no-any-return]  # fmt: skip
+                                    stderr=subprocess.STDOUT, **user)  # fmt: skip
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
@@ -179,8 +192,5 @@ def _expand(text: str, variables: Mapping[str, str]) -> str:
 
 def _link(source: str, target: str) -> str:
     """As good as a copy for files that are only read, and quick."""
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-    else:
-        os.link(source, target)
+    Path(target).hardlink_to(source)
     return target

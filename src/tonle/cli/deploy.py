@@ -67,6 +67,24 @@ def render_documents(
         stderr().print(f"wrote {path}", markup=False)
 
 
+@deploy.command(
+    "runpod-worker",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def runpod_worker(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Those of `tonle serve`.", show_default=False)
+    ] = None,
+) -> None:
+    """Answer the jobs of a RunPod serverless endpoint with a local `tonle serve`; takes the same arguments."""
+    from tonle.deploy.runpod_worker import run
+    from tonle.telemetry import logs
+
+    logs.configure("INFO", json=False)
+    run(list(arguments or ()))
+
+
 def _joined(files: list[RenderedFile]) -> str:
     """One stream of YAML, as `kubectl apply -f -` reads it; a file's name stands above it."""
     if len(files) == 1:

@@ -57,6 +57,10 @@ class DeployConfig:
         "Size of the volume for downloaded models and compiled kernels, where the platform does not bring the model.",
     )
 
+    data_center: str = _place(
+        "EU-RO-1", values.text("ID"), "RunPod's data center of the network volume, and so of what uses it."
+    )
+
     engine: str = _pod("tonle", values.choice("tonle", "vllm"), "tonle, or vllm to run vLLM with the same settings.")
     image: str | None = _pod(
         None,

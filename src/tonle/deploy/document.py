@@ -5,6 +5,7 @@ Does: turn documents into YAML that people read and `diff`. Does not: know what 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,10 @@ class RenderedFile:
     def text(self) -> str:
         head = "".join(f"# {line}\n" for line in self.comment.splitlines())
         return head + (self.body or "---\n".join(_yaml(document) for document in self.documents))
+
+
+def json_file(name: str, document: Document) -> RenderedFile:
+    return RenderedFile(name, body=json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 class _Dumper(yaml.SafeDumper):

@@ -13,6 +13,9 @@ from tonle.deploy.workload import Workload
 # What `tonle deploy render` can write: the kind, and what it is for. Its module has the same name, with _ for -.
 KINDS = {
     "kubernetes": "Deployment, Service, PodDisruptionBudget, NetworkPolicy: no operator needed.",
+    "compose": "Docker Compose on one machine: server, gateway with keys and audit trail, Prometheus, Grafana.",
+    "runpod": "RunPod: network volume, pod template, serverless endpoints, and a script that creates them.",
+    "systemd": "A hardened unit for one machine without containers.",
 }
 
 

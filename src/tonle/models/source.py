@@ -77,9 +77,7 @@ def cached_models() -> list[ModelSource]:
 
     default = default_model.find(cache_dir())
     files = {*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name)}
-    found = [
-        ModelSource("gguf", path, default_model.NAME if path == default else path.stem) for path in sorted(files)
-    ]
+    found = [ModelSource("gguf", path, default_model.NAME if path == default else path.stem) for path in sorted(files)]
     return found + sorted(_in_hub_cache(), key=lambda source: source.name)
 
 

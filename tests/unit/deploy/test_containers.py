@@ -4,7 +4,8 @@ A replay installs the image's packages into a fresh environment, takes minutes a
 
     REPLAY_DOCKERFILES=1 make test ARGS="tests/unit/deploy/test_containers.py -k replay"
 
-REPLAY_TORCH_INDEX names the index of torch without CUDA, if it is not PyTorch's own.
+REPLAY_TORCH_INDEX names the index of torch without CUDA, if it is not PyTorch's own; REPLAY_PYTHON the base image's Python, which
+other users must be able to run if the container's user is to be replayed, too (by root).
 """
 
 from __future__ import annotations
@@ -140,9 +141,10 @@ def test_an_image_has_the_default_model_beside_the_package(tmp_path: Path, monke
     monkeypatch.setenv("TONLE_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     place = default_model.path(tmp_path / "venv" / "share" / "tonle")
-    assert f"TONLE_CACHE_DIR=/opt/{place.parents[3].name.replace('venv', 'tonle')}/share/tonle tonle pull" in (
-        FOLDER / "Dockerfile"
-    ).read_text()
+    assert (
+        f"TONLE_CACHE_DIR=/opt/{place.parents[3].name.replace('venv', 'tonle')}/share/tonle tonle pull"
+        in (FOLDER / "Dockerfile").read_text()
+    )
     assert default_model.find(tmp_path / "empty") == default_model.path(tmp_path / "empty")  # where `fetch` puts it
     place.parent.mkdir(parents=True)
     with place.open("wb") as file:
@@ -216,13 +218,17 @@ def status_of(port: int, path: str, *, key: str | None = None, body: bytes | Non
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         try:
-            connection.request("GET" if body is None else "POST", path, body, headers | {"Content-Type": "application/json"})
+            connection.request(
+                "GET" if body is None else "POST", path, body, headers | {"Content-Type": "application/json"}
+            )
             return connection.getresponse().status
         except OSError:
             return None
 
 
-def wait_for(process: subprocess.Popen[bytes], condition: object, timeout_s: float = 60, log: Path | None = None) -> None:
+def wait_for(
+    process: subprocess.Popen[bytes], condition: object, timeout_s: float = 60, log: Path | None = None
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert process.poll() is None and time.monotonic() < deadline, log.read_text() if log else "it ended or is late"
@@ -260,7 +266,12 @@ def container(replay: Replay, stage: Stage, folder: Path, *extra: str, **variabl
     """The image's own command as a process, healthy by the image's own check. Yields its port; then SIGTERM ends it."""
     port, log = free_port(), folder / "container.log"
     log.touch()
-    variables |= {"TONLE_HOST": "127.0.0.1", "TONLE_PORT": str(port), "TMPDIR": str(folder / "tmp"), "PIP_NO_INDEX": "1"}
+    variables |= {
+        "TONLE_HOST": "127.0.0.1",
+        "TONLE_PORT": str(port),
+        "TMPDIR": str(folder / "tmp"),
+        "PIP_NO_INDEX": "1",
+    }
     command = stage.last("ENTRYPOINT").command() + (list(extra) or stage.last("CMD").command())
     process = replay.start(command, log, **variables)
 
@@ -291,7 +302,7 @@ def test_replay_of_the_server(folder: Path) -> None:
     replay, stage = build(folder, "Dockerfile", **torch_arguments())
     with container(replay, stage, folder) as port:
         assert chat(port) == 200  # the default model, which came with the image: PIP_NO_INDEX is set
-    if os.geteuid() == 0:  # it ran as another user, to whom the rest of the image is read-only
+    if replay.has_user:  # it ran as another user, to whom the rest of the image is read-only
         outside = [path for path in folder.rglob("*") if not path.is_symlink() and path.stat().st_uid == 10001]
         assert outside and all(path.is_relative_to(replay.root / "cache") for path in outside)
 
@@ -318,5 +329,7 @@ def test_replay_of_the_cuda_image(folder: Path) -> None:
     replay, stage = build(folder, "Dockerfile.cuda", TORCH=cpu.removeprefix("TORCH="), EXTRAS="runpod")
     with container(replay, stage, folder) as port:
         assert chat(port) == 200
-    worker = replay.start(["python", "-c", "import runpod.serverless, tonle.deploy.runpod_worker"], folder / "worker.log")
+    worker = replay.start(
+        ["python", "-c", "import runpod.serverless, tonle.deploy.runpod_worker"], folder / "worker.log"
+    )
     assert worker.wait(60) == 0, (folder / "worker.log").read_text()
