@@ -81,11 +81,7 @@ def pod(workload: Workload) -> Document:
     return {
         "name": workload.name,
         "templateId": TEMPLATE_ID,
-        **(
-            {"gpu": {"id": _gpu_id(gpu), "count": count, "minCudaVersion": _MIN_CUDA}}
-            if gpu
-            else {"cpu": _cpu(workload)}
-        ),
+        **({"gpu": {"id": _gpu_id(gpu), "count": count, **_cuda(workload)}} if gpu else {"cpu": _cpu(workload)}),
         "dataCenterIds": [workload.deploy.data_center],
         "mounts": {"network": [{"volumeId": VOLUME_ID, "path": _POD_VOLUME}]},
     }

@@ -38,7 +38,7 @@ from tonle.errors import ConfigError, TonleError
 
 log = logging.getLogger("tonle.runpod")
 
-_ROUTE = re.compile(r"/(api/)?v1(/[\w.-]+)+")
+_ROUTE = re.compile(r"/(api/)?v1(/[\w-][\w.-]*)+")
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONCURRENCY = "MAX_CONCURRENCY"  # the variable; RunPod's own worker for vLLM has the same
 _DEFAULT_CONCURRENCY = 32
