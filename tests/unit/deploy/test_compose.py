@@ -156,12 +156,13 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         words = words.replace(f"--port={GATEWAY_PORT}", f"--port={port}").replace("/cache/audit", str(folder / "audit"))
         with log.open("wb") as output:
             process = subprocess.Popen([sys.executable, "-m", "tonle", *words.split()], stdout=output,
-                                       stderr=subprocess.STDOUT, env={**os.environ, "TONLE_API_KEY": "caller,metrics"})  # fmt: skip
+                                       stderr=subprocess.STDOUT,
+                                       env={**os.environ, "TONLE_API_KEY": "caller,metrics"})  # fmt: skip
         try:
             check = [word.replace(f", {GATEWAY_PORT},", f", {port},") for word in gateway["healthcheck"]["test"][1:]]
             assert check[0] == "python3"
-            wait_for(process, lambda: subprocess.run([sys.executable, *check[1:]], capture_output=True, check=False).returncode == 0,
-                     log=log)  # fmt: skip
+            check[0] = sys.executable
+            wait_for(process, lambda: not subprocess.run(check, capture_output=True, check=False).returncode, log=log)
             body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
             answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body,
                                 headers={"Authorization": "Bearer caller"}, timeout=60)  # fmt: skip
@@ -223,8 +224,8 @@ def test_promtool_reads_the_queries(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k")
     (tmp_path / "prometheus.yml").write_text(config)
     subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
-    queries = [target["expr"].replace("$__rate_interval", "1m")
-               for panel in json.loads(files["grafana/dashboards/tonle.json"].text)["panels"] for target in panel["targets"]]  # fmt: skip
+    panels = json.loads(files["grafana/dashboards/tonle.json"].text)["panels"]
+    queries = [target["expr"].replace("$__rate_interval", "1m") for panel in panels for target in panel["targets"]]
     rules = [{"record": f"r:{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], check=True, capture_output=True)

@@ -23,12 +23,13 @@ from tonle.errors import ConfigError
 
 # What RunPod's API (v2) takes. Fields of requests, required ones in upper case.
 _CONTAINER = "IMAGE args disk env ports registry"
+_ENDPOINT = f"NAME TYPE SCALING {_CONTAINER} gpu cpu dataCenterIds flashboot networkVolumes timeout workers"
 FIELDS = {
     "network-volume.json": "NAME SIZE DATACENTER type",
     "pod-template.json": f"NAME {_CONTAINER} allowedCudaVersions category mounts public serverless startJupyter startSsh",
     "pod.json": "NAME templateId cloud cpu gpu dataCenterIds globalNetworking mounts startJupyter startSsh",
-    "queue-endpoint.json": f"NAME TYPE SCALING {_CONTAINER} gpu cpu dataCenterIds flashboot networkVolumes timeout workers",
-    "load-balancer-endpoint.json": f"NAME TYPE SCALING {_CONTAINER} gpu cpu dataCenterIds flashboot networkVolumes timeout workers",
+    "queue-endpoint.json": _ENDPOINT,
+    "load-balancer-endpoint.json": _ENDPOINT,
 }
 GPU = {"model": "org/x-7B", "deploy": {"gpu": "L4", "hub_token_secret": "hub-token"}}
 
@@ -310,8 +311,10 @@ def test_a_worker_answers_and_streams_several_jobs_at_once(worker: Worker) -> No
 
 def test_a_worker_fails_a_job_with_the_reason(worker: Worker) -> None:
     results = worker.do(
-        {"id": "bad", "input": {"messages": "hello"}}, {"id": "odd", "input": {}}, {"id": "path", "input": {"openai_route": "/v1/no"}}
-    )  # fmt: skip
+        {"id": "bad", "input": {"messages": "hello"}},
+        {"id": "odd", "input": {}},
+        {"id": "path", "input": {"openai_route": "/v1/no"}},
+    )
     assert results["bad"]["error"] == "HTTP 400: messages must be a list, not a string"
     assert "input must have" in results["odd"]["error"]
     assert results["path"]["error"].startswith("HTTP 404")
