@@ -14,8 +14,9 @@ from tonle.config.setting import PLACE, POD, SCALING, SECRETS, Setting, setting,
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
-# A DNS label, with room for what platforms append: Kubernetes cuts names of pods after 58 characters.
-MAX_NAME = 40
+# A DNS label, with room for what platforms append: Kubernetes cuts names of pods after 58 characters, and autoscalers tell
+# pods apart by their names (NAME-kserve-prefill-1234567890-).
+MAX_NAME = 31
 _NAME = values.pattern(
     rf"[a-z]([-a-z0-9]{{0,{MAX_NAME - 2}}}[a-z0-9])?",
     f"lower-case letters, digits and hyphens, beginning with a letter, at most {MAX_NAME}",

@@ -45,7 +45,7 @@ class Trigger:
 def triggers(workload: Workload, deployment: str, *, model_name: str | None = None) -> list[Trigger]:
     """For the pods of `deployment`. `model_name`: what they call the model, if the platform chooses it."""
     deploy = workload.deploy
-    selected = [f"model_name={json.dumps(model_name or workload.model_name)}", f'pod=~"{deployment}(-[^-]+){{1,2}}"']
+    selected = [f"model_name={json.dumps(model_name or workload.model_name)}", f'pod=~"{deployment}-[^-]+-[^-]+"']
     if deploy.namespace is not None:
         selected.insert(0, f'namespace="{deploy.namespace}"')
     pods = "{" + ",".join(selected) + "}"

@@ -69,7 +69,7 @@ def serving_runtime(workload: Workload) -> Document:
             **({"annotations": read} if read else {}),
             "supportedModelFormats": [{"name": _FORMATS[workload.deploy.engine], "version": "1", "autoSelect": False}],
             "containers": [server],
-            "volumes": volumes(workload),
+            "volumes": volumes(workload, fetches=not is_brought),
         },
     }
 

@@ -86,7 +86,7 @@ def server_pod(
     served = workload.model_name if claim and not workload.serve.served_model_name else None
     args = workload.args(model, port=port, served_name=served, more=more_args)
     server = container(workload, args, port=port, more_env=more_env)
-    pod = {**pod_settings(workload, role), "containers": [server], "volumes": volumes(workload)}
+    pod = {**pod_settings(workload, role), "containers": [server], "volumes": volumes(workload, fetches=not claim)}
     if claim:
         name, path = claim
         mount = {"name": "model", "mountPath": MODELS, "readOnly": True}

@@ -15,8 +15,19 @@ from tonle.deploy.autoscaling import Scaled, autoscalers, check_replicas, replic
 from tonle.deploy.document import Document, RenderedFile
 from tonle.deploy.endpoint_picker import configuration
 from tonle.deploy.kserve import check_autoscaler, service_account
+from tonle.deploy.kubernetes import disruption_budget
 from tonle.deploy.monitoring import check_metrics, pod_monitors, scrape_annotations
-from tonle.deploy.pod import NAME_LABEL, container, environment, metadata, pod_settings, probes, resources, volumes
+from tonle.deploy.pod import (
+    NAME_LABEL,
+    ROLE_LABEL,
+    container,
+    environment,
+    metadata,
+    pod_settings,
+    probes,
+    resources,
+    volumes,
+)
 from tonle.deploy.prefill import KV_TRANSFER, SIDE_CHANNEL, is_apart, scaled_deployments
 from tonle.deploy.workload import MODELS, PORT, PRE_STOP_S, Workload
 from tonle.errors import ConfigError
@@ -40,12 +51,22 @@ def render(workload: Workload) -> list[RenderedFile]:
         )
     apart = is_apart(workload)
     scaled = scaled_deployments(workload, prefill="-kserve-prefill", decode="-kserve", both="-kserve")
-    selected = {NAME_LABEL: workload.name, "app.kubernetes.io/part-of": "llminferenceservice"}
+    # KServe's labels
+    selected = {
+        NAME_LABEL: workload.name,
+        "app.kubernetes.io/part-of": "llminferenceservice",
+        "kserve.io/component": "workload",
+    }
+    roles = ("prefill", "decode") if apart else ("both",)
     documents = [
         *service_account(workload),
         inference_service(workload, scaled, apart=apart),
+        *(
+            disruption_budget(workload, {**selected, ROLE_LABEL: role}, each.deployment)
+            for role, each in zip(roles, scaled, strict=True)
+        ),
         *autoscalers(workload, scaled),
-        *pod_monitors(workload, {**selected, "kserve.io/component": "workload"}),
+        *pod_monitors(workload, selected),
     ]
     return [RenderedFile("llm-inference-service.yaml", documents, workload.resources.reason)]
 
@@ -85,7 +106,12 @@ def _template(workload: Workload, *, apart: bool, port: int) -> Document:
     settings.pop("topologySpreadConstraints", None)  # KServe's labels differ for prompts and answers
     account = {"serviceAccountName": workload.name} if workload.deploy.hub_token_secret else {}
     if workload.is_ours:
-        return {**settings, **account, "containers": [_our_server(workload)], "volumes": volumes(workload)}
+        return {
+            **settings,
+            **account,
+            "containers": [_our_server(workload)],
+            "volumes": volumes(workload, fetches=False),
+        }
     del settings["securityContext"]  # KServe's image has a user of its own
     return {**settings, **account, "containers": [_vllm(workload, apart=apart, port=port)]}
 

@@ -105,11 +105,15 @@ def quantity(num_bytes: int) -> str:
     return f"{num_bytes // GIB}Gi" if num_bytes % GIB == 0 else f"{-(-num_bytes // MIB)}Mi"
 
 
-def volumes(workload: Workload) -> list[Document]:
-    """Each pod has a cache of its own: a shared one would hold kernels compiled for other nodes, and locks over NFS."""
+def volumes(workload: Workload, *, fetches: bool) -> list[Document]:
+    """Each pod has a cache of its own: a shared one would hold kernels compiled for other nodes, and locks over NFS.
+
+    `fetches`: the pod keeps the model there, too.
+    """
+    num_bytes = workload.resources.fetch_bytes if fetches else workload.resources.cache_bytes
     shared = "8Gi" if workload.resources.gpus > 1 else "1Gi"  # GPUs of one model talk through it
     return [
-        {"name": "cache", "emptyDir": {"sizeLimit": quantity(workload.resources.cache_bytes)}},
+        {"name": "cache", "emptyDir": {"sizeLimit": quantity(num_bytes)}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
     ]

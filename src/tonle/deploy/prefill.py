@@ -16,7 +16,8 @@ from tonle.errors import ConfigError
 SIDE_CHANNEL: tuple[Document, ...] = (
     {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 )
-KV_TRANSFER = f"--kv-transfer-config={json.dumps({'kv_connector': 'NixlConnector', 'kv_role': 'kv_both'})}"
+_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+KV_TRANSFER = f"--kv-transfer-config={json.dumps(_TRANSFER, separators=(',', ':'))}"
 
 
 def is_apart(workload: Workload) -> bool:

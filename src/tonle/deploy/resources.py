@@ -30,7 +30,8 @@ class Resources:
     cpu_limit: int | None
     memory_bytes: int
     memory_limit_bytes: int
-    cache_bytes: int  # of disk
+    cache_bytes: int  # of disk, for compiled kernels
+    fetch_bytes: int  # of disk, where the pod fetches its model itself: both
     gpu: Gpu | None
     gpus: int  # 0 without one
     kv_bytes: int  # of keys and values, all requests together
@@ -50,7 +51,8 @@ def resources_for(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> 
         cpu_limit=deploy.cpu_limit,
         memory_bytes=memory,
         memory_limit_bytes=max(memory, deploy.memory_limit_bytes or 0),
-        cache_bytes=deploy.model_cache_bytes or _rounded(size.file_bytes + _CACHE_BYTES),
+        cache_bytes=deploy.model_cache_bytes or _CACHE_BYTES,
+        fetch_bytes=deploy.model_cache_bytes or _rounded(size.file_bytes + _CACHE_BYTES),
         gpu=gpu,
         gpus=deploy.gpus if gpu else 0,
         kv_bytes=kv_bytes,

@@ -126,7 +126,7 @@ class Workload:
         self, model: str | None, *, port: int = PORT, served_name: str | None = None, more: tuple[str, ...] = ()
     ) -> list[str]:
         """The command's arguments, for a server of `model`; `served_name` comes before the file's own names."""
-        names = [*([served_name] if served_name is not None else []), *self.serve.served_model_name]
+        names = list(dict.fromkeys([*([] if served_name is None else [served_name]), *self.serve.served_model_name]))
         flags = [] if not names else [f"--served-model-name={','.join(names)}"]
         if not self.is_ours and len(names) > 1:  # vLLM takes a list, and of a repeated flag the last one
             flags = ["--served-model-name", *names]
@@ -179,4 +179,5 @@ def _named(serve: ServeConfig, deploy: DeployConfig) -> str | None:
     if serve.model is not None or uri is None:
         return serve.model
     scheme, _, rest = uri.partition("://")
+    rest = rest.partition(":")[0] if scheme == "hf" else rest  # without a revision
     return rest if scheme == "hf" else f"./{rest.rstrip('/').rsplit('/', 1)[-1]}"
