@@ -116,6 +116,12 @@ class DeployConfig:
         ),
         "Parameters of a model that is not on this machine and whose name does not say: 7B, 135M.",
     )
+    pod_monitor: bool = _pod(
+        False,
+        values.boolean(),
+        "Have the Prometheus operator read the metrics (PodMonitor). If off, pods carry the annotations that a Prometheus "
+        "without it follows.",
+    )
     spread: bool = _pod(True, values.boolean(), "Prefer nodes that have no other replica.")
 
     min_replicas: int = _scaling(1, values.integer(0, 10_000), "Fewest replicas.")
@@ -123,8 +129,8 @@ class DeployConfig:
     scale_on: str = _scaling(
         "requests",
         values.choice("requests", "queue"),
-        "Add replicas by the rate of requests (and, so that an overload is seen, by those that wait), or only by requests "
-        "that wait in the engines' queues.",
+        "requests: add replicas by requests per second, and by those that wait, so that an overload is seen; queue: only by "
+        "those that wait.",
     )
     requests_per_second: float = _scaling(
         4.0, values.number(), "With scale_on requests: what one replica should take; less than it can take."
@@ -143,14 +149,9 @@ class DeployConfig:
     )
     max_prefill_replicas: int = _scaling(10, values.integer(1, 10_000), "Most replicas that only compute prompts.")
     prometheus_url: str = _scaling(
-        "http://prometheus-operated.monitoring:9090",
+        "http://prometheus.monitoring:9090",
         values.pattern(r"https?://[^/\s]+.*", "a URL such as http://prometheus.monitoring:9090"),
         "Prometheus that autoscalers ask.",
-    )
-    pod_monitor: bool = _scaling(
-        False,
-        values.boolean(),
-        "Have the Prometheus operator read /metrics (PodMonitor). If off, pods carry the annotations prometheus.io/…",
     )
 
     api_key_secret: str | None = _secret(

@@ -53,7 +53,7 @@ def number() -> ValueType:
             raise ValueError(f"must be a number such as 4 or 0.5, more than 0, not {value!r}")
         return found
 
-    return ValueType("NUMBER", read, lambda found: f"{found:g}")
+    return ValueType("N", read, lambda found: f"{found:g}")
 
 
 def tokens(low: int) -> ValueType:

@@ -7,6 +7,7 @@ are refused with what to do instead.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,7 +72,7 @@ def tonle_flags(serve: ServeConfig) -> list[str]:
 def vllm_flags(serve: ServeConfig, *, gpus: int) -> list[str]:
     """Flags of `vllm serve`. Raises `ConfigError` for a setting that vLLM does not have."""
     # As ours do unless told: the longest context that fits, and running requests finish before a server stops.
-    flags = [f"--max-model-len={serve.max_model_len or 'auto'}", f"--shutdown-timeout={round(serve.drain_s)}"]
+    flags = [f"--max-model-len={serve.max_model_len or 'auto'}", f"--shutdown-timeout={math.ceil(serve.drain_s)}"]
     if gpus:
         flags.append(f"--gpu-memory-utilization={serve.gpu_memory_utilization:g}")
         if serve.kv_cache_memory_bytes is not None:  # on a CPU it is a variable

@@ -13,9 +13,6 @@ from pathlib import Path
 
 from tonle.errors import ConfigError
 from tonle.models import default_model
-from tonle.models.gguf_file import GGUFFile
-from tonle.models.read_spec import read_spec
-from tonle.models.source import resolve
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PARAMETERS = re.compile(r"(?<![a-zA-Z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
@@ -80,6 +77,10 @@ def _of_parameters(number: str, name: str, dtype: str, *, by_name: bool) -> Mode
 
 
 def _of_files(model: str, dtype: str, *, on_gpu: bool) -> ModelSize:
+    from tonle.models.gguf_file import GGUFFile  # numpy, which a hub name does not need
+    from tonle.models.read_spec import read_spec
+    from tonle.models.source import resolve
+
     source = resolve(model)
     spec = read_spec(source)
     wanted = _BYTES.get(dtype)
