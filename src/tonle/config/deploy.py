@@ -112,9 +112,9 @@ class DeployConfig:
     parameters: str | None = _pod(
         None,
         values.optional(
-            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="read from the model"
+            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="by its name or its files"
         ),
-        "Parameters of a model that is not on this machine and whose name does not say: 7B, 135M.",
+        "How many parameters the model has, such as 7B or 135M: all sizes follow from it.",
     )
     pod_monitor: bool = _pod(
         False,

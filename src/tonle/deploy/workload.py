@@ -25,7 +25,7 @@ GIB = 1024**3
 PRE_STOP_S = 5  # between a pod's removal from its endpoints and SIGTERM: proxies notice meanwhile
 _MARGIN_S = 10  # after the drain, before SIGKILL
 _LOAD_BYTES_PER_S = 100_000_000  # of a slow disk or network: how long a start may take
-_START_S = {"tonle": 60, "vllm": 600}  # besides: kernels and graphs are compiled
+_START_S = {"tonle": 180, "vllm": 600}  # besides: kernels and graphs are compiled in a cache that is empty
 _CACHE = "/cache"
 MODELS = "/mnt/models"  # where a model is that a platform brings
 

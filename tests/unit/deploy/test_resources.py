@@ -113,7 +113,7 @@ def test_a_cache_holds_what_is_fetched() -> None:
 
 
 def test_a_start_has_time_to_load_and_compile() -> None:
-    assert workload_of().start_s < 200
+    assert 180 < workload_of().start_s < 300
     assert workload_of({"model": "org/some-7B"}, {"gpu": "L4"}).start_s < 600
     assert workload_of({"model": "org/some-7B"}, {"gpu": "L4", "engine": "vllm"}).start_s >= 600 + 2 * 14e9 / 1e8
 
