@@ -184,6 +184,17 @@ def test_no_secret_is_written_and_no_path_of_this_machine(case: Case) -> None:
         assert "./models" not in str(document) and "/root" not in str(document) and "/home" not in str(document)
 
 
+def test_secrets_arrive_where_each_engine_looks_for_them() -> None:
+    secrets = {"api_key_secret": "keys", "hub_token_secret": "hub", "pod_monitor": True}
+    for engine, variable in (("tonle", "TONLE_API_KEY"), ("vllm", "VLLM_API_KEY")):
+        case = Case("", "kubernetes", workload_of({"model": "org/some-1B"}, {"engine": engine, **secrets}))
+        [container] = containers(of_kind(case, "Deployment")[0])
+        found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each}
+        assert found == {variable: {"name": "keys", "key": "api-key"}, "HF_TOKEN": {"name": "hub", "key": "HF_TOKEN"}}
+    [account] = of_kind(Case("", "kserve", case.workload), "ServiceAccount")  # with which KServe fetches the model
+    assert account["secrets"] == [{"name": "hub"}]
+
+
 @ALL
 def test_what_is_referred_to_is_there(case: Case) -> None:
     names = {(document["kind"], document["metadata"]["name"]) for document in case.documents}
