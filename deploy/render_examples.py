@@ -13,6 +13,12 @@ from tonle.deploy.workload import Workload
 
 HERE = Path(__file__).parent
 EXAMPLES = (  # folder, kind, settings
+    ("kubernetes", "kubernetes", "default"),
+    ("keda", "keda", "default"),
+    ("llm-d", "llm-d", "default"),
+    ("kserve", "kserve", "lean-rag"),
+    ("kserve", "llm-d", "lean-rag-apart"),
+    ("llmisvc", "llmisvc", "lean-rag-apart"),
     ("compose", "compose", "default"),
     ("runpod", "runpod", "runpod"),
     ("systemd", "systemd", "default"),

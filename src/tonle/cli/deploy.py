@@ -25,7 +25,8 @@ def about() -> None:
     """Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd."""
 
 
-_KIND = "What to write: " + "; ".join(f"[bold]{kind}[/bold]: {what}" for kind, what in KINDS.items())
+# One line per kind: two line breaks are one in the end.
+_KIND = "What to write:\n\n" + "\n\n".join(f"[bold]{kind}[/bold]: {what}" for kind, what in KINDS.items())
 
 
 @deploy.command("render")
@@ -44,6 +45,9 @@ def render_documents(
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", help="Write files there instead of printing them.", show_default=False),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="With --output: replace files that are different.", show_default=False)
+    ] = False,
     *,
     flags: dict[str, Any],
 ) -> None:  # fmt: skip
@@ -57,14 +61,14 @@ def render_documents(
     if kind not in KINDS:
         raise ConfigError(f"KIND must be one of {', '.join(KINDS)}, not {kind!r}", param="kind")
     files = render(kind, Workload.of(*load_deploy(flags, file=config)))
-    if output is None:
-        typer.echo(_joined(files), nl=False)
+    if output is not None:
+        _write(files, output, force=force)
         return
-    for file in files:
-        path = output / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text, encoding="utf-8")
-        stderr().print(f"wrote {path}", markup=False)
+    typer.echo(_stream(files), nl=False)
+    for file in _beside(files):
+        stderr().print(
+            f"{file.name} is not printed: it is no document. Use --output FOLDER for all files.", markup=False
+        )
 
 
 @deploy.command(
@@ -85,8 +89,32 @@ def runpod_worker(
     run(list(arguments or ()))
 
 
-def _joined(files: list[RenderedFile]) -> str:
+def _write(files: list[RenderedFile], folder: Path, *, force: bool) -> None:
+    """All of them or none: what stands there and is different was written by hand, or from other settings."""
+    texts = {folder / file.name: file.text for file in files}
+    there = {path: path.read_text(encoding="utf-8", errors="replace") for path in texts if path.exists()}
+    different = [str(path) for path, text in there.items() if text != texts[path]]
+    if different and not force:
+        raise ConfigError(
+            f"{', '.join(different)} would be replaced by something else; add --force to do that, or choose another --output",
+            param="output",
+        )
+    for path, text in texts.items():
+        if there.get(path) != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        stderr().print(f"{'unchanged' if there.get(path) == text else 'wrote'} {path}", markup=False)
+
+
+def _stream(files: list[RenderedFile]) -> str:
     """One stream of YAML, as `kubectl apply -f -` reads it; a file's name stands above it."""
-    if len(files) == 1:
-        return files[0].text
-    return "---\n".join(f"# {file.name}\n{file.text}" for file in files)
+    beside = _beside(files)
+    shown = [file for file in files if file not in beside]
+    if len(shown) == 1:
+        return shown[0].text
+    return "---\n".join(f"# {file.name}\n{file.text}" for file in shown)
+
+
+def _beside(files: list[RenderedFile]) -> list[RenderedFile]:
+    """Files that are no documents, such as values of a chart, next to files that are."""
+    return [file for file in files if file.body] if any(file.documents for file in files) else []

@@ -14,8 +14,17 @@ from tonle.config.setting import PLACE, POD, SCALING, SECRETS, Setting, setting,
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
-_LABEL = r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?"  # a DNS label, with room for what platforms append
-_NAME = values.pattern(_LABEL, "lower-case letters, digits and hyphens, beginning with a letter, at most 53")
+# A DNS label, with room for what platforms append: Kubernetes cuts names of pods after 58 characters, and autoscalers tell
+# pods apart by their names (NAME-kserve-prefill-1234567890-).
+MAX_NAME = 31
+_NAME = values.pattern(
+    rf"[a-z]([-a-z0-9]{{0,{MAX_NAME - 2}}}[a-z0-9])?",
+    f"lower-case letters, digits and hyphens, beginning with a letter, at most {MAX_NAME}",
+)
+_SECRET = values.pattern(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Secret")
+_LABEL = values.pattern(
+    r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, as in a DNS label"
+)
 
 
 def _place(default: Any, type: ValueType, help: str) -> Any:
@@ -44,17 +53,34 @@ class DeployConfig:
         "Name of the service and of everything that belongs to it.",
     )
     namespace: str | None = _place(
-        None, values.optional(_NAME, none="that of kubectl"), "Kubernetes namespace written into the documents."
+        None,
+        values.optional(_LABEL, none="that of kubectl"),
+        "Kubernetes namespace written into the documents. The documents of llm-d always name one: default, unless set.",
     )
     storage_uri: str | None = _place(
         None,
-        values.optional(values.text("URI"), none="hf://MODEL for a hub name"),
-        "Where the platform finds the model: hf://org/name, pvc://claim/path, s3://bucket/path, gs://, oci://.",
+        values.optional(
+            values.pattern(r"(hf|pvc|s3|gs|oci|https?)://[^/\s]+.*", "a URI such as hf://org/name or pvc://claim/path"),
+            none="hf://MODEL for a hub name",
+        ),
+        "Where the platform finds the model: hf://org/name or pvc://claim/path; with KServe also s3://, gs://, oci://, "
+        "https://.",
     )
-    model_cache: str = _place(
-        "20GiB",
-        values.pattern(r"[1-9][0-9]*(Mi|Gi|Ti)B?", "a size such as 20GiB"),
-        "Size of the volume for downloaded models and compiled kernels, where the platform does not bring the model.",
+    model_cache_bytes: int | None = _place(
+        None,
+        values.optional(values.size(), none="what the model needs, and 10GiB"),
+        "Size of each pod's volume for downloaded models and compiled kernels.",
+    )
+    gateway: str = _place(
+        "inference-gateway",
+        values.pattern(r"([a-z0-9][-a-z0-9]{0,62}/)?[a-z0-9][-a-z0-9.]{0,62}", "NAME or NAMESPACE/NAME"),
+        "With llm-d: the Gateway that callers reach, as NAME or NAMESPACE/NAME.",
+    )
+    allowed_namespaces: tuple[str, ...] = _place(
+        (),
+        values.names("NAMESPACE"),
+        "Namespaces whose pods may call the server besides its own: that of the gateway, that of Prometheus. Repeat the "
+        "flag for more. By default all.",
     )
 
     data_center: str = _place(
@@ -70,21 +96,35 @@ class DeployConfig:
     gpu: str | None = _pod(
         None,
         values.optional(values.text("GPU"), none="a CPU"),
-        "GPU of each pod: T4, L4, A10G, A100-80GB, H100, H200, …",
+        "GPU of each pod, such as A10G, L4, A100-80GB or H100.",
     )
     gpus: int = _pod(1, values.integer(1, 16), "GPUs of each pod, if it has any; one model is spread over all of them.")
     cpu: int | None = _pod(
         None, values.optional(values.integer(1, 1024), none="4 with a GPU, else 2"), "CPU cores of each pod."
     )
+    cpu_limit: int | None = _pod(
+        None, values.optional(values.integer(1, 1024), none="all that are free"), "Most CPU cores of each pod."
+    )
     memory_bytes: int | None = _pod(
         None, values.optional(values.size(), none="what the model needs"), "Memory of each pod."
+    )
+    memory_limit_bytes: int | None = _pod(
+        None,
+        values.optional(values.size(), none="the same as memory"),
+        "Most memory of each pod; one that takes more is killed.",
     )
     parameters: str | None = _pod(
         None,
         values.optional(
-            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="read from the model"
+            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="by its name or its files"
         ),
-        "Parameters of a model that is not on this machine and whose name does not say: 7B, 135M.",
+        "How many parameters the model has, such as 7B or 135M: all sizes follow from it.",
+    )
+    pod_monitor: bool = _pod(
+        False,
+        values.boolean(),
+        "Have the Prometheus operator read the metrics (PodMonitor). If off, pods carry the annotations that a Prometheus "
+        "without it follows.",
     )
     spread: bool = _pod(True, values.boolean(), "Prefer nodes that have no other replica.")
 
@@ -93,33 +133,48 @@ class DeployConfig:
     scale_on: str = _scaling(
         "requests",
         values.choice("requests", "queue"),
-        "Add replicas by requests per second, or by requests that wait in the engines' queues.",
+        "requests: add replicas by requests per second, and by those that wait, so that an overload is seen; queue: only by "
+        "those that wait.",
     )
-    requests_per_second: int = _scaling(4, values.integer(1), "With scale_on requests: what one replica should take.")
-    waiting_requests: int = _scaling(5, values.integer(1), "With scale_on queue: how many may wait per replica.")
+    requests_per_second: float = _scaling(
+        4.0, values.number(), "With scale_on requests: what one replica should take; less than it can take."
+    )
+    waiting_requests: int = _scaling(
+        5, values.integer(1), "How many requests may wait per replica before one is added."
+    )
+    autoscaler: str = _scaling(
+        "keda",
+        values.choice("keda", "hpa", "none"),
+        "What adds replicas: keda, hpa (a HorizontalPodAutoscaler, with prometheus-adapter), or none (always "
+        "min_replicas). KServe's kinds know keda and none.",
+    )
     prefill_replicas: int = _scaling(
         0, values.integer(0, 10_000), "Replicas that only compute prompts, at least; 0 = none, every replica does both."
     )
     max_prefill_replicas: int = _scaling(10, values.integer(1, 10_000), "Most replicas that only compute prompts.")
     prometheus_url: str = _scaling(
-        "http://prometheus-operated.monitoring:9090", values.text("URL"), "Prometheus that autoscalers ask."
+        "http://prometheus.monitoring:9090",
+        values.pattern(r"https?://[^/\s]+.*", "a URL such as http://prometheus.monitoring:9090"),
+        "Prometheus that autoscalers ask.",
     )
 
     api_key_secret: str | None = _secret(
         None,
-        values.optional(_NAME, none="no key is asked for"),
+        values.optional(_SECRET, none="no key is asked for"),
         "Secret whose entry api-key callers must send. A key itself is never written into a document.",
     )
     hub_token_secret: str | None = _secret(
-        None, values.optional(_NAME, none="none"), "Secret whose entry token fetches the model from the hub."
+        None, values.optional(_SECRET, none="none"), "Secret whose entry HF_TOKEN fetches the model from the hub."
     )
 
     def validate(self) -> None:
         """Check settings against each other. Raises `ConfigError`."""
-        for low, high in (("min_replicas", "max_replicas"), ("prefill_replicas", "max_prefill_replicas")):
-            if getattr(self, low) > getattr(self, high):
+        for low, high in _PAIRS:
+            least, most = getattr(self, low.field), getattr(self, high.field)
+            if least is not None and most is not None and least > most:
+                shown = low.type.show(least), high.type.show(most)
                 raise ConfigError(
-                    f"{low} ({getattr(self, low)}) is more than {high} ({getattr(self, high)})", param=low
+                    f"{low.name} ({shown[0]}) is more than {high.name} ({shown[1]}); raise {high.name}", param=low.name
                 )
         if self.gpus > 1 and self.gpu is None:
             raise ConfigError(
@@ -128,3 +183,12 @@ class DeployConfig:
 
 
 DEPLOY_SETTINGS: dict[str, Setting] = settings_of(DeployConfig)
+_PAIRS = [
+    (DEPLOY_SETTINGS[low], DEPLOY_SETTINGS[high])
+    for low, high in (
+        ("min_replicas", "max_replicas"),
+        ("prefill_replicas", "max_prefill_replicas"),
+        ("cpu", "cpu_limit"),
+        ("memory", "memory_limit"),
+    )
+]

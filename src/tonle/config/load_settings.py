@@ -25,6 +25,7 @@ from tonle.errors import ConfigError
 # Variables of ours that are not settings.
 _CONFIG_VARIABLE = "TONLE_CONFIG"
 _OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG")
+_OF_TESTS = ("TONLE_K8S_SCHEMAS",)  # set for a whole run of them, in which servers are started
 _DEPLOY_SECTION = "deploy"  # of a file: read by `tonle deploy`, passed over by servers
 
 # Units that users may add to a setting's name; names have none (`setting.py`).
@@ -131,7 +132,7 @@ def _from_environment(environ: Mapping[str, str], settings: Mapping[str, Setting
     theirs = {setting.env for table in (SETTINGS, GATEWAY_SETTINGS, MIDDLEWARE_SETTINGS) for setting in table.values()}
     values = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:
+        if not variable.startswith(ENV_PREFIX) or variable in (*_OTHER_VARIABLES, *_OF_TESTS) or not value:
             continue
         if _SERVICE_LINK.fullmatch(variable) or _SERVICE_ADDRESS.fullmatch(f"{variable}={value}"):
             continue

@@ -9,7 +9,8 @@ from tonle import __version__
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.deploy.dashboard import dashboard
 from tonle.deploy.document import Document, RenderedFile, json_file
-from tonle.deploy.hub_model import hub_model, is_path
+from tonle.deploy.hub_model import hub_model
+from tonle.deploy.model_size import is_path
 from tonle.deploy.pod import USER_ID
 from tonle.deploy.workload import MODELS, PORT, PRE_STOP_S, Workload
 from tonle.errors import ConfigError
@@ -58,12 +59,12 @@ def _server(workload: Workload) -> Document:
     model = hub_model(workload, "Docker Compose", instead="model: /absolute/path, which is mounted into the container")
     volumes: list[Document | str] = [f"models:{workload.cache_dir}"]
     served_name = None
-    if is_path(model):
-        if not str(model).startswith("/"):
+    if model is not None and is_path(model):
+        if not model.startswith("/"):
             raise ConfigError(
                 f"model: {model} must be an absolute path, to be mounted into the container", param="model"
             )
-        volumes.append({"type": "bind", "source": _literal(str(model)), "target": MODELS, "read_only": True})
+        volumes.append({"type": "bind", "source": _literal(model), "target": MODELS, "read_only": True})
         model, served_name = MODELS, workload.model_name
     return {
         "image": _literal(workload.image),
@@ -161,7 +162,7 @@ def _health(port: int, path: str, *, start_s: int) -> Document:
 
 def _resources(workload: Workload) -> Document:
     needed = workload.resources
-    limits: Document = {"limits": {"memory": f"{-(-needed.memory_bytes // _MIB)}M"}}
+    limits: Document = {"limits": {"memory": f"{-(-needed.memory_limit_bytes // _MIB)}M"}}
     if needed.gpus:
         limits["reservations"] = {"devices": [{"driver": "nvidia", "count": needed.gpus, "capabilities": ["gpu"]}]}
     return limits

@@ -24,7 +24,7 @@ class RenderedFile:
     @property
     def text(self) -> str:
         head = "".join(f"# {line}\n" for line in self.comment.splitlines())
-        return head + (self.body or "---\n".join(_yaml(document) for document in self.documents))
+        return head + (self.body or "---\n".join(yaml_text(document) for document in self.documents))
 
 
 def json_file(name: str, document: Document) -> RenderedFile:
@@ -41,6 +41,14 @@ class _Dumper(yaml.SafeDumper):
         return super().increase_indent(flow, False)  # list items are indented, as kubectl's own examples are
 
 
-def _yaml(document: Document) -> str:
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(document: Document) -> str:
+    """Keys in the order they were made; text of several lines stands as a block."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return text

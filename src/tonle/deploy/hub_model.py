@@ -20,8 +20,3 @@ def hub_model(workload: Workload, platform: str, *, instead: str) -> str | None:
             f"storage_uri: {uri} cannot be read by {platform}; use hf://org/name, or {instead}", param="storage_uri"
         )
     return name
-
-
-def is_path(model: str | None) -> bool:
-    """By its form alone, so that documents do not depend on what is on this machine."""
-    return model is not None and model.startswith(("/", "./", "../", "~"))

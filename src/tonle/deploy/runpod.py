@@ -11,7 +11,8 @@ import shlex
 from tonle import __version__
 from tonle.deploy.document import Document, RenderedFile, json_file
 from tonle.deploy.gpus import GPUS, Gpu
-from tonle.deploy.hub_model import hub_model, is_path
+from tonle.deploy.hub_model import hub_model
+from tonle.deploy.model_size import is_path
 from tonle.deploy.workload import PORT, Workload
 from tonle.errors import ConfigError
 
@@ -43,7 +44,7 @@ _POOLS = {
 
 
 def render(workload: Workload) -> list[RenderedFile]:
-    if is_path(workload.serve.model):
+    if workload.serve.model is not None and is_path(workload.serve.model):
         raise ConfigError(
             f"model: {workload.serve.model} is on this machine, where RunPod cannot read it; give a hub name",
             param="model",
@@ -211,13 +212,9 @@ def _concurrency(workload: Workload) -> int:
 
 def _cache_gb(workload: Workload) -> int:
     """RunPod counts in GB and has volumes of 10 to 4096."""
-    number = workload.deploy.model_cache.removesuffix("B")
-    unit = {"Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4}[number[-2:]]
-    size = -(-int(number[:-2]) * unit // 10**9)
+    size = -(-workload.resources.fetch_bytes // 10**9)
     if size > 4096:
-        raise ConfigError(
-            f"model_cache: {workload.deploy.model_cache} is more than RunPod's 4096 GB", param="model_cache"
-        )
+        raise ConfigError(f"model_cache: {size} GB are more than RunPod's 4096", param="model_cache")
     return max(10, size)
 
 

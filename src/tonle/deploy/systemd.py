@@ -7,7 +7,8 @@ Does not: install the package, or open ports to the network unless the settings'
 from __future__ import annotations
 
 from tonle.deploy.document import RenderedFile
-from tonle.deploy.hub_model import hub_model, is_path
+from tonle.deploy.hub_model import hub_model
+from tonle.deploy.model_size import is_path
 from tonle.deploy.workload import PRE_STOP_S, Workload
 from tonle.errors import ConfigError
 
@@ -80,7 +81,7 @@ def _unit(workload: Workload, unit: str) -> str:
     environment = "".join(f'Environment="{name}={value}"\n' for name, value in _environment(workload, unit).items())
     credentials = "".join(f"LoadCredential={name}:{_credential(unit, name)}\n" for name in _credentials(workload))
     devices = _NVIDIA if workload.resources.gpus else _NO_DEVICES
-    memory_mib = -(-workload.resources.memory_bytes // 1024**2)
+    memory_mib = -(-workload.resources.memory_limit_bytes // 1024**2)
     return f"""\
 [Unit]
 Description=Tonle: {workload.model_name}
@@ -113,7 +114,7 @@ WantedBy=multi-user.target
 
 def _arguments(workload: Workload) -> list[str]:
     model = hub_model(workload, "systemd", instead="model: /absolute/path of a folder or a .gguf file")
-    if is_path(model) and not str(model).startswith("/"):
+    if model is not None and is_path(model) and not model.startswith("/"):
         raise ConfigError(f"model: {model} must be an absolute path: the unit runs elsewhere", param="model")
     if model is not None and model.startswith(_HIDDEN):
         raise ConfigError(

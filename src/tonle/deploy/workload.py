@@ -8,25 +8,26 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from tonle import __version__
-from tonle.config.deploy import DeployConfig
+from tonle.config.deploy import MAX_NAME, DeployConfig
 from tonle.config.serve import ServeConfig
 from tonle.deploy.command_line import tonle_flags, vllm_flags
-from tonle.deploy.model_size import ModelSize, model_size
+from tonle.deploy.model_size import ModelSize, is_path, model_size
 from tonle.deploy.resources import Resources, resources_for
 from tonle.errors import ConfigError
 from tonle.models import default_model
 
 VLLM_VERSION = "v0.27.1"
 PORT = 8000
+GIB = 1024**3
 PRE_STOP_S = 5  # between a pod's removal from its endpoints and SIGTERM: proxies notice meanwhile
 _MARGIN_S = 10  # after the drain, before SIGKILL
 _LOAD_BYTES_PER_S = 100_000_000  # of a slow disk or network: how long a start may take
+_START_S = {"tonle": 180, "vllm": 600}  # besides: kernels and graphs are compiled in a cache that is empty
 _CACHE = "/cache"
-MODELS = "/mnt/models"  # where KServe puts a model that it brings
+MODELS = "/mnt/models"  # where a model is that a platform brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,19 @@ class Workload:
                 "engine: vllm, or gpus: 1 and more replicas",
                 param="gpus",
             )
-        if deploy.engine == "vllm" and serve.model is None:
+        if deploy.engine == "vllm" and serve.model is None and deploy.storage_uri is None:
             raise ConfigError(
-                "engine: vllm needs a model that vLLM can load; name one, for example model: org/name", param="model"
+                "engine: vllm needs a model that vLLM can load; name one, for example model: Qwen/Qwen2.5-7B-Instruct",
+                param="model",
             )
-        size = model_size(serve.model, dtype=serve.dtype, parameters=deploy.parameters)
+        if deploy.engine == "tonle" and deploy.api_key_secret is not None and serve.frontends > 1:
+            raise ConfigError(
+                "api_key_secret does not go with frontends: keys are the work of one process; set frontends: 1, or run "
+                "`tonle gateway` with the key in front of the replicas",
+                param="frontends",
+            )
+        model = _named(serve, deploy)
+        size = model_size(model, dtype=serve.dtype, parameters=deploy.parameters, on_gpu=deploy.gpu is not None)
         made = cls(serve, deploy, size, resources_for(size, serve, deploy))
         made.flags()  # refuses now what cannot go into a container
         return made
@@ -61,26 +70,29 @@ class Workload:
         if self.deploy.name is not None:
             return self.deploy.name
         bare = re.sub(r"[^a-z0-9]+", "-", self.model_name.rsplit("/", 1)[-1].lower()).strip("-")
-        return (bare if bare[:1].isalpha() else f"model-{bare}")[:53].rstrip("-")
+        return (bare if bare[:1].isalpha() else f"model-{bare}")[:MAX_NAME].rstrip("-")
 
     @property
     def model_name(self) -> str:
         """What callers of the API name."""
         if self.serve.served_model_name:
             return self.serve.served_model_name[0]
-        model = self.serve.model
-        return default_model.NAME if model is None else Path(model).name if self._is_path else model
+        model = _named(self.serve, self.deploy)
+        if model is None:
+            return default_model.NAME
+        return model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf") if is_path(model) else model
 
     @property
     def model(self) -> str | None:
         """What a container that finds its own model is told to serve: a hub name, or None for the default model."""
-        if self._is_path:
+        model = self.serve.model
+        if model is not None and is_path(model):
             raise ConfigError(
-                f"model: {self.serve.model} is on this machine, where no pod can read it; set deploy.storage_uri, for "
-                "example pvc://models/mine, or give a hub name",
+                f"model: {model} is on this machine, where no pod can read it; set deploy.storage_uri, for example "
+                "pvc://models/mine, or give a hub name",
                 param="storage_uri",
             )
-        return self.serve.model
+        return None if model == default_model.NAME else model
 
     @property
     def storage_uri(self) -> str | None:
@@ -88,11 +100,6 @@ class Workload:
         if self.deploy.storage_uri is not None:
             return self.deploy.storage_uri
         return None if self.model is None else f"hf://{self.model}"
-
-    @property
-    def _is_path(self) -> bool:
-        model = self.serve.model
-        return model is not None and (Path(model).expanduser().exists() or model.startswith(("/", ".", "~")))
 
     @property
     def image(self) -> str:
@@ -115,11 +122,15 @@ class Workload:
     def command(self) -> list[str]:
         return ["tonle", "serve"] if self.is_ours else ["vllm", "serve"]
 
-    def args(self, model: str | None, *, port: int = PORT, served_name: str | None = None) -> list[str]:
-        """The command's arguments, for a server of `model`."""
-        names = [served_name] if served_name is not None else list(self.serve.served_model_name)
-        flags = [f"--served-model-name={name}" for name in names]
-        return [*([model] if model else []), "--host=0.0.0.0", f"--port={port}", *flags, *self.flags()]
+    def args(
+        self, model: str | None, *, port: int = PORT, served_name: str | None = None, more: tuple[str, ...] = ()
+    ) -> list[str]:
+        """The command's arguments, for a server of `model`; `served_name` comes before the file's own names."""
+        names = list(dict.fromkeys([*([] if served_name is None else [served_name]), *self.serve.served_model_name]))
+        flags = [] if not names else [f"--served-model-name={','.join(names)}"]
+        if not self.is_ours and len(names) > 1:  # vLLM takes a list, and of a repeated flag the last one
+            flags = ["--served-model-name", *names]
+        return [*([model] if model else []), "--host=0.0.0.0", f"--port={port}", *flags, *self.flags(), *more]
 
     @property
     def drain_s(self) -> int:
@@ -132,8 +143,9 @@ class Workload:
 
     @property
     def start_s(self) -> int:
-        """The longest a start may take: fetching and loading the weights, and a minute."""
-        return 60 * math.ceil(1 + self.size.weight_bytes / _LOAD_BYTES_PER_S / 60)
+        """The longest a start may take: fetching and loading the weights, and what the engine needs besides."""
+        loading_s = (self.size.file_bytes + self.size.weight_bytes) / _LOAD_BYTES_PER_S
+        return 60 * math.ceil((_START_S[self.deploy.engine] + loading_s) / 60)
 
     @property
     def ready_path(self) -> str:
@@ -151,4 +163,21 @@ class Workload:
         """Plain variables; the file system of a container is read-only but for the cache and /tmp."""
         if self.is_ours:
             return {"TONLE_CACHE_DIR": _CACHE, "XDG_STATE_HOME": f"{_CACHE}/state", "HOME": _CACHE}
-        return {"HF_HOME": f"{_CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{_CACHE}/vllm", "HOME": _CACHE, "USER": "vllm"}
+        variables = {
+            "HF_HOME": f"{_CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{_CACHE}/vllm", "HOME": _CACHE,
+            "USER": "vllm",  # torch asks who it is, and the image does not know our user
+            "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": self.serve.log_level,
+        }  # fmt: skip
+        if not self.resources.gpus:
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(self.resources.kv_bytes / GIB))
+        return variables
+
+
+def _named(serve: ServeConfig, deploy: DeployConfig) -> str | None:
+    """What the settings say of the model: its path or hub name, else the end of its URI. None: the default model."""
+    uri = deploy.storage_uri
+    if serve.model is not None or uri is None:
+        return serve.model
+    scheme, _, rest = uri.partition("://")
+    rest = rest.partition(":")[0] if scheme == "hf" else rest  # without a revision
+    return rest if scheme == "hf" else f"./{rest.rstrip('/').rsplit('/', 1)[-1]}"
