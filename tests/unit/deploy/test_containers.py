@@ -235,6 +235,15 @@ def wait_for(
         time.sleep(0.05)
 
 
+def test_what_the_gateways_image_cannot_do_is_told(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['tokenizers'] = None; import tonle.cli; tonle.cli.main()"
+    (tmp_path / "config.json").write_text("{}")
+    ended = subprocess.run([sys.executable, "-c", code, "serve", "--port", "0", str(tmp_path)], capture_output=True,
+                           text=True, check=False, timeout=60)  # fmt: skip
+    assert ended.returncode == 1 and "tokenizers is not installed" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+
+
 # -- a replay of each
 
 
