@@ -53,6 +53,7 @@ SHORT = {"max_model_len": 4096}
         ({}, {"prefill_replicas": 11}, ["prefill_replicas (11) is more than max_prefill_replicas (10)"]),
         ({}, {"memory_bytes": 2**35, "memory_limit_bytes": 2**34}, ["memory (32GiB) is more than memory_limit (16GiB)"]),
         ({}, {"cpu": 8, "cpu_limit": 4}, ["cpu (8) is more than cpu_limit (4)"]),
+        ({}, {"allowed_namespaces": ("My Team",)}, ["allowed_namespaces: each must be lower-case", "'My Team'"]),
         ({}, {"engine": "vllm"}, ["engine: vllm needs a model"]),
         (M7, {"engine": "vllm"}, ["on a CPU needs max_model_len", "max_model_len: 4096"]),
         (M7 | SHORT | {"activation_bits": 8}, {"engine": "vllm"}, ["activation_bits", "vLLM does not have"]),
