@@ -176,6 +176,11 @@ class DeployConfig:
                 raise ConfigError(
                     f"{low.name} ({shown[0]}) is more than {high.name} ({shown[1]}); raise {high.name}", param=low.name
                 )
+        for name in self.allowed_namespaces:
+            try:
+                _LABEL.read(name)
+            except ValueError as error:
+                raise ConfigError(f"allowed_namespaces: each {error}", param="allowed_namespaces") from None
         if self.gpus > 1 and self.gpu is None:
             raise ConfigError(
                 f"gpus is {self.gpus}, but gpu does not say which; set gpu, for example gpu: A10G", param="gpu"

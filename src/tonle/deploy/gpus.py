@@ -51,4 +51,4 @@ def find_gpu(name: str) -> Gpu:
         return GPUS[wanted]
     near = difflib.get_close_matches(wanted, GPUS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"gpu: {name!r} is not known; {hint}Known are {', '.join(GPUS)}", param="gpu")
+    raise ConfigError(f"gpu: {name!r} is not known; {hint}It must be one of {', '.join(GPUS)}", param="gpu")

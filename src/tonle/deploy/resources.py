@@ -93,6 +93,12 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
         raise ConfigError(
             "kv_cache_dtype: fp8 needs a GPU; set gpu, for example gpu: L4, or leave it auto", param="kv_cache_dtype"
         )
+    if deploy.engine == "vllm" and serve.max_model_len is None:
+        raise ConfigError(
+            "engine: vllm on a CPU needs max_model_len, because there it does not fit the context to the memory by itself; "
+            "set it, for example max_model_len: 4096",
+            param="max_model_len",
+        )
     kv_bytes = serve.kv_cache_memory_bytes or _CPU_KV_BYTES[deploy.engine]
     _check_pool(serve, _one_request(size, serve)[1], kv_bytes)
     need = round(size.weight_bytes * 1.1) + kv_bytes + _PROCESS_BYTES[deploy.engine]
@@ -128,7 +134,7 @@ def _refuse_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployCon
     needed = (size.weight_bytes + kv_bytes) / deploy.gpus + _GPU_OVERHEAD_BYTES
     raise ConfigError(
         f"the model does not fit: {gib(size.weight_bytes)} of weights ({size.origin}) and {gib(kv_bytes)} for {what} are more "
-        f"than the {gib(max(0, have))} that {_cards(gpu, deploy)} leave. Each GPU would need "
+        f"than the {gib(max(0, have))} that can be used on {_cards(gpu, deploy)}. Each GPU would need "
         f"{gib(math.ceil(needed / serve.gpu_memory_utilization))}. Choose {' or '.join(instead)}; if the model is smaller than "
         "that, set parameters",
         param="gpu",

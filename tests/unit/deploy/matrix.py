@@ -27,7 +27,10 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": "./models/mine"},
         {"storage_uri": "pvc://models/mine", "parameters": "3B", "spread": False},
     ),
-    "vllm-cpu": ({"model": "org/some-1.5B"}, {"engine": "vllm", "image": "registry.example/vllm:1", "name": LONGEST}),
+    "vllm-cpu": (
+        {"model": "org/some-1.5B", "max_model_len": 4096},
+        {"engine": "vllm", "image": "registry.example/vllm:1", "name": LONGEST},
+    ),
     "vllm-gpu": (
         {"model": "org/some-70B", "served_model_name": ("a", "b"), "override_generation_config": {"temperature": 0.5}},
         {"engine": "vllm", "gpu": "H100", "gpus": 4, "cpu": 8, "cpu_limit": 16, "memory_bytes": 100 * 2**30},

@@ -83,13 +83,15 @@ def test_vllm_behaves_as_ours_where_its_defaults_differ() -> None:
     assert vllm_flags(ServeConfig(), gpus=1) == [
         "--max-model-len=auto", "--shutdown-timeout=30", "--gpu-memory-utilization=0.9",
     ]  # fmt: skip
-    on_cpu = workload_of({"model": "org/some-1B", "kv_cache_memory_bytes": 3 * 2**30 // 2}, {"engine": "vllm"})
+    on_cpu = workload_of(
+        {"model": "org/some-1B", "kv_cache_memory_bytes": 3 * 2**30 // 2, "max_model_len": 4096}, {"engine": "vllm"}
+    )
     assert "--kv-cache-memory" not in " ".join(on_cpu.flags())
     assert on_cpu.environment()["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 
 def test_names_for_vllm_are_one_list() -> None:
-    workload = workload_of({"model": "org/some-1B", "served_model_name": ("a", "b")}, {"engine": "vllm"})
+    workload = workload_of({"model": "org/some-1B", "served_model_name": ("a", "b")}, {"engine": "vllm", "gpu": "L4"})
     args = workload.args("org/some-1B", served_name="n")
     assert args[3:7] == ["--served-model-name", "n", "a", "b"] and args[7].startswith("--")
 

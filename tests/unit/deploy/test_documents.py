@@ -187,7 +187,11 @@ def test_no_secret_is_written_and_no_path_of_this_machine(case: Case) -> None:
 def test_secrets_arrive_where_each_engine_looks_for_them() -> None:
     secrets = {"api_key_secret": "keys", "hub_token_secret": "hub", "pod_monitor": True}
     for engine, variable in (("tonle", "TONLE_API_KEY"), ("vllm", "VLLM_API_KEY")):
-        case = Case("", "kubernetes", workload_of({"model": "org/some-1B"}, {"engine": engine, **secrets}))
+        case = Case(
+            "",
+            "kubernetes",
+            workload_of({"model": "org/some-1B", "max_model_len": 4096}, {"engine": engine, **secrets}),
+        )
         [container] = containers(of_kind(case, "Deployment")[0])
         found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each}
         assert found == {variable: {"name": "keys", "key": "api-key"}, "HF_TOKEN": {"name": "hub", "key": "HF_TOKEN"}}

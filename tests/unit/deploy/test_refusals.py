@@ -15,6 +15,7 @@ from tonle.errors import ConfigError
 
 GPU = {"engine": "vllm", "gpu": "A10G"}
 M7 = {"model": "org/some-7B"}
+SHORT = {"max_model_len": 4096}
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,10 @@ M7 = {"model": "org/some-7B"}
         ({}, {"prefill_replicas": 11}, ["prefill_replicas (11) is more than max_prefill_replicas (10)"]),
         ({}, {"memory_bytes": 2**35, "memory_limit_bytes": 2**34}, ["memory (32GiB) is more than memory_limit (16GiB)"]),
         ({}, {"cpu": 8, "cpu_limit": 4}, ["cpu (8) is more than cpu_limit (4)"]),
+        ({}, {"allowed_namespaces": ("My Team",)}, ["allowed_namespaces: each must be lower-case", "'My Team'"]),
         ({}, {"engine": "vllm"}, ["engine: vllm needs a model"]),
-        (M7 | {"activation_bits": 8}, {"engine": "vllm"}, ["activation_bits", "vLLM does not have"]),
+        (M7, {"engine": "vllm"}, ["on a CPU needs max_model_len", "max_model_len: 4096"]),
+        (M7 | SHORT | {"activation_bits": 8}, {"engine": "vllm"}, ["activation_bits", "vLLM does not have"]),
         ({"frontends": 2}, {"api_key_secret": "keys"}, ["frontends: 1", "tonle gateway"]),
     ],
 )  # fmt: skip
@@ -77,7 +80,7 @@ def test_what_no_platform_can_run(serve: dict[str, Any], deploy: dict[str, Any],
         (["kubernetes", "keda", "kserve", "llmisvc"], {}, {"api_key_secret": "keys"}, ["/metrics needs the key", "pod_monitor"]),
         (["llmisvc", "llm-d"], {}, {"api_key_secret": "keys", "pod_monitor": True}, ["without a key", "tonle gateway"]),
         (["llmisvc", "llm-d", "keda"], {}, {"prefill_replicas": 1}, ["our engine does not hand", "engine: vllm"]),
-        (["llmisvc", "llm-d", "keda"], M7, {"engine": "vllm", "prefill_replicas": 1}, ["needs a GPU"]),
+        (["llmisvc", "llm-d", "keda"], M7 | SHORT, {"engine": "vllm", "prefill_replicas": 1}, ["needs a GPU"]),
         (["kubernetes", "kserve"], M7, GPU | {"prefill_replicas": 1}, ["llmisvc", "llm-d"]),
         (["kserve", "llmisvc"], {}, {"autoscaler": "hpa"}, ["autoscaler: keda"]),
         (["keda"], {}, {"autoscaler": "hpa"}, ["work against each other"]),
