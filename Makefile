@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test fuzz chaos model check format clean
+.PHONY: help serve chat bench test fuzz chaos examples model check format clean
 
 help: ## Show this
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 2
 
 chaos: model ## Faults under load, and a table of what happened: make chaos ARGS="--fault kill-engine"
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+examples: $(INSTALLED_DEV) ## Render the documents in deploy/ again
+	@$(BIN)/python deploy/render_examples.py
 
 # Tests never touch a network; those that need the default model are skipped where it cannot be fetched.
 model: $(INSTALLED_DEV)

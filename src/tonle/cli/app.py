@@ -34,6 +34,7 @@ VERBS = {
     "run": "Answer one prompt and exit.",
     "pull": "Download a model, so that it can start without a network later.",
     "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
+    "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
 }
 _MODULES = {"pull": "models"}
@@ -85,6 +86,11 @@ def _named(error: Exception) -> TonleError | None:
     """The error to show. None: Python's own says more. Out of descriptors, whatever was opened last is not to blame."""
     if is_too_many(error):
         return ConfigError(describe(error))
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "tonle").partition(".")[0]) != "tonle":
+        return ConfigError(
+            f"{missing} is not installed, and this needs it: install the whole package (pip install tonle), or use an image that "
+            "has it: the gateway's has what a gateway needs and no more"
+        )
     return error if isinstance(error, TonleError) else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tonle.config.audit import MIDDLEWARE_SETTINGS
 from tonle.config.cache_dir import choose_cache_dir
+from tonle.config.deploy import DEPLOY_SETTINGS, DeployConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.config.gateway import GatewayConfig
 from tonle.config.serve import SETTINGS, ServeConfig
@@ -24,6 +25,8 @@ from tonle.errors import ConfigError
 # Variables of ours that are not settings.
 _CONFIG_VARIABLE = "TONLE_CONFIG"
 _OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG")
+_OF_TESTS = ("TONLE_K8S_SCHEMAS", "TONLE_SEED_DOCS")  # set for a whole run of them, in which servers are started
+_DEPLOY_SECTION = "deploy"  # of a file: read by `tonle deploy`, passed over by servers
 
 # Units that users may add to a setting's name; names have none (`setting.py`).
 _UNIT = re.compile("_(s|sec|seconds|ms|b|bytes|kb|mb|mib|gb|gib)$", re.IGNORECASE)
@@ -58,6 +61,23 @@ def load_gateway(
     return config
 
 
+def load_deploy(flags: Mapping[str, Any], *, file: Path | None = None) -> tuple[ServeConfig, DeployConfig]:
+    """The server's settings and the `deploy` section of one file. `flags`: of the section. This machine's variables are
+    not read: the documents must be the same wherever they are rendered."""
+    serve = ServeConfig(**_gather(SETTINGS, {}, file, {}))
+    serve.validate()
+    section = {} if file is None else _contents(file).get(_DEPLOY_SECTION) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: {_DEPLOY_SECTION} must hold settings such as `name: my-service`, not {section!r}")
+    _refuse_unknown(f"{file}: {_DEPLOY_SECTION}", section, DEPLOY_SETTINGS)
+    known = {name: _read(DEPLOY_SETTINGS[name], value, f"{file}: {_DEPLOY_SECTION}: {name}")
+             for name, value in section.items()}  # fmt: skip
+    known |= {name: _read(DEPLOY_SETTINGS[name], value, DEPLOY_SETTINGS[name].flag) for name, value in flags.items()}
+    deploy = DeployConfig(**{DEPLOY_SETTINGS[name].field: value for name, value in known.items()})
+    deploy.validate()
+    return serve, deploy
+
+
 def _gather(
     settings: Mapping[str, Setting], flags: Mapping[str, Any], file: Path | None, environ: Mapping[str, str] | None
 ) -> dict[str, Any]:
@@ -72,6 +92,13 @@ def _gather(
 
 
 def _from_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    content = _contents(file)
+    content.pop(_DEPLOY_SECTION, None)
+    _refuse_unknown(str(file), content, settings)
+    return {name: _read(settings[name], value, f"{file}: {name}") for name, value in content.items()}
+
+
+def _contents(file: Path) -> dict[Any, Any]:
     import yaml
 
     try:
@@ -87,10 +114,13 @@ def _from_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
         raise ConfigError(
             f"{file} must hold one setting per line, such as `port: 8000`, not a {type(content).__name__}"
         )
+    return content
+
+
+def _refuse_unknown(origin: str, content: Mapping[Any, Any], settings: Mapping[str, Setting]) -> None:
     for key in content:
         if key not in settings:
-            raise ConfigError(f"{file}: unknown setting {key!r}; {_nearest(str(key), settings)}", param=str(key))
-    return {name: _read(settings[name], value, f"{file}: {name}") for name, value in content.items()}
+            raise ConfigError(f"{origin}: unknown setting {key!r}; {_nearest(str(key), settings)}", param=str(key))
 
 
 def _from_environment(environ: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -102,7 +132,7 @@ def _from_environment(environ: Mapping[str, str], settings: Mapping[str, Setting
     theirs = {setting.env for table in (SETTINGS, GATEWAY_SETTINGS, MIDDLEWARE_SETTINGS) for setting in table.values()}
     values = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in _OTHER_VARIABLES or not value:
+        if not variable.startswith(ENV_PREFIX) or variable in (*_OTHER_VARIABLES, *_OF_TESTS) or not value:
             continue
         if _SERVICE_LINK.fullmatch(variable) or _SERVICE_ADDRESS.fullmatch(f"{variable}={value}"):
             continue

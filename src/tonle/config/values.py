@@ -44,6 +44,18 @@ def integer(low: int, high: int | None = None) -> ValueType:
     return ValueType("N", read)
 
 
+def number() -> ValueType:
+    """More than 0: 4 or 0.5."""
+
+    def read(value: object) -> float:
+        found = _fraction(value) if not str(value).strip().endswith("%") else None
+        if found is None or not 0 < found < math.inf:
+            raise ValueError(f"must be a number such as 4 or 0.5, more than 0, not {value!r}")
+        return found
+
+    return ValueType("N", read, lambda found: f"{found:g}")
+
+
 def tokens(low: int) -> ValueType:
     """A number of tokens: 4096, 4k (4,000) or 4K (4,096), as vLLM writes them."""
 

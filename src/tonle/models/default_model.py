@@ -46,6 +46,13 @@ def path(cache: Path) -> Path:
     return cache / "models" / _FILE
 
 
+def find(cache: Path) -> Path:
+    """In the cache, or beside the package, where container images have it: whatever is mounted as the cache, they need
+    no network. It may be in neither; then `fetch` puts it at this path."""
+    installed = path(Path(sys.prefix) / "share" / "tonle")
+    return installed if is_present(installed) and not is_present(path(cache)) else path(cache)
+
+
 def is_present(file: Path) -> bool:
     """By size alone: the hash was checked before the file was put in place, and hashing on each start would be felt."""
     try:

@@ -56,7 +56,7 @@ def _find(model: str | Path | None, *, progress: bool) -> ModelSource:
     from tonle.models import default_model
 
     if model is None or model == default_model.NAME:
-        path = default_model.path(cache_dir())
+        path = default_model.find(cache_dir())
         if not default_model.is_present(path):
             default_model.fetch(path, progress=progress)
         return ModelSource("gguf", path, default_model.NAME)
@@ -75,11 +75,9 @@ def cached_models() -> list[ModelSource]:
     """Every model that `resolve` can return without a network: Tonle's own cache, then the hub's."""
     from tonle.models import default_model
 
-    default = default_model.path(cache_dir())
-    found = [
-        ModelSource("gguf", path, default_model.NAME if path == default else path.stem)
-        for path in sorted(default.parent.glob("*.gguf"))
-    ]
+    default = default_model.find(cache_dir())
+    files = {*default_model.path(cache_dir()).parent.glob("*.gguf"), *default.parent.glob(default.name)}
+    found = [ModelSource("gguf", path, default_model.NAME if path == default else path.stem) for path in sorted(files)]
     return found + sorted(_in_hub_cache(), key=lambda source: source.name)
 
 

@@ -50,7 +50,7 @@ def test_an_empty_variable_is_none_at_all() -> None:
 
 
 def test_variables_of_other_uses_are_left_alone() -> None:
-    environ = {"TONLE_DEBUG": "1", "TONLES_PORT": "x", "PATH": "/bin"}
+    environ = {"TONLE_DEBUG": "1", "TONLE_K8S_SCHEMAS": "x", "TONLE_SEED_DOCS": "y", "TONLES_PORT": "x", "PATH": "/bin"}
     assert load({}, environ=environ) == ServeConfig()
 
 

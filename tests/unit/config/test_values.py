@@ -53,6 +53,12 @@ def test_shares(text: object, number: float) -> None:
     assert values.fraction().read(text) == pytest.approx(number)
 
 
+@pytest.mark.parametrize(("text", "number"), [("4", 4.0), (0.5, 0.5), ("12.5", 12.5), (1000, 1000.0)])
+def test_numbers(text: object, number: float) -> None:
+    assert values.number().read(text) == number
+    assert values.number().read(values.number().show(number)) == number
+
+
 @pytest.mark.parametrize("word", [True, "true", "YES", "on", "1", 1])
 def test_switch_on(word: object) -> None:
     assert values.boolean().read(word) is True
@@ -120,6 +126,12 @@ def test_choice_ignores_case() -> None:
         (values.size(), "-1"),
         (values.size(), 0),
         (values.size(), 1.5),
+        (values.number(), 0),
+        (values.number(), "-1"),
+        (values.number(), "50%"),
+        (values.number(), True),
+        (values.number(), float("nan")),
+        (values.number(), float("inf")),
         (values.fraction(), "0"),
         (values.fraction(), 1.1),
         (values.fraction(), "101%"),

@@ -1,0 +1,50 @@
+"""Prompts and answers in pods of their own (prefill and decode): which Deployments there are, and what vLLM is told.
+
+Does: names, replicas, vLLM's connector. Does not: route between them (`endpoint_picker.py`).
+"""
+
+from __future__ import annotations
+
+import json
+
+from tonle.deploy.autoscaling import Scaled
+from tonle.deploy.document import Document
+from tonle.deploy.workload import Workload
+from tonle.errors import ConfigError
+
+# Where a pod tells the others how to fetch its keys and values.
+SIDE_CHANNEL: tuple[Document, ...] = (
+    {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+)
+_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+KV_TRANSFER = f"--kv-transfer-config={json.dumps(_TRANSFER, separators=(',', ':'))}"
+
+
+def is_apart(workload: Workload) -> bool:
+    """Raises `ConfigError` if it is asked for and cannot be."""
+    if not workload.deploy.prefill_replicas:
+        return False
+    if workload.is_ours:
+        raise ConfigError(
+            "prefill_replicas: our engine does not hand keys and values to another process in this version, so that prompts "
+            "and answers cannot be computed in pods of their own; set engine: vllm, or prefill_replicas: 0",
+            param="prefill_replicas",
+        )
+    if not workload.resources.gpus:
+        raise ConfigError(
+            "prefill_replicas needs a GPU: keys and values go from one GPU's memory to another's; set gpu", param="gpu"
+        )
+    return True
+
+
+def scaled_deployments(
+    workload: Workload, *, prefill: str = "-prefill", decode: str = "-decode", both: str = ""
+) -> list[Scaled]:
+    """The Deployments, by what a platform appends to the name of the service."""
+    deploy, name = workload.deploy, workload.name
+    if not is_apart(workload):
+        return [Scaled(name + both, deploy.min_replicas, deploy.max_replicas)]
+    return [
+        Scaled(name + prefill, deploy.prefill_replicas, deploy.max_prefill_replicas),
+        Scaled(name + decode, deploy.min_replicas, deploy.max_replicas),
+    ]
