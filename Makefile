@@ -1,10 +1,12 @@
 # make serve    serve the default model on http://127.0.0.1:8000      make serve ARGS="--port 9000"
 # make test     everything that must hold before a change goes in     make test ARGS="tests/unit -k config"
+#               in two processes, or as many as you say                make test JOBS=4
 # make help     the rest
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+JOBS   ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
@@ -29,7 +31,7 @@ bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 
 	@$(BIN)/tonle bench $(ARGS)
 
 test: check model ## Checks, then all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 20000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)

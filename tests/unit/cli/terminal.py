@@ -23,7 +23,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def environment(**more: str) -> dict[str, str]:
     """Ours, without settings of the developer's own, and with a state directory that no other test shares."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TONLE_", "OPENAI_"))}
+    # readline, which debuggers import, leaves the size of the tests' own terminal in LINES and COLUMNS.
+    foreign = ("TONLE_", "OPENAI_", "LINES", "COLUMNS")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     if "TONLE_CACHE_DIR" in os.environ:
         clean["TONLE_CACHE_DIR"] = os.environ["TONLE_CACHE_DIR"]
     # This terminal does not tell where its cursor is; without the variable, prompt_toolkit would ask and wait.
