@@ -29,7 +29,6 @@ MAX_PIPELINED = 8  # requests of one connection that wait for the one before; mo
 PARSE_BYTES = 8 * 1024  # at a time: how far past MAX_PIPELINED requests are read
 DISCARD_BYTES = 64 * 1024**2  # that a caller may still send when nothing more is read; then it is no longer listened to
 LINGER_S = 5.0  # without a byte, for a caller who was refused to read why; what it still sends is thrown away
-LINGER_READ_S = 0.05  # between two reads of what is thrown away meanwhile: some 5 MB per second
 LAST_CALL_S = 0.5  # when the server stops: for a request that a caller sent before it could know
 
 CALLER_HUNG_UP = "the caller hung up"
@@ -91,7 +90,7 @@ class ServerConnection(AnswerWriter):
         self._reader.stop()
         if self._closing:
             return False
-        if self.idle or self._is_tls:
+        if self.idle or _is_tls(self._transport):
             self.close()
             return False
         if not self._half_closed:
@@ -99,11 +98,6 @@ class ServerConnection(AnswerWriter):
             self._half_closed = True
             look_for_reset(self._transport, self._active, self.send)
         return True
-
-    @property
-    def _is_tls(self) -> bool:
-        """TLS connections end in both directions at once."""
-        return self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -131,10 +125,9 @@ class ServerConnection(AnswerWriter):
 
     def _discard(self, num_bytes: int) -> None:
         self._num_discarded += num_bytes
-        if self.lingering:  # a read now and then: callers who are not wanted must not keep the event loop busy
+        if self.lingering:  # one read: `Lingering` calls for the next
             self._heard_s = time.monotonic()
             self._pause_reading()
-            self._loop.call_later(LINGER_READ_S, self._unpause_reading)
         elif self._num_discarded > DISCARD_BYTES or (self._active is not None and self._active.unread is not None):
             self._pause_reading()  # of a refused body, the rest is read when the answer has been written
 
@@ -188,6 +181,12 @@ class ServerConnection(AnswerWriter):
 
     def _begin(self, exchange: Exchange) -> None:
         self._active = exchange
+        if exchange.refusal is None:
+            self._start(exchange)
+        else:
+            self._server.refusals.take(lambda: self._start(exchange))
+
+    def _start(self, exchange: Exchange) -> None:
         self._task = self._loop.create_task(self._run(exchange))
 
     async def _run(self, exchange: Exchange) -> None:
@@ -261,7 +260,8 @@ class ServerConnection(AnswerWriter):
             self.lingering = True
             if self._transport.can_write_eof():  # TLS cannot: there the caller sees the end of the answer only
                 self._transport.write_eof()
-            self._unpause_reading()
+            self._pause_reading()
+            self._server.lingering.add(self._transport, self._unpause_reading)
         else:
             self._transport.close()
 
@@ -357,6 +357,11 @@ class ServerConnection(AnswerWriter):
             self.close()
         elif self._paused and self._transport is not None and was_reset(self._transport):
             self.abort()
+
+
+def _is_tls(transport: asyncio.Transport | None) -> bool:
+    """TLS connections end in both directions at once."""
+    return transport is not None and transport.get_extra_info("sslcontext") is not None
 
 
 def _fail(exchange: Exchange) -> None:

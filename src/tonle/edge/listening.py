@@ -23,6 +23,9 @@ log = logging.getLogger("tonle.edge")
 
 OTHER_FILES = 64  # open files besides connections: records, databases, pipes
 MIN_CONNECTIONS = 16
+# Per connection, that the kernel holds of what a caller has sent and we have not read. It would grow to 6 MB: memory that no
+# limit of ours counts, and that has to be read to the end of a body that was refused.
+RECEIVE_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048  # connections the kernel holds before we accept them
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every interface, and what this machine's own programs call it
 
@@ -59,6 +62,7 @@ def bind(host: str, port: int, *, share: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if share:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # connections inherit it
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

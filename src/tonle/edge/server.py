@@ -22,7 +22,9 @@ from tonle.edge.answer_writer import AnswerWriter
 from tonle.edge.connection import ServerConnection
 from tonle.edge.exchange import Exchange
 from tonle.edge.held_bytes import HeldBytes
+from tonle.edge.lingering import Lingering
 from tonle.edge.listening import BACKLOG
+from tonle.edge.refusal_turns import RefusalTurns
 from tonle.errors import CapacityError
 
 POLL_S = 0.02  # while draining
@@ -63,6 +65,8 @@ class HttpServer:
         self.held = HeldBytes(limits.request_memory_bytes, self._refuse_largest)
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.refusals = RefusalTurns()
+        self.lingering = Lingering()
         self.num_answered = 0
         self._server: asyncio.Server | None = None
         self._listener: socket.socket | None = None
