@@ -11,6 +11,7 @@ from tests.unit.deploy.matrix import CASES, LONGEST, Case, workload_of
 from tonle.deploy.autoscaling import triggers
 from tonle.deploy.document import Document
 from tonle.deploy.endpoint_picker import ENGINE_LABEL
+from tonle.engine.messages import LoopStats
 from tonle.telemetry.metrics import Metrics
 
 # As llm-d's picker reads them from pods with the label engine-type: vllm.
@@ -25,14 +26,10 @@ PICKED = (
 class Engine:
     """Enough of an engine for its metrics."""
 
-    class stats:  # noqa: N801
-        num_running = num_waiting = prefix_queries = prefix_hits = num_preemptions = prompt_tokens = (
-            generation_tokens
-        ) = 0
-        kv_usage = 0.0
+    stats = LoopStats()
 
     class card:  # noqa: N801
-        block_size, num_blocks = 16, 10
+        block_size, num_blocks, gpu = 16, 10, None
 
 
 def exported(model_name: str) -> dict[str, set[str]]:

@@ -35,6 +35,7 @@ def test_every_document_is_valid(kind: str, errors: Callable[[Document], list[st
 
 def test_the_examples_are_valid(errors: Callable[[Document], list[str]]) -> None:
     files = [file for kind in KINDS for file in (ROOT / "deploy" / kind).glob("*.yaml")]
+    files = [file for file in files if file.name != "kustomization.yaml"]  # a file for kustomize, not for a cluster
     assert len(files) > 5
     for file in files:
         for document in yaml.safe_load_all(file.read_text()):

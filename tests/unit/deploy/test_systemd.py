@@ -82,7 +82,10 @@ def test_vllm_is_told_the_same_as_in_a_container(tmp_path: Path) -> None:
         ({"model": "./x-1B", "deploy": {"parameters": "1B"}}, "must be an absolute path"),
         ({"model": "org/x-1B", "deploy": {"storage_uri": "gs://b/x"}}, "cannot be read by systemd"),
         ({"model": "org/x-1B", "deploy": {"storage_uri": "hf://org/x-1B:main"}}, "without a revision"),
-        ({"model": "org/x-1B", "deploy": {"engine": "vllm", "api_key_secret": "k"}}, "vLLM reads no key from a file"),
+        (
+            {"model": "org/x-1B", "max_model_len": 4096, "deploy": {"engine": "vllm", "api_key_secret": "k"}},
+            "vLLM reads no key from a file",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
@@ -107,8 +110,12 @@ def test_systemd_reads_it(tmp_path: Path, settings: dict[str, Any]) -> None:
         ["systemd-analyze", "verify", tmp_path / file.name], capture_output=True, text=True, check=False
     )
     assert (verified.returncode, verified.stderr) == (0, "")
-    secure = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=25", tmp_path / file.name],
-                            capture_output=True, text=True, check=False)  # fmt: skip
+    secure = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=25", tmp_path / file.name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert secure.returncode == 0, secure.stdout[-300:]  # exposure below 2.5 of 10
 
 
