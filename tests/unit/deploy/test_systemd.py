@@ -78,10 +78,10 @@ def test_vllm_is_told_the_same_as_in_a_container(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ({"model": "org/x-1B", "deploy": {"storage_uri": "hf://org/x-1B:main"}}, "without a revision"),
         ({"model": "/home/me/models/x-1B", "deploy": {"parameters": "1B"}}, "cannot see; move it"),
         ({"model": "./x-1B", "deploy": {"parameters": "1B"}}, "must be an absolute path"),
         ({"model": "org/x-1B", "deploy": {"storage_uri": "gs://b/x"}}, "cannot be read by systemd"),
-        ({"model": "org/x-1B", "deploy": {"storage_uri": "hf://org/x-1B:main"}}, "without a revision"),
         (
             {"model": "org/x-1B", "max_model_len": 4096, "deploy": {"engine": "vllm", "api_key_secret": "k"}},
             "vLLM reads no key from a file",
