@@ -10,6 +10,7 @@ import pytest
 
 from tonle.config import load_settings as load
 from tonle.config.audit import MIDDLEWARE_SETTINGS
+from tonle.config.deploy import DEPLOY_SETTINGS
 from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
@@ -31,10 +32,11 @@ OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_have_their_public_names(page: Path) -> None:
     text = page.read_text()
-    inside = {setting.field: setting.name for setting in SETTINGS if setting.field != setting.name}
+    every = [*SETTINGS, *DEPLOY_SETTINGS.values()]
+    inside = {setting.field: setting.name for setting in every if setting.field != setting.name}
     for word in re.findall(r"`([a-z0-9_]+)`", text) if page.name != IN_PYTHON else ():
         assert word not in inside, f"{page.name} calls {inside[word]} by its name inside the code, {word}"
-    known = {setting.name for setting in SETTINGS} | {*EngineConfig.names()} | LIST_KEYS | NO_SETTINGS
+    known = {setting.name for setting in every} | {*EngineConfig.names()} | LIST_KEYS | NO_SETTINGS
     for key in re.findall(r"`([a-z0-9_]+): [^`]+`", text):
         assert key in known, f"{page.name}: there is no setting {key}"
     variables = {setting.env for setting in SETTINGS} | {*load._OTHER_VARIABLES} | OF_TESTS

@@ -62,13 +62,16 @@ def render_documents(
         raise ConfigError(f"KIND must be one of {', '.join(KINDS)}, not {kind!r}", param="kind")
     files = render(kind, Workload.of(*load_deploy(flags, file=config)))
     if output is not None:
-        _write(files, output, force=force)
+        try:
+            _write(files, output, force=force)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {output}: {error.filename}: {error.strerror}; choose another --output", param="output"
+            ) from error
         return
     typer.echo(_stream(files), nl=False)
-    for file in _beside(files):
-        stderr().print(
-            f"{file.name} is not printed: it is no document. Use --output FOLDER for all files.", markup=False
-        )
+    if beside := [file.name for file in _beside(files)]:
+        stderr().print(f"Not printed: {', '.join(beside)}. Use --output FOLDER to write all files.", markup=False)
 
 
 @deploy.command(

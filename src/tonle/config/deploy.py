@@ -79,12 +79,14 @@ class DeployConfig:
     allowed_namespaces: tuple[str, ...] = _place(
         (),
         values.names("NAMESPACE"),
-        "Namespaces whose pods may call the server besides its own: that of the gateway, that of Prometheus. Repeat the "
+        "Namespaces whose pods may call the server besides its own, such as those of the gateway and of Prometheus. Repeat the "
         "flag for more. By default all.",
     )
 
     data_center: str = _place(
-        "EU-RO-1", values.text("ID"), "RunPod's data center of the network volume, and so of what uses it."
+        "EU-RO-1",
+        values.text("ID"),
+        "With RunPod: data center of the network volume, and so of everything that uses it.",
     )
 
     engine: str = _pod("tonle", values.choice("tonle", "vllm"), "tonle, or vllm to run vLLM with the same settings.")
@@ -98,27 +100,29 @@ class DeployConfig:
         values.optional(values.text("GPU"), none="a CPU"),
         "GPU of each pod, such as A10G, L4, A100-80GB or H100.",
     )
-    gpus: int = _pod(1, values.integer(1, 16), "GPUs of each pod, if it has any; one model is spread over all of them.")
+    gpus: int = _pod(1, values.integer(1, 16), "GPUs of each pod, if gpu is set: vLLM's tensor parallel size.")
     cpu: int | None = _pod(
-        None, values.optional(values.integer(1, 1024), none="4 with a GPU, else 2"), "CPU cores of each pod."
+        None,
+        values.optional(values.integer(1, 1024), none="4 with a GPU, else 2"),
+        "CPU request of each pod, in cores.",
     )
     cpu_limit: int | None = _pod(
-        None, values.optional(values.integer(1, 1024), none="all that are free"), "Most CPU cores of each pod."
+        None, values.optional(values.integer(1, 1024), none="no limit"), "CPU limit of each pod, in cores."
     )
     memory_bytes: int | None = _pod(
-        None, values.optional(values.size(), none="what the model needs"), "Memory of each pod."
+        None, values.optional(values.size(), none="what the model needs"), "Memory request of each pod."
     )
     memory_limit_bytes: int | None = _pod(
         None,
         values.optional(values.size(), none="the same as memory"),
-        "Most memory of each pod; one that takes more is killed.",
+        "Memory limit of each pod; one that takes more is killed.",
     )
     parameters: str | None = _pod(
         None,
         values.optional(
-            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="by its name or its files"
+            values.pattern(r"[0-9]+(\.[0-9]+)?[MB]", "a number such as 7B or 135M"), none="from its name or its files"
         ),
-        "How many parameters the model has, such as 7B or 135M: all sizes follow from it.",
+        "Parameters of the model, such as 7B or 135M: weights and KV cache are estimated from it.",
     )
     pod_monitor: bool = _pod(
         False,
@@ -126,22 +130,22 @@ class DeployConfig:
         "Have the Prometheus operator read the metrics (PodMonitor). If off, pods carry the annotations that a Prometheus "
         "without it follows.",
     )
-    spread: bool = _pod(True, values.boolean(), "Prefer nodes that have no other replica.")
+    spread: bool = _pod(True, values.boolean(), "Prefer nodes that run no other replica.")
 
     min_replicas: int = _scaling(1, values.integer(0, 10_000), "Fewest replicas.")
     max_replicas: int = _scaling(10, values.integer(1, 10_000), "Most replicas.")
     scale_on: str = _scaling(
         "requests",
         values.choice("requests", "queue"),
-        "requests: add replicas by requests per second, and by those that wait, so that an overload is seen; queue: only by "
-        "those that wait.",
+        "requests: add replicas by finished requests per second and by waiting requests; queue: by waiting requests alone.",
     )
     requests_per_second: float = _scaling(
-        4.0, values.number(), "With scale_on requests: what one replica should take; less than it can take."
+        4.0,
+        values.number(),
+        "With scale_on requests: finished requests per second and replica above which one is added; set it below what "
+        "one replica can do, as `tonle bench` measures it.",
     )
-    waiting_requests: int = _scaling(
-        5, values.integer(1), "How many requests may wait per replica before one is added."
-    )
+    waiting_requests: int = _scaling(5, values.integer(1), "Waiting requests per replica above which one is added.")
     autoscaler: str = _scaling(
         "keda",
         values.choice("keda", "hpa", "none"),
@@ -149,22 +153,26 @@ class DeployConfig:
         "min_replicas). KServe's kinds know keda and none.",
     )
     prefill_replicas: int = _scaling(
-        0, values.integer(0, 10_000), "Replicas that only compute prompts, at least; 0 = none, every replica does both."
+        0,
+        values.integer(0, 10_000),
+        "With llm-d and llmisvc: fewest replicas that do prefill only; 0 = none, every replica does prefill and decode.",
     )
-    max_prefill_replicas: int = _scaling(10, values.integer(1, 10_000), "Most replicas that only compute prompts.")
+    max_prefill_replicas: int = _scaling(10, values.integer(1, 10_000), "Most replicas that do prefill only.")
     prometheus_url: str = _scaling(
         "http://prometheus.monitoring:9090",
         values.pattern(r"https?://[^/\s]+.*", "a URL such as http://prometheus.monitoring:9090"),
-        "Prometheus that autoscalers ask.",
+        "Prometheus that autoscalers query.",
     )
 
     api_key_secret: str | None = _secret(
         None,
         values.optional(_SECRET, none="no key is asked for"),
-        "Secret whose entry api-key callers must send. A key itself is never written into a document.",
+        "Secret with the key that callers must send, in its entry api-key. A key itself is never written into a document.",
     )
     hub_token_secret: str | None = _secret(
-        None, values.optional(_SECRET, none="none"), "Secret whose entry HF_TOKEN fetches the model from the hub."
+        None,
+        values.optional(_SECRET, none="none"),
+        "Secret with the token that fetches the model from the hub, in its entry HF_TOKEN.",
     )
 
     def validate(self) -> None:

@@ -58,10 +58,10 @@ def triggers(workload: Workload, deployment: str, *, model_name: str | None = No
     ]
 
 
-def autoscalers(workload: Workload, scaled: list[Scaled], *, model_name: str | None = None) -> list[Document]:
+def autoscalers(workload: Workload, scaled: list[Scaled]) -> list[Document]:
     """As `deploy.autoscaler` says."""
     if workload.deploy.autoscaler == "keda":
-        return [scaled_object(workload, each, model_name=model_name) for each in scaled]
+        return [scaled_object(workload, each) for each in scaled]
     if workload.deploy.autoscaler == "hpa":
         return [horizontal(workload, each) for each in scaled]
     return []
@@ -82,8 +82,7 @@ def check_replicas(workload: Workload) -> None:
         )
 
 
-def scaled_object(workload: Workload, scaled: Scaled, *, model_name: str | None = None) -> Document:
-    found = triggers(workload, scaled.deployment, model_name=model_name)
+def scaled_object(workload: Workload, scaled: Scaled) -> Document:
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -106,7 +105,7 @@ def scaled_object(workload: Workload, scaled: Scaled, *, model_name: str | None 
                         "ignoreNullValues": "false",  # metrics that are missing must not look like no load
                     },
                 }
-                for each in found
+                for each in triggers(workload, scaled.deployment)
             ],
         },
     }

@@ -9,16 +9,14 @@ from tonle import __version__
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.deploy.dashboard import dashboard
 from tonle.deploy.document import Document, RenderedFile, json_file
-from tonle.deploy.hub_model import hub_model
-from tonle.deploy.model_size import is_path
+from tonle.deploy.model_source import absolute_path, hub_model
 from tonle.deploy.pod import USER_ID
-from tonle.deploy.workload import MODELS, PORT, PRE_STOP_S, Workload
-from tonle.errors import ConfigError
+from tonle.deploy.units import megabytes
+from tonle.deploy.workload import CACHE, MODELS, PORT, PRE_STOP_S, Workload
 
 GATEWAY_PORT = 8080
 _PROMETHEUS = "prom/prometheus:v3.5.0"
 _GRAFANA = "grafana/grafana:12.1.1"
-_MIB = 1024**2
 _HEALTH = (  # python3: every image has it, which is more than can be said of curl
     "import http.client; c = http.client.HTTPConnection('127.0.0.1', {port}, timeout=5); c.request('GET', '{path}'); "
     "raise SystemExit(c.getresponse().status != 200)"
@@ -56,20 +54,17 @@ def compose(workload: Workload) -> Document:
 
 
 def _server(workload: Workload) -> Document:
-    model = hub_model(workload, "Docker Compose", instead="model: /absolute/path, which is mounted into the container")
-    volumes: list[Document | str] = [f"models:{workload.cache_dir}"]
-    served_name = None
-    if model is not None and is_path(model):
-        if not model.startswith("/"):
-            raise ConfigError(
-                f"model: {model} must be an absolute path, to be mounted into the container", param="model"
-            )
-        volumes.append({"type": "bind", "source": _literal(model), "target": MODELS, "read_only": True})
-        model, served_name = MODELS, workload.model_name
+    volumes: list[Document | str] = [f"models:{CACHE}"]
+    if path := absolute_path(workload, "it is mounted into the container"):
+        volumes.append({"type": "bind", "source": _literal(path), "target": MODELS, "read_only": True})
+        args = workload.args(MODELS, served_name=workload.model_name)
+    else:
+        instead = "model: /absolute/path, which is mounted into the container"
+        args = workload.args(hub_model(workload, "Docker Compose", instead=instead))
     return {
         "image": _literal(workload.image),
         "entrypoint": workload.command(),
-        "command": [_literal(word) for word in workload.args(model, served_name=served_name)],
+        "command": [_literal(word) for word in args],
         "environment": {name: _literal(value) for name, value in workload.environment().items()},
         **({"env_file": [{"path": "./keys/hub.env", "required": True}]} if workload.deploy.hub_token_secret else {}),
         "volumes": volumes,
@@ -162,10 +157,11 @@ def _health(port: int, path: str, *, start_s: int) -> Document:
 
 def _resources(workload: Workload) -> Document:
     needed = workload.resources
-    limits: Document = {"limits": {"memory": f"{-(-needed.memory_limit_bytes // _MIB)}M"}}
+    cores = {"cpus": str(needed.cpu_limit)} if needed.cpu_limit else {}
+    found: Document = {"limits": {**cores, "memory": megabytes(needed.memory_limit_bytes)}}
     if needed.gpus:
-        limits["reservations"] = {"devices": [{"driver": "nvidia", "count": needed.gpus, "capabilities": ["gpu"]}]}
-    return limits
+        found["reservations"] = {"devices": [{"driver": "nvidia", "count": needed.gpus, "capabilities": ["gpu"]}]}
+    return found
 
 
 def prometheus() -> Document:

@@ -14,6 +14,7 @@ _SOURCE = {"type": "prometheus", "uid": "prometheus"}
 _WINDOW = "[$__rate_interval]"
 _WIDTH, _HEIGHT = 12, 8  # of a panel; a row has 24 columns
 _SERVER = '{job="server"}'
+_GATEWAY = '{job="gateway"}'
 _QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -34,7 +35,6 @@ def _quantiles(metric: str, selector: str = _SERVER) -> tuple[tuple[str, str], .
     return tuple((f"p{quantile * 100:g}", f"histogram_quantile({quantile}, {buckets})") for quantile in _QUANTILES)
 
 
-_GATEWAY = '{job="gateway"}'
 _FAULTS = '{job="gateway", status=~"refused|failed|interrupted"}'
 
 PANELS = (
@@ -54,8 +54,8 @@ PANELS = (
         ("running", f"sum(vllm:num_requests_running{_SERVER})"),
         ("waiting", f"sum(vllm:num_requests_waiting{_SERVER})"),
         ("preempted per second", _rate("vllm:num_preemptions_total")),
-    ), "Waiting requests that do not go away: add replicas. Preemptions: memory for keys and values is short."),
-    Panel("Memory for keys and values in use", "percentunit", (("{{instance}}", f"vllm:kv_cache_usage_perc{_SERVER}"),)),
+    ), "Waiting requests that do not go away: add replicas. Preemptions: the KV cache is too small."),
+    Panel("KV cache in use", "percentunit", (("{{instance}}", f"vllm:kv_cache_usage_perc{_SERVER}"),)),
     Panel("Prompt tokens found in the prefix cache", "percentunit", (
         ("hits", f"{_rate('vllm:prefix_cache_hits_total')} / {_rate('vllm:prefix_cache_queries_total')}"),
     )),

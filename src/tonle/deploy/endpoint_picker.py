@@ -10,7 +10,7 @@ Both engines export vLLM's metrics, from which the picker knows queues and memor
 from __future__ import annotations
 
 from tonle.deploy.document import Document, yaml_text
-from tonle.deploy.pod import labels, metadata
+from tonle.deploy.pod import labels, metadata, no_privileges
 from tonle.deploy.workload import Workload
 
 ROUTER_VERSION = "v0.10.0"  # of llm-d-router
@@ -19,11 +19,11 @@ SIDECAR_IMAGE = f"ghcr.io/llm-d/llm-d-router-disagg-sidecar:{ROUTER_VERSION}"
 PICK_PORT, HEALTH_PORT, METRICS_PORT = 9002, 9003, 9090
 ENGINE_LABEL = {"llm-d.ai/engine-type": "vllm"}  # whose names the metrics have
 _POOL_GROUP = "inference.networking.k8s.io"
-_REMOTE_PREFILL_TOKENS = 256  # of a prompt, not cached where it is to be answered: fewer are not worth a transfer
+_REMOTE_PREFILL_TOKENS = 256  # of a prompt, not cached in the decode pod: fewer are not worth a transfer
 _FILE = "endpoint-picker.yaml"
 
 
-def configuration(*, apart: bool) -> Document:
+def configuration(*, disaggregated: bool) -> Document:
     """An EndpointPickerConfig. A cached prefix counts most; then short queues and free memory."""
     head = {"apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig"}
     weighed = [
@@ -33,20 +33,20 @@ def configuration(*, apart: bool) -> Document:
     ]
     scorers = ["prefix-cache-scorer", "queue-scorer", "kv-cache-utilization-scorer"]
     picker = {"pluginRef": "max-score-picker"}
-    if not apart:
+    if not disaggregated:
         plugins = ["single-profile-handler", *scorers, "max-score-picker"]
         profiles = [{"name": "default", "plugins": [*weighed, picker]}]
         return {**head, "plugins": [{"type": each} for each in plugins], "schedulingProfiles": profiles}
     decider = {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": _REMOTE_PREFILL_TOKENS}}
     handler = {"type": "disagg-profile-handler", "parameters": {"deciders": {"prefill": decider["type"]}}}
     plugins = ["prefill-filter", "decode-filter", *scorers, "active-request-scorer", "max-score-picker"]
-    answering = [_weighed("active-request-scorer", 2), _weighed("prefix-cache-scorer", 3)]
+    decoding = [_weighed("active-request-scorer", 2), _weighed("prefix-cache-scorer", 3)]
     return {
         **head,
         "plugins": [*({"type": each} for each in plugins), decider, handler],
         "schedulingProfiles": [
             {"name": "prefill", "plugins": [{"pluginRef": "prefill-filter"}, *weighed, picker]},
-            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, *answering, picker]},
+            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, *decoding, picker]},
         ],
     }
 
@@ -59,7 +59,7 @@ def picker_name(workload: Workload) -> str:
     return f"{workload.name}-epp"
 
 
-def endpoint_picker(workload: Workload, *, apart: bool) -> list[Document]:
+def endpoint_picker(workload: Workload, *, disaggregated: bool) -> list[Document]:
     """Everything it runs with. The namespace is set: a RoleBinding must name it."""
     name, own = picker_name(workload), labels(workload, name=picker_name(workload))
     meta = {**metadata(workload, name), "labels": own}
@@ -81,7 +81,7 @@ def endpoint_picker(workload: Workload, *, apart: bool) -> list[Document]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": meta,
-            "data": {_FILE: yaml_text(configuration(apart=apart))},
+            "data": {_FILE: yaml_text(configuration(disaggregated=disaggregated))},
         },
         {
             "apiVersion": "apps/v1",
@@ -145,11 +145,9 @@ def _pod(workload: Workload, name: str) -> Document:
                 "livenessProbe": {**probe, "initialDelaySeconds": 5, "periodSeconds": 10},
                 "readinessProbe": {**probe, "periodSeconds": 2},
                 "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
-                "securityContext": {
-                    "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-                },
+                "securityContext": no_privileges(),
                 "volumeMounts": [{"name": "config", "mountPath": "/config", "readOnly": True}],
             }
         ],
         "volumes": [{"name": "config", "configMap": {"name": name}}],
-    }  # fmt: skip
+    }

@@ -8,9 +8,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from tonle.deploy.units import GIB
 from tonle.errors import ConfigError
-
-GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)

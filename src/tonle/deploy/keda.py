@@ -1,11 +1,11 @@
 """`tonle deploy render keda`: what adds replicas to the Deployments of `kubernetes` or `llm-d`, by KEDA.
 
-Does: one ScaledObject, or one each for prompts and answers. Does not: install KEDA or Prometheus.
+Does: one ScaledObject, or one each for prefill and decode. Does not: install KEDA or Prometheus.
 """
 
 from __future__ import annotations
 
-from tonle.deploy.autoscaling import Scaled, check_replicas, scaled_object
+from tonle.deploy.autoscaling import check_replicas, scaled_object
 from tonle.deploy.document import RenderedFile
 from tonle.deploy.monitoring import check_metrics
 from tonle.deploy.prefill import scaled_deployments
@@ -22,7 +22,7 @@ def render(workload: Workload) -> list[RenderedFile]:
         )
     check_replicas(workload)
     check_metrics(workload)
-    scaled: list[Scaled] = scaled_deployments(workload)
+    scaled = scaled_deployments(workload)
     what = "requests per second and " if workload.deploy.scale_on == "requests" else ""
     comment = f"Replicas by {what}requests that wait, of {' and '.join(each.deployment for each in scaled)}."
     return [RenderedFile("keda.yaml", [scaled_object(workload, each) for each in scaled], comment)]

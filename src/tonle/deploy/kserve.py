@@ -2,7 +2,7 @@
 
 Does: KServe's Standard mode, where it makes a Deployment and an autoscaler of KEDA's. Does not: Knative, whose proxy in front of
 each pod counts requests per second by itself, but cuts long answers (a timeout per request) and starts no GPU pod in time for
-the request that waits for it; nor prefill and decode apart (`llmisvc.py`, `llm_d.py`).
+the request that waits for it; nor prefill and decode in separate pods (`llmisvc.py`, `llm_d.py`).
 
 The runtime belongs to this service alone and is named by it (autoSelect is off): it holds the service's flags and times.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from tonle.deploy.autoscaling import behavior, check_replicas, triggers
 from tonle.deploy.document import Document, RenderedFile
-from tonle.deploy.kubernetes import disruption_budget
+from tonle.deploy.kubernetes import ROLLING_UPDATE, disruption_budget
 from tonle.deploy.monitoring import check_metrics, pod_monitors, scrape_annotations
-from tonle.deploy.pod import container, metadata, placement, pod_settings, resources, volumes
+from tonle.deploy.pod import container, metadata, pod_settings, resources, volumes
 from tonle.deploy.workload import MODELS, Workload
 from tonle.errors import ConfigError
 
@@ -30,7 +30,7 @@ def render(workload: Workload) -> list[RenderedFile]:
     check_replicas(workload)
     check_metrics(workload)
     check_autoscaler(workload)
-    selected = {"serving.kserve.io/inferenceservice": workload.name}
+    selected = {"serving.kserve.io/inferenceservice": workload.name}  # a label that KServe sets
     documents = [
         *service_account(workload),
         inference_service(workload, selected),
@@ -89,9 +89,8 @@ def inference_service(workload: Workload, selected: dict[str, str]) -> Document:
         "minReplicas": deploy.min_replicas,
         "maxReplicas": deploy.max_replicas if is_scaled else deploy.min_replicas,
         **({"autoScaling": auto_scaling(workload)} if is_scaled else {}),
-        "deploymentStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        **pod_settings(workload),
-        **placement(workload, selected),  # KServe labels the pods
+        "deploymentStrategy": ROLLING_UPDATE,
+        **pod_settings(workload, selected),
         **account,
         "model": model,
     }

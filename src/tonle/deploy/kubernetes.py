@@ -10,18 +10,21 @@ from urllib.parse import urlsplit
 
 from tonle.deploy.autoscaling import Scaled, adapter_values, autoscalers, check_replicas, replicas
 from tonle.deploy.document import Document, RenderedFile
+from tonle.deploy.model_source import claim, hub_model
 from tonle.deploy.monitoring import check_metrics, pod_monitors, scrape_annotations
 from tonle.deploy.pod import NAME_LABEL, container, labels, metadata, pod_settings, volumes
 from tonle.deploy.workload import MODELS, PORT, Workload
 from tonle.errors import ConfigError
 
 _SLACK_S = 300  # for pulling the image, before a rollout counts as stuck
+# A new pod is ready before an old one goes.
+ROLLING_UPDATE: Document = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
 
 
 def render(workload: Workload) -> list[RenderedFile]:
     if workload.deploy.prefill_replicas:
         raise ConfigError(
-            "prefill_replicas needs a router that sends a prompt to one pod and its answer to another: render llm-d or llmisvc",
+            "prefill_replicas needs a router that knows prefill pods from decode pods: render llm-d or llmisvc",
             param="prefill_replicas",
         )
     check_replicas(workload)
@@ -55,7 +58,7 @@ def deployment(
     workload: Workload, scaled: Scaled, *, role: str | None = None, pod: Document | None = None,
     more_labels: dict[str, str] | None = None, metrics_port: int = PORT,
 ) -> Document:  # fmt: skip
-    """`pod`: its spec, if it is not one server. `role`: where prompts and answers are computed apart."""
+    """`pod`: its spec, if it is not one server. `role`: prefill or decode, where pods do one of them."""
     own = labels(workload, role)
     noted = {"annotations": found} if (found := scrape_annotations(workload, metrics_port)) else {}
     return {
@@ -65,7 +68,7 @@ def deployment(
         "spec": {
             **replicas(workload, scaled),
             "selector": {"matchLabels": own},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": ROLLING_UPDATE,
             "progressDeadlineSeconds": workload.start_s + _SLACK_S,
             "template": {
                 "metadata": {"labels": own | (more_labels or {}), **noted},
@@ -80,41 +83,21 @@ def server_pod(
     more_env: tuple[Document, ...] = (),
 ) -> Document:  # fmt: skip
     """The spec of a pod that finds its model itself: on the hub, or on a claim."""
-    claim = _claim(workload)
-    model = MODELS if claim else _hub_model(workload)
-    # On a claim it would be called after its folder here.
-    served = workload.model_name if claim and not workload.serve.served_model_name else None
+    on_claim = claim(workload)
+    instead = "pvc://claim/path; or render kserve, which fetches it"
+    model = MODELS if on_claim else hub_model(workload, "the pods of this kind", instead=instead)
+    # On a claim it would be called after its folder in the container.
+    served = workload.model_name if on_claim and not workload.serve.served_model_name else None
     args = workload.args(model, port=port, served_name=served, more=more_args)
     server = container(workload, args, port=port, more_env=more_env)
-    pod = {**pod_settings(workload, role), "containers": [server], "volumes": volumes(workload, fetches=not claim)}
-    if claim:
-        name, path = claim
+    settings = pod_settings(workload, labels(workload, role))
+    pod = {**settings, "containers": [server], "volumes": volumes(workload, fetches=not on_claim)}
+    if on_claim:
+        name, path = on_claim
         mount = {"name": "model", "mountPath": MODELS, "readOnly": True}
         server["volumeMounts"].append(mount | ({"subPath": path} if path else {}))
         pod["volumes"].append({"name": "model", "persistentVolumeClaim": {"claimName": name, "readOnly": True}})
     return pod
-
-
-def _claim(workload: Workload) -> tuple[str, str] | None:
-    """Name and path of pvc://NAME/PATH. Several replicas read it, so that it must allow ReadOnlyMany or ReadWriteMany."""
-    uri = workload.deploy.storage_uri
-    if uri is None or not uri.startswith("pvc://"):
-        return None
-    name, _, path = uri.removeprefix("pvc://").partition("/")
-    return name, path.strip("/")
-
-
-def _hub_model(workload: Workload) -> str | None:
-    uri = workload.deploy.storage_uri
-    if uri is None:
-        return workload.model
-    scheme, _, rest = uri.partition("://")
-    if scheme == "hf" and ":" not in rest:
-        return rest
-    raise ConfigError(
-        f"storage_uri: {uri} is fetched by KServe alone; here, use pvc://claim/path or hf://org/name, or render kserve",
-        param="storage_uri",
-    )
 
 
 def service(workload: Workload) -> Document:
@@ -142,8 +125,8 @@ def disruption_budget(workload: Workload, selected: dict[str, str], name: str | 
 def network_policy(workload: Workload, *, ports: tuple[int, ...] = (PORT,), among_themselves: bool = False) -> Document:
     """Callers reach the API's port and nothing else; the pods reach names, and HTTPS if they fetch their model.
 
-    `ports`: all of them, for callers and for Prometheus. `among_themselves`: the pods also hand keys and values to each
-    other, on ports of their own choice.
+    `ports`: all of them, for callers and for Prometheus. `among_themselves`: the pods also send KV cache to each other, on
+    ports of their own choice.
     """
     own = {"podSelector": {"matchLabels": {NAME_LABEL: workload.name}}}
     callers: Document = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
@@ -151,7 +134,7 @@ def network_policy(workload: Workload, *, ports: tuple[int, ...] = (PORT,), amon
         named = [{"matchLabels": {"kubernetes.io/metadata.name": name}} for name in workload.deploy.allowed_namespaces]
         callers["from"] = [{"podSelector": {}}, *({"namespaceSelector": each} for each in named)]
     names = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
-    out = [443] if _claim(workload) is None else []
+    out = [443] if claim(workload) is None else []
     if workload.is_ours and "://" in (workload.serve.cache or ""):
         out.append(urlsplit(workload.serve.cache).port or 6379)
     return {

@@ -1,7 +1,7 @@
 """`tonle deploy render llm-d`: model servers behind llm-d's endpoint picker, which knows whose cache holds a prompt's beginning.
 
 Does: pool, route, picker and model servers as plain documents, so that no chart is needed and all of it can be checked; with
-`prefill_replicas`, prompts and answers in pods of their own, each with its own scaler. Does not: install the Gateway or the
+`prefill_replicas`, prefill and decode in separate pods, each with its own scaler. Does not: install the Gateway or the
 CRDs (Gateway API, its Inference Extension, KEDA).
 """
 
@@ -13,34 +13,30 @@ from tonle.deploy.autoscaling import autoscalers, check_replicas
 from tonle.deploy.document import Document, RenderedFile
 from tonle.deploy.endpoint_picker import ENGINE_LABEL, PICK_PORT, SIDECAR_IMAGE, endpoint_picker, picker_name
 from tonle.deploy.kubernetes import adapter_file, deployment, disruption_budget, network_policy, server_pod
-from tonle.deploy.monitoring import check_metrics, pod_monitors
-from tonle.deploy.pod import NAME_LABEL, labels, metadata
-from tonle.deploy.prefill import KV_TRANSFER, SIDE_CHANNEL, is_apart, scaled_deployments
+from tonle.deploy.monitoring import check_metrics, check_router, pod_monitors
+from tonle.deploy.pod import NAME_LABEL, labels, metadata, no_privileges
+from tonle.deploy.prefill import KV_TRANSFER, SIDE_CHANNEL, is_disaggregated, scaled_deployments
 from tonle.deploy.workload import PORT, Workload
-from tonle.errors import ConfigError
 
-_BEHIND_SIDECAR_PORT = 8200  # of vLLM in pods that answer: the sidecar has PORT, and fetches prompts from other pods
+_BEHIND_SIDECAR_PORT = 8200  # of vLLM in decode pods: the sidecar has PORT, and asks a prefill pod first
 _POOL = "inference.networking.k8s.io"
 
 
 def render(workload: Workload) -> list[RenderedFile]:
-    if workload.is_ours and workload.deploy.api_key_secret is not None:
-        raise ConfigError(
-            "api_key_secret does not work with llm-d: its endpoint picker reads /metrics without a key. Ask for keys at the "
-            "Gateway, or put `tonle gateway` in front of it",
-            param="api_key_secret",
-        )
     check_replicas(workload)
+    check_router(workload, "llm-d")
     check_metrics(workload)
     workload = replace(workload, deploy=replace(workload.deploy, namespace=workload.deploy.namespace or "default"))
-    apart = is_apart(workload)
+    disaggregated = is_disaggregated(workload)
     everything = {NAME_LABEL: workload.name}
     documents = [
-        *endpoint_picker(workload, apart=apart),
+        *endpoint_picker(workload, disaggregated=disaggregated),
         inference_pool(workload, everything),
         http_route(workload),
-        *model_servers(workload, apart=apart),
-        network_policy(workload, ports=(PORT, _BEHIND_SIDECAR_PORT) if apart else (PORT,), among_themselves=apart),
+        *model_servers(workload, disaggregated=disaggregated),
+        network_policy(
+            workload, ports=(PORT, _BEHIND_SIDECAR_PORT) if disaggregated else (PORT,), among_themselves=disaggregated
+        ),
         *autoscalers(workload, scaled_deployments(workload)),
         *pod_monitors(workload, everything),
     ]
@@ -89,9 +85,9 @@ def http_route(workload: Workload) -> Document:
     }
 
 
-def model_servers(workload: Workload, *, apart: bool) -> list[Document]:
+def model_servers(workload: Workload, *, disaggregated: bool) -> list[Document]:
     scaled = scaled_deployments(workload)
-    if not apart:
+    if not disaggregated:
         budget = disruption_budget(workload, labels(workload))
         return [deployment(workload, scaled[0], more_labels=ENGINE_LABEL), budget]
     prefill, decode = scaled
@@ -125,8 +121,6 @@ def _decode_pod(workload: Workload) -> Document:
         ],
         "ports": [{"name": "api", "containerPort": PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        },
-    }  # fmt: skip
+        "securityContext": no_privileges(),
+    }
     return {**pod, "initContainers": [sidecar]}

@@ -1,7 +1,7 @@
 """`tonle deploy render llmisvc`: KServe's LLMInferenceService, which brings llm-d's router, pool and route with it.
 
-Does: the service, with `prefill_replicas` prompts and answers in pods of their own, and a scaler for each. Does not: repeat
-what KServe merges under every service (`kserve-config-llm-*`): ports, TLS, the sidecar, vLLM's image.
+Does: the service; with `prefill_replicas`, prefill and decode in separate pods with a scaler for each. Does not: repeat what
+KServe merges under every service (`kserve-config-llm-*`): ports, TLS, the sidecar, vLLM's image.
 
 Replicas are left out where KEDA decides: `spec.scaling` would need llm-d's workload variant autoscaler, which is deprecated,
 and KServe keeps the number that another autoscaler has set.
@@ -16,7 +16,7 @@ from tonle.deploy.document import Document, RenderedFile
 from tonle.deploy.endpoint_picker import configuration
 from tonle.deploy.kserve import check_autoscaler, service_account
 from tonle.deploy.kubernetes import disruption_budget
-from tonle.deploy.monitoring import check_metrics, pod_monitors, scrape_annotations
+from tonle.deploy.monitoring import check_metrics, check_router, pod_monitors, scrape_annotations
 from tonle.deploy.pod import (
     NAME_LABEL,
     ROLE_LABEL,
@@ -28,12 +28,11 @@ from tonle.deploy.pod import (
     resources,
     volumes,
 )
-from tonle.deploy.prefill import KV_TRANSFER, SIDE_CHANNEL, is_apart, scaled_deployments
-from tonle.deploy.workload import MODELS, PORT, PRE_STOP_S, Workload
-from tonle.errors import ConfigError
+from tonle.deploy.prefill import KV_TRANSFER, SIDE_CHANNEL, is_disaggregated, scaled_deployments
+from tonle.deploy.workload import CACHE, MODELS, PORT, PRE_STOP_S, Workload
 
 _DEFAULT_URI = "hf://HuggingFaceTB/SmolLM2-135M-Instruct"  # the default model as KServe can bring it
-_BEHIND_SIDECAR_PORT = 8001  # of vLLM in pods that answer, as KServe's own configuration says
+_BEHIND_SIDECAR_PORT = 8001  # of vLLM in decode pods, as KServe's own configuration says
 _PRE_STOP_S = 15  # of KServe's container: two hooks cannot be merged, so it keeps its own
 _TLS = "/var/run/kserve/tls"  # where KServe mounts a certificate, if its configuration asks for TLS
 _HAS_TLS = "{{ if .GlobalConfig.EnableTLS }}%s{{ else }}%s{{ end }}"  # KServe fills this in
@@ -41,15 +40,10 @@ _HAS_TLS = "{{ if .GlobalConfig.EnableTLS }}%s{{ else }}%s{{ end }}"  # KServe f
 
 def render(workload: Workload) -> list[RenderedFile]:
     check_replicas(workload)
+    check_router(workload, "llmisvc")
     check_metrics(workload)
     check_autoscaler(workload)
-    if workload.is_ours and workload.deploy.api_key_secret is not None:
-        raise ConfigError(
-            "api_key_secret does not work with llmisvc: its router reads /metrics without a key. Ask for keys at the Gateway, "
-            "or put `tonle gateway` in front of it",
-            param="api_key_secret",
-        )
-    apart = is_apart(workload)
+    disaggregated = is_disaggregated(workload)
     scaled = scaled_deployments(workload, prefill="-kserve-prefill", decode="-kserve", both="-kserve")
     # KServe's labels
     selected = {
@@ -57,10 +51,10 @@ def render(workload: Workload) -> list[RenderedFile]:
         "app.kubernetes.io/part-of": "llminferenceservice",
         "kserve.io/component": "workload",
     }
-    roles = ("prefill", "decode") if apart else ("both",)
+    roles = ("prefill", "decode") if disaggregated else ("both",)
     documents = [
         *service_account(workload),
-        inference_service(workload, scaled, apart=apart),
+        inference_service(workload, scaled, disaggregated=disaggregated),
         *(
             disruption_budget(workload, {**selected, ROLE_LABEL: role}, each.deployment)
             for role, each in zip(roles, scaled, strict=True)
@@ -71,14 +65,20 @@ def render(workload: Workload) -> list[RenderedFile]:
     return [RenderedFile("llm-inference-service.yaml", documents, workload.resources.reason)]
 
 
-def inference_service(workload: Workload, scaled: list[Scaled], *, apart: bool) -> Document:
+def inference_service(workload: Workload, scaled: list[Scaled], *, disaggregated: bool) -> Document:
     spec: Document = {
         "model": {"uri": workload.storage_uri or _DEFAULT_URI, "name": workload.model_name},
-        "router": {"gateway": {}, "route": {}, "scheduler": {"config": {"inline": configuration(apart=apart)}}},
-        **_pods(workload, scaled[-1], apart=apart, port=_BEHIND_SIDECAR_PORT if apart else PORT),
+        "router": {
+            "gateway": {},
+            "route": {},
+            "scheduler": {"config": {"inline": configuration(disaggregated=disaggregated)}},
+        },
+        **_pods(
+            workload, scaled[-1], disaggregated=disaggregated, port=_BEHIND_SIDECAR_PORT if disaggregated else PORT
+        ),
     }
-    if apart:
-        spec["prefill"] = _pods(workload, scaled[0], apart=True, port=PORT)
+    if disaggregated:
+        spec["prefill"] = _pods(workload, scaled[0], disaggregated=True, port=PORT)
     return {
         "apiVersion": "serving.kserve.io/v1alpha2",
         "kind": "LLMInferenceService",
@@ -87,7 +87,7 @@ def inference_service(workload: Workload, scaled: list[Scaled], *, apart: bool) 
     }
 
 
-def _pods(workload: Workload, scaled: Scaled, *, apart: bool, port: int) -> Document:
+def _pods(workload: Workload, scaled: Scaled, *, disaggregated: bool, port: int) -> Document:
     read, gpus = scrape_annotations(workload, port), workload.resources.gpus
     if read:
         read["prometheus.io/scheme"] = _HAS_TLS % ("https", "http")
@@ -95,15 +95,14 @@ def _pods(workload: Workload, scaled: Scaled, *, apart: bool, port: int) -> Docu
         **replicas(workload, scaled),
         **({"annotations": read} if read else {}),
         **({"parallelism": {"tensor": gpus}} if gpus > 1 else {}),
-        "template": _template(workload, apart=apart, port=port),
+        "template": _template(workload, disaggregated=disaggregated, port=port),
     }
 
 
-def _template(workload: Workload, *, apart: bool, port: int) -> Document:
-    settings = pod_settings(workload)
+def _template(workload: Workload, *, disaggregated: bool, port: int) -> Document:
+    settings = pod_settings(workload, None)  # no labels are the same for prefill and decode
     settings["terminationGracePeriodSeconds"] += _PRE_STOP_S - PRE_STOP_S
     settings.pop("automountServiceAccountToken")  # the sidecar asks the cluster which pods it may talk to
-    settings.pop("topologySpreadConstraints", None)  # KServe's labels differ for prompts and answers
     account = {"serviceAccountName": workload.name} if workload.deploy.hub_token_secret else {}
     if workload.is_ours:
         return {
@@ -113,7 +112,7 @@ def _template(workload: Workload, *, apart: bool, port: int) -> Document:
             "volumes": volumes(workload, fetches=False),
         }
     del settings["securityContext"]  # KServe's image has a user of its own
-    return {**settings, **account, "containers": [_vllm(workload, apart=apart, port=port)]}
+    return {**settings, **account, "containers": [_vllm(workload, disaggregated=disaggregated, port=port)]}
 
 
 def _our_server(workload: Workload) -> Document:
@@ -130,26 +129,24 @@ def _our_server(workload: Workload) -> Document:
     return server
 
 
-def _vllm(workload: Workload, *, apart: bool, port: int) -> Document:
+def _vllm(workload: Workload, *, disaggregated: bool, port: int) -> Document:
     """What differs from KServe's container: flags, which its script passes on through a shell, resources, patience."""
     flags = [flag for flag in workload.flags() if not flag.startswith("--tensor-parallel-size")]
-    flags += [KV_TRANSFER] if apart else []
+    flags += [KV_TRANSFER] if disaggregated else []
     theirs = ("HOME", "HF_HOME")  # KServe's container has folders for them
-    variables = [
-        each for each in environment(workload) if each["name"] not in theirs and not _is_cached(workload, each)
-    ]
+    variables = [each for each in environment(workload) if each["name"] not in theirs and not _is_cached(each)]
     started = probes(workload, port)["startupProbe"]
     return {
         "name": "main",
         **({"image": workload.deploy.image} if workload.deploy.image else {}),
         "args": [shlex.quote(flag) for flag in flags],
-        "env": [*variables, *(SIDE_CHANNEL if apart else ())],
+        "env": [*variables, *(SIDE_CHANNEL if disaggregated else ())],
         "ports": [{"name": "http", "containerPort": port, "protocol": "TCP"}],  # gives KServe's a name
         "resources": resources(workload),
         "startupProbe": {key: started[key] for key in ("periodSeconds", "timeoutSeconds", "failureThreshold")},
     }
 
 
-def _is_cached(workload: Workload, variable: Document) -> bool:
+def _is_cached(variable: Document) -> bool:
     """It names a folder of our volume, which is not there."""
-    return str(variable.get("value", "")).startswith(workload.cache_dir)
+    return str(variable.get("value", "")).startswith(CACHE)

@@ -1,6 +1,6 @@
 """`ModelSize`: how large a model is, without loading it: from its files if it is a path, else from its name.
 
-Does: bytes of weights, bytes of keys and values per token, longest context. Does not: fetch anything, look into this machine's
+Does: bytes of weights, bytes of KV cache per token, longest context. Does not: fetch anything, look into this machine's
 cache of hub models (the same settings must give the same documents everywhere) or need torch.
 """
 
@@ -21,7 +21,7 @@ _QUANTIZED = (
     (re.compile(r"(?i)(?<![a-z0-9])(awq|gptq|int4|w4a16|4bit|nf4|mxfp4|nvfp4|fp4|bnb)(?![a-z0-9])"), 0.6),
     (re.compile(r"(?i)(?<![a-z0-9])(fp8|int8|w8a8|w8a16|8bit)(?![a-z0-9])"), 1.05),
 )
-# Bytes of keys and values per token grow about with the square root of the parameters in models with grouped heads
+# Bytes of KV cache per token grow about with the square root of the parameters in models with grouped heads
 # (Qwen2.5 1.5B: 28 KiB, Llama 3 8B: 128 KiB, 70B: 320 KiB); this is a little more than most have.
 _KV_BYTES_OF_1B = 48 * 1024
 _GUESSED_CONTEXT = 8192

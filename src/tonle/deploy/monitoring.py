@@ -36,6 +36,16 @@ def pod_monitors(workload: Workload, selected: dict[str, str]) -> list[Document]
     return [made]
 
 
+def check_router(workload: Workload, kind: str) -> None:
+    """Raises `ConfigError` if llm-d's router could not read our metrics."""
+    if workload.is_ours and workload.deploy.api_key_secret is not None:
+        raise ConfigError(
+            f"api_key_secret does not work with {kind}: llm-d's router reads /metrics without a key. Ask for keys at the "
+            "Gateway, or put `tonle gateway` in front of it",
+            param="api_key_secret",
+        )
+
+
 def check_metrics(workload: Workload) -> None:
     """Raises `ConfigError` if an autoscaler would see nothing: our /metrics asks for the key, too."""
     deploy = workload.deploy

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from tonle.deploy.document import Document
-from tonle.deploy.workload import PORT, PRE_STOP_S, Workload
+from tonle.deploy.units import quantity
+from tonle.deploy.workload import CACHE, PORT, PRE_STOP_S, Workload
 
 USER_ID = 10001  # of the images' user
-GIB = 1024**3
-MIB = 1024**2
 API_KEY_ENTRY = "api-key"  # of the Secret
 NAME_LABEL = "app.kubernetes.io/name"
 ROLE_LABEL = "llm-d.ai/role"
@@ -41,31 +40,26 @@ def container(
         **probes(workload, port),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},  # Kubernetes 1.30 and later
         "resources": resources(workload),
-        "securityContext": security(workload),
+        "securityContext": no_privileges(read_only=not workload.resources.gpus),
         "volumeMounts": [
-            {"name": "cache", "mountPath": workload.cache_dir},
+            {"name": "cache", "mountPath": CACHE},
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
 
 
-def security(workload: Workload) -> Document:
-    """The container works with a read-only root. With a GPU it is left writable all the same: NVIDIA's hooks write to it
-    before the container starts, and where they cannot, it does not start."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": not workload.resources.gpus,
-        "capabilities": {"drop": ["ALL"]},
-    }
+def no_privileges(*, read_only: bool = True) -> Document:
+    """Of a container. Ours works with a read-only root; with a GPU it is left writable all the same: NVIDIA's hooks write to
+    it before the container starts, and where they cannot, it does not start."""
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": read_only, "capabilities": {"drop": ["ALL"]}}
 
 
 def environment(workload: Workload) -> list[Document]:
     plain: list[Document] = [{"name": name, "value": value} for name, value in workload.environment().items()]
     deploy = workload.deploy
     if deploy.api_key_secret is not None:
-        variable = "TONLE_API_KEY" if workload.is_ours else "VLLM_API_KEY"
-        plain.append(_from_secret(variable, deploy.api_key_secret, API_KEY_ENTRY))
+        plain.append(_from_secret(workload.api_key_variable, deploy.api_key_secret, API_KEY_ENTRY))
     if deploy.hub_token_secret is not None:
         plain.append(_from_secret("HF_TOKEN", deploy.hub_token_secret, "HF_TOKEN"))
     return plain
@@ -101,10 +95,6 @@ def resources(workload: Workload) -> Document:
     }
 
 
-def quantity(num_bytes: int) -> str:
-    return f"{num_bytes // GIB}Gi" if num_bytes % GIB == 0 else f"{-(-num_bytes // MIB)}Mi"
-
-
 def volumes(workload: Workload, *, fetches: bool) -> list[Document]:
     """Each pod has a cache of its own: a shared one would hold kernels compiled for other nodes, and locks over NFS.
 
@@ -119,8 +109,8 @@ def volumes(workload: Workload, *, fetches: bool) -> list[Document]:
     ]
 
 
-def pod_settings(workload: Workload, role: str | None = None) -> Document:
-    """What stands beside the containers of a pod."""
+def pod_settings(workload: Workload, selected: dict[str, str] | None) -> Document:
+    """What stands beside the containers of a pod. `selected`: the labels of all replicas; None: they are not spread."""
     settings: Document = {
         "terminationGracePeriodSeconds": workload.grace_period_s,
         "automountServiceAccountToken": False,
@@ -130,11 +120,11 @@ def pod_settings(workload: Workload, role: str | None = None) -> Document:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }  # fmt: skip
-    return settings | placement(workload, labels(workload, role))
+    return settings | _placement(workload, selected)
 
 
-def placement(workload: Workload, selected: dict[str, str]) -> Document:
-    """Which nodes: those with the GPU, and if possible not two replicas (pods with the labels `selected`) on one."""
+def _placement(workload: Workload, selected: dict[str, str] | None) -> Document:
+    """Which nodes: those with the GPU, and if possible not two replicas on one."""
     settings: Document = {}
     if workload.resources.gpu is not None:
         product = {
@@ -145,7 +135,7 @@ def placement(workload: Workload, selected: dict[str, str]) -> Document:
         required = {"nodeSelectorTerms": [{"matchExpressions": [product]}]}
         settings["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
         settings["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if workload.deploy.spread:
+    if workload.deploy.spread and selected is not None:
         settings["topologySpreadConstraints"] = [
             {
                 "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",

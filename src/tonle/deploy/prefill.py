@@ -1,4 +1,4 @@
-"""Prompts and answers in pods of their own (prefill and decode): which Deployments there are, and what vLLM is told.
+"""Disaggregated serving, prefill and decode in separate pods: which Deployments there are, and what vLLM is told.
 
 Does: names, replicas, vLLM's connector. Does not: route between them (`endpoint_picker.py`).
 """
@@ -12,7 +12,7 @@ from tonle.deploy.document import Document
 from tonle.deploy.workload import Workload
 from tonle.errors import ConfigError
 
-# Where a pod tells the others how to fetch its keys and values.
+# Where a pod tells the others how to fetch its KV cache.
 SIDE_CHANNEL: tuple[Document, ...] = (
     {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 )
@@ -20,19 +20,19 @@ _TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 KV_TRANSFER = f"--kv-transfer-config={json.dumps(_TRANSFER, separators=(',', ':'))}"
 
 
-def is_apart(workload: Workload) -> bool:
+def is_disaggregated(workload: Workload) -> bool:
     """Raises `ConfigError` if it is asked for and cannot be."""
     if not workload.deploy.prefill_replicas:
         return False
     if workload.is_ours:
         raise ConfigError(
-            "prefill_replicas: our engine does not hand keys and values to another process in this version, so that prompts "
-            "and answers cannot be computed in pods of their own; set engine: vllm, or prefill_replicas: 0",
+            "prefill_replicas: our engine cannot send its KV cache to another process in this version, so that prefill and "
+            "decode cannot be in separate pods; set engine: vllm, or prefill_replicas: 0",
             param="prefill_replicas",
         )
     if not workload.resources.gpus:
         raise ConfigError(
-            "prefill_replicas needs a GPU: keys and values go from one GPU's memory to another's; set gpu", param="gpu"
+            "prefill_replicas needs a GPU: KV cache goes from one GPU's memory to another's; set gpu", param="gpu"
         )
     return True
 
@@ -42,7 +42,7 @@ def scaled_deployments(
 ) -> list[Scaled]:
     """The Deployments, by what a platform appends to the name of the service."""
     deploy, name = workload.deploy, workload.name
-    if not is_apart(workload):
+    if not is_disaggregated(workload):
         return [Scaled(name + both, deploy.min_replicas, deploy.max_replicas)]
     return [
         Scaled(name + prefill, deploy.prefill_replicas, deploy.max_prefill_replicas),

@@ -11,19 +11,18 @@ import shlex
 from tonle import __version__
 from tonle.deploy.document import Document, RenderedFile, json_file
 from tonle.deploy.gpus import GPUS, Gpu
-from tonle.deploy.hub_model import hub_model
 from tonle.deploy.model_size import is_path
-from tonle.deploy.workload import PORT, Workload
+from tonle.deploy.model_source import hub_model
+from tonle.deploy.workload import CACHE, PORT, Workload
 from tonle.errors import ConfigError
 
-_POD_VOLUME = "/cache"
 _WORKER_VOLUME = "/runpod-volume"  # where RunPod mounts it for serverless workers
 _DISK_GB = 20  # of a container, besides the image
 _MIN_CUDA = "13.0"  # of the host: what torch in Dockerfile.cuda is built for
 _TIMEOUT_MS = 600_000  # of one request
 _QUEUE_DELAY_S = 4
 _IDLE_S = 60
-_MAX_CONCURRENCY = 32  # requests that a worker takes at once, where max_num_seqs does not say
+MAX_CONCURRENCY = 32  # requests that a worker takes at once, where max_num_seqs does not say
 _GB_PER_VCPU = {"cpu5c": 2, "cpu5g": 4}  # flavours; cores come in powers of two
 _MAX_VCPUS = 32
 _DEFAULT_SECRET = "tonle-api-key"
@@ -44,10 +43,10 @@ _POOLS = {
 
 
 def render(workload: Workload) -> list[RenderedFile]:
-    if workload.serve.model is not None and is_path(workload.serve.model):
+    model = workload.serve.model
+    if workload.deploy.storage_uri is None and model is not None and is_path(model):
         raise ConfigError(
-            f"model: {workload.serve.model} is on this machine, where RunPod cannot read it; give a hub name",
-            param="model",
+            f"model: {model} is on this machine, where RunPod cannot read it; give a hub name", param="model"
         )
     files = [
         json_file("network-volume.json", network_volume(workload)),
@@ -67,11 +66,10 @@ def network_volume(workload: Workload) -> Document:
 def pod_template(workload: Workload) -> Document:
     """What every pod has. Its port is open to the internet, so that callers always need a key."""
     secret = workload.deploy.api_key_secret or _DEFAULT_SECRET
-    variable = "TONLE_API_KEY" if workload.is_ours else "VLLM_API_KEY"
     return {
         "name": workload.name,
         "category": "NVIDIA" if workload.resources.gpus else "CPU",
-        **_container(workload, _POD_VOLUME, {variable: _secret(secret)}),
+        **_container(workload, CACHE, {workload.api_key_variable: _secret(secret)}),
         "startSsh": False,
         "startJupyter": False,
     }
@@ -84,7 +82,7 @@ def pod(workload: Workload) -> Document:
         "templateId": TEMPLATE_ID,
         **({"gpu": {"id": _gpu_id(gpu), "count": count, **_cuda(workload)}} if gpu else {"cpu": _cpu(workload)}),
         "dataCenterIds": [workload.deploy.data_center],
-        "mounts": {"network": [{"volumeId": VOLUME_ID, "path": _POD_VOLUME}]},
+        "mounts": {"network": [{"volumeId": VOLUME_ID, "path": CACHE}]},
     }
 
 
@@ -135,7 +133,7 @@ def _container(workload: Workload, cache: str, variables: dict[str, str]) -> Doc
     """`cache`: where models and kernels are kept, on the volume. Home and state stay in the container: workers share the
     volume."""
     environment = {
-        name: value.replace(workload.cache_dir, cache, 1) if name in _ON_THE_VOLUME else value
+        name: value.replace(CACHE, cache, 1) if name in _ON_THE_VOLUME else value
         for name, value in workload.environment().items()
     }
     environment["HOME"] = environment["HOME"] if workload.is_ours else "/tmp"
@@ -207,7 +205,7 @@ def _cpu(workload: Workload) -> Document:
 
 
 def _concurrency(workload: Workload) -> int:
-    return workload.serve.max_num_seqs or _MAX_CONCURRENCY
+    return workload.serve.max_num_seqs or MAX_CONCURRENCY
 
 
 def _cache_gb(workload: Workload) -> int:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tonle.config.cache_dir import VARIABLE as CACHE_VARIABLE
+from tonle.deploy.runpod import MAX_CONCURRENCY
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.errors import ConfigError, TonleError
 
@@ -41,7 +42,6 @@ log = logging.getLogger("tonle.runpod")
 _ROUTE = re.compile(r"/(api/)?v1(/[\w-][\w.-]*)+")
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONCURRENCY = "MAX_CONCURRENCY"  # the variable; RunPod's own worker for vLLM has the same
-_DEFAULT_CONCURRENCY = 32
 _SILENCE_S = 600.0  # the longest wait for the server's next byte
 _POLL_S = 0.2
 _STOP_S = 60  # SIGTERM to SIGKILL
@@ -191,7 +191,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _concurrency() -> int:
-    text = os.environ.get(_CONCURRENCY) or str(_DEFAULT_CONCURRENCY)
+    text = os.environ.get(_CONCURRENCY) or str(MAX_CONCURRENCY)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"the environment variable {_CONCURRENCY} must be a whole number from 1, not {text!r}")
     return int(text)

@@ -7,9 +7,9 @@ Does not: install the package, or open ports to the network unless the settings'
 from __future__ import annotations
 
 from tonle.deploy.document import RenderedFile
-from tonle.deploy.hub_model import hub_model
-from tonle.deploy.model_size import is_path
-from tonle.deploy.workload import PRE_STOP_S, Workload
+from tonle.deploy.model_source import absolute_path, hub_model
+from tonle.deploy.units import megabytes
+from tonle.deploy.workload import CACHE, PRE_STOP_S, Workload
 from tonle.errors import ConfigError
 
 _HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # folders that the unit does not see
@@ -65,9 +65,9 @@ def _usage(workload: Workload, unit: str) -> str:
         if name in _credentials(workload)
     ]
     put = f"Before: write {'; '.join(keys)} (mode 600).\n" if keys else ""
-    package = "tonle" if workload.is_ours else "vllm"
+    where, package = ("In a checkout of Tonle: ", ".") if workload.is_ours else ("", "vllm")
     return (
-        f"python3 -m venv /opt/{program} && /opt/{program}/bin/pip install {package}\n"
+        f"{where}python3 -m venv /opt/{program} && /opt/{program}/bin/pip install {package}\n"
         f"{put}"
         f"install -m 644 {unit}.service /etc/systemd/system/ && systemctl daemon-reload && "
         f"systemctl enable --now {unit}\n"
@@ -80,8 +80,8 @@ def _unit(workload: Workload, unit: str) -> str:
     lines = " \\\n    ".join([f"/opt/{command[0]}/bin/{' '.join(command)}", *map(_word, flags)])
     environment = "".join(f'Environment="{name}={value}"\n' for name, value in _environment(workload, unit).items())
     credentials = "".join(f"LoadCredential={name}:{_credential(unit, name)}\n" for name in _credentials(workload))
+    cores = f"CPUQuota={100 * limit}%\n" if (limit := workload.resources.cpu_limit) else ""
     devices = _NVIDIA if workload.resources.gpus else _NO_DEVICES
-    memory_mib = -(-workload.resources.memory_limit_bytes // 1024**2)
     return f"""\
 [Unit]
 Description=Tonle: {workload.model_name}
@@ -103,7 +103,7 @@ RestartSec=5
 KillMode=mixed
 TimeoutStopSec={workload.grace_period_s - PRE_STOP_S}
 LimitNOFILE=65536
-MemoryMax={memory_mib}M
+{cores}MemoryMax={megabytes(workload.resources.memory_limit_bytes)}
 OOMPolicy=stop
 
 {_HARDENING}{devices}
@@ -113,14 +113,14 @@ WantedBy=multi-user.target
 
 
 def _arguments(workload: Workload) -> list[str]:
-    model = hub_model(workload, "systemd", instead="model: /absolute/path of a folder or a .gguf file")
-    if model is not None and is_path(model) and not model.startswith("/"):
-        raise ConfigError(f"model: {model} must be an absolute path: the unit runs elsewhere", param="model")
-    if model is not None and model.startswith(_HIDDEN):
+    path = absolute_path(workload, "the unit runs elsewhere")
+    if path is not None and path.startswith(_HIDDEN):
         raise ConfigError(
-            f"model: {model} is in a folder that the unit's user cannot see; move it, for example to /srv/models",
+            f"model: {path} is in a folder that the unit's user cannot see; move it, for example to /srv/models",
             param="model",
         )
+    instead = "model: /absolute/path of a folder or a .gguf file"
+    model = path or hub_model(workload, "systemd", instead=instead)
     here = {"--host=": f"--host={workload.serve.host}", "--port=": f"--port={workload.serve.port}"}
     return [here.get(each[:7], each) for each in workload.args(model)]
 
@@ -145,17 +145,16 @@ def _credential(unit: str, name: str) -> str:
 
 def _environment(workload: Workload, unit: str) -> dict[str, str]:
     """%C: /var/cache, %S: /var/lib, %d: where systemd shows credentials to the process, and only there."""
-    variables = {"HOME": f"%S/{unit}", "XDG_STATE_HOME": f"%S/{unit}"}
-    if workload.is_ours:
-        variables["TONLE_CACHE_DIR"] = f"%C/{unit}"
-    else:
-        variables |= {"HF_HOME": f"%C/{unit}/huggingface", "VLLM_CACHE_ROOT": f"%C/{unit}/vllm"}
+    variables = {name: value.replace(CACHE, f"%C/{unit}", 1) for name, value in workload.environment().items()}
+    variables |= {"HOME": f"%S/{unit}", "XDG_STATE_HOME": f"%S/{unit}"}
+    variables.pop("USER", None)  # systemd sets it
     if "keys" in _credentials(workload):
         if not workload.is_ours:
             raise ConfigError(
                 "api_key_secret: vLLM reads no key from a file; leave it out, listen on 127.0.0.1 and put `tonle gateway` "
-                "before it", param="api_key_secret",
-            )  # fmt: skip
+                "in front of it",
+                param="api_key_secret",
+            )
         variables["TONLE_CONFIG"] = "%d/keys"
     if "hub" in _credentials(workload):
         variables["HF_TOKEN_PATH"] = "%d/hub"

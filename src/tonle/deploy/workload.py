@@ -16,18 +16,18 @@ from tonle.config.serve import ServeConfig
 from tonle.deploy.command_line import tonle_flags, vllm_flags
 from tonle.deploy.model_size import ModelSize, is_path, model_size
 from tonle.deploy.resources import Resources, resources_for
+from tonle.deploy.units import GIB
 from tonle.errors import ConfigError
 from tonle.models import default_model
 
 VLLM_VERSION = "v0.27.1"
 PORT = 8000
-GIB = 1024**3
 PRE_STOP_S = 5  # between a pod's removal from its endpoints and SIGTERM: proxies notice meanwhile
 _MARGIN_S = 10  # after the drain, before SIGKILL
 _LOAD_BYTES_PER_S = 100_000_000  # of a slow disk or network: how long a start may take
 _START_S = {"tonle": 180, "vllm": 600}  # besides: kernels and graphs are compiled in a cache that is empty
-_CACHE = "/cache"
-MODELS = "/mnt/models"  # where a model is that a platform brings
+CACHE = "/cache"  # in a container: what is fetched and compiled
+MODELS = "/mnt/models"  # in a container: a model that the platform brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +156,16 @@ class Workload:
         return "/health/live" if self.is_ours else "/health"
 
     @property
-    def cache_dir(self) -> str:
-        return _CACHE
+    def api_key_variable(self) -> str:
+        """The environment variable that the server reads its key from."""
+        return "TONLE_API_KEY" if self.is_ours else "VLLM_API_KEY"
 
     def environment(self) -> dict[str, str]:
         """Plain variables; the file system of a container is read-only but for the cache and /tmp."""
         if self.is_ours:
-            return {"TONLE_CACHE_DIR": _CACHE, "XDG_STATE_HOME": f"{_CACHE}/state", "HOME": _CACHE}
+            return {"TONLE_CACHE_DIR": CACHE, "XDG_STATE_HOME": f"{CACHE}/state", "HOME": CACHE}
         variables = {
-            "HF_HOME": f"{_CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{_CACHE}/vllm", "HOME": _CACHE,
+            "HF_HOME": f"{CACHE}/huggingface", "VLLM_CACHE_ROOT": f"{CACHE}/vllm", "HOME": CACHE,
             "USER": "vllm",  # torch asks who it is, and the image does not know our user
             "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": self.serve.log_level,
         }  # fmt: skip

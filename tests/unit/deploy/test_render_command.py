@@ -42,7 +42,7 @@ def test_files_of_a_kind_are_one_stream() -> None:
 def test_what_is_no_document_is_not_in_the_stream() -> None:
     done = render("kubernetes", "--autoscaler", "hpa")
     assert all("kind" in document for document in yaml.safe_load_all(done.stdout))
-    assert "prometheus-adapter-values.yaml is not printed" in done.stderr and "--output" in done.stderr
+    assert "Not printed: prometheus-adapter-values.yaml." in done.stderr and "--output" in done.stderr
 
 
 def test_files_are_replaced_when_asked_only(tmp_path: Path) -> None:
@@ -60,6 +60,15 @@ def test_files_are_replaced_when_asked_only(tmp_path: Path) -> None:
     forced = render("kserve", "-o", str(folder), "--force")
     assert forced.exit_code == 0 and forced.stderr.count("wrote") == 2
     assert "InferenceService" in service.read_text()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "keda.yaml").mkdir(parents=True)
+    for name, reason in (("file", "File exists"), ("folder", "Is a directory")):
+        refused = render("keda", "--output", str(tmp_path / name))
+        message = " ".join(refused.stderr.split())
+        assert refused.exit_code == 1 and reason in message and "choose another --output" in message
 
 
 def test_an_unknown_kind_is_told_the_kinds() -> None:

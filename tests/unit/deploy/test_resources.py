@@ -12,7 +12,8 @@ from tests.fakes.checkpoints import save_folder
 from tests.unit.deploy.matrix import workload_of
 from tonle.deploy.gpus import GPUS, find_gpu
 from tonle.deploy.model_size import model_size
-from tonle.deploy.pod import quantity, resources
+from tonle.deploy.pod import resources
+from tonle.deploy.units import quantity
 from tonle.models.source import ModelSource
 
 GIB = 1024**3
@@ -89,8 +90,8 @@ def test_nothing_of_this_machine_shows(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("serve", "deploy", "requests", "limits"),
     [
-        ({}, {}, {"cpu": "2", "memory": "2Gi"}, {"memory": "2Gi"}),
-        ({}, {"cpu_limit": 1}, {"cpu": "1", "memory": "2Gi"}, {"cpu": "1", "memory": "2Gi"}),
+        ({}, {}, {"cpu": "2", "memory": "3Gi"}, {"memory": "3Gi"}),
+        ({}, {"cpu_limit": 1}, {"cpu": "1", "memory": "3Gi"}, {"cpu": "1", "memory": "3Gi"}),
         ({"model": "org/some-7B"}, {"gpu": "L4"}, {"cpu": "4", "memory": "18Gi", "nvidia.com/gpu": "1"},
          {"memory": "18Gi", "nvidia.com/gpu": "1"}),
         ({"model": "org/some-7B"}, {"gpu": "A10G", "engine": "vllm", "cpu": 4, "cpu_limit": 8, "memory_bytes": 16 * GIB,

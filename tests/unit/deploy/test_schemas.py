@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,22 +11,17 @@ import pytest
 import yaml
 
 from tests.unit.deploy.matrix import CASES, KINDS, Case, workload_of
+from tests.unit.deploy.schemas import FOLDER, validator
 from tonle.deploy.document import Document
 from tonle.deploy.render import render
 
-FOLDER = os.environ.get("TONLE_K8S_SCHEMAS")
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not FOLDER, reason="TONLE_K8S_SCHEMAS names no folder with schemas and validate.py")
 
 
 @pytest.fixture(scope="module")
 def errors() -> Callable[[Document], list[str]]:
-    spec = importlib.util.spec_from_file_location("validate", Path(FOLDER or "") / "validate.py")
-    assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Document], list[str]] = module.errors
-    return found
+    return validator()
 
 
 @pytest.mark.parametrize("kind", KINDS)

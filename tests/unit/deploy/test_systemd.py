@@ -69,9 +69,16 @@ def test_what_it_writes_to_are_folders_of_its_own(tmp_path: Path) -> None:
     assert "MemoryDenyWriteExecute" not in unit  # kernels are compiled while it runs
 
 
+def test_vllm_is_told_the_same_as_in_a_container(tmp_path: Path) -> None:
+    _, unit = unit_of(tmp_path, model="org/x-1B", max_model_len=4096, deploy={"engine": "vllm"})
+    for variable in ("HF_HOME=%C/tonle-x-1b/huggingface", "HOME=%S/tonle-x-1b", "VLLM_CPU_KVCACHE_SPACE=4"):
+        assert f'"{variable}"' in unit["Environment"]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
+        ({"model": "org/x-1B", "deploy": {"storage_uri": "hf://org/x-1B:main"}}, "without a revision"),
         ({"model": "/home/me/models/x-1B", "deploy": {"parameters": "1B"}}, "cannot see; move it"),
         ({"model": "./x-1B", "deploy": {"parameters": "1B"}}, "must be an absolute path"),
         ({"model": "org/x-1B", "deploy": {"storage_uri": "gs://b/x"}}, "cannot be read by systemd"),
