@@ -6,15 +6,16 @@ It has two threads of its own: one runs the loop, one runs the front's event loo
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from tonle.engine.build import build
 from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
+from tonle.engine.given_model import open_given
 from tonle.engine.loop import Loop
 from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import DropCache, Failed, Step, Stop, ToFront
@@ -35,11 +37,9 @@ from tonle.engine.request import (
     Timings,
     Usage,
 )
-from tonle.engine.text import Text, load_text
+from tonle.engine.text import Text
 from tonle.engine.text.no_text import NoText
-from tonle.engine.text.template import read_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
-from tonle.models.source import resolve
 from tonle.telemetry import logs
 
 log = logging.getLogger("tonle.engine")
@@ -47,7 +47,12 @@ log = logging.getLogger("tonle.engine")
 T = TypeVar("T")
 
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or chat messages
+DRAIN_S = 30.0  # as a server waits
+_DRAIN_POLL_S = 0.005
 _KEPT_RESULTS = 10_000  # finished results kept for `result()`; the oldest go first
+
+_running: weakref.WeakSet[InferenceEngine] = weakref.WeakSet()
+_leaving = threading.Event()  # the interpreter ends
 
 
 class InferenceEngine:
@@ -61,9 +66,7 @@ class InferenceEngine:
             raise ConfigError(f"config must be an EngineConfig, not {config!r}", param="config")
         self.config = replace(config or EngineConfig())  # a copy: later edits of the caller's do not reach us
         self.config.validate()
-        self._model = getattr(
-            model, "_orig_mod", model
-        )  # what torch.compile wrapped: the engine has kernels of its own
+        self._model = model
         self._tokenizer = tokenizer
         self._status = "stopped"
         self._front: Front | None = None
@@ -85,7 +88,7 @@ class InferenceEngine:
             self._aio = asyncio.new_event_loop()
         logs.follow(self.config.log_level)
         self._stats.begin()
-        model, text, name = self._open()
+        model, text, name = open_given(self._model, self._tokenizer, self.config)
         self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
         self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)
@@ -97,26 +100,36 @@ class InferenceEngine:
         for thread in self._threads:
             thread.start()
         self._status = "running"
+        _running.add(self)
         return self
 
-    def stop(self) -> None:
-        """Cancel what still runs, end both threads and give the model's memory back."""
+    def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Take no more requests, let those under way finish for up to `drain_s` seconds, cancel the rest, end both threads and
+        give the model's memory back."""
         if self._status == "stopped":
             return
-        self._status = "stopped"
+        was_running, self._status = self._status == "running", "stopping"
         assert self._mailbox is not None and self._front is not None
-        self._mailbox.put(Stop())
-        self._threads[1].join()
-        self._aio.call_soon_threadsafe(self._shut_down)
-        self._threads[0].join()
-        self._aio.close()
-        _give_back()
+        try:
+            until_s = time.monotonic() + drain_s
+            while was_running and self._front.num_live and time.monotonic() < until_s:
+                time.sleep(_DRAIN_POLL_S)
+        finally:  # also after Ctrl-C
+            self._status = "stopped"
+            _running.discard(self)
+            self._mailbox.put(Stop())
+            self._threads[1].join()
+            self._aio.call_soon_threadsafe(self._shut_down)
+            self._threads[0].join()
+            self._aio.close()
+            _give_back()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """After an error nothing is waited for."""
+        self.stop(DRAIN_S if error is None else 0.0)
 
     # -- requests
 
@@ -161,7 +174,10 @@ class InferenceEngine:
         future = self._requests.get(request_id)
         if future is None:
             raise NotFound(f"no request {request_id!r} is known here (results are kept for the last {_KEPT_RESULTS})")
-        return future.result(timeout)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            raise TimeoutError(f"request {request_id} has not ended after {timeout} s; it goes on") from None
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request and free what it holds. True if it was still under way; its result then says "cancelled"."""
@@ -238,24 +254,6 @@ class InferenceEngine:
 
     # -- inside
 
-    def _open(self) -> tuple[Any, Text, str]:
-        if self._model is None or isinstance(self._model, str | Path):
-            source = resolve(self._model, chat_template=self.config.chat_template)
-            if self._tokenizer is not None:
-                return source, self._live_text(), source.name
-            specials = self.config.special_tokens_in_content
-            return source, load_text(source, special_tokens_in_content=specials), source.name
-        if not hasattr(self._model, "state_dict"):
-            raise ConfigError(
-                f"model must be a path, a hub name, a transformers model or None, not {self._model!r}", param="model"
-            )
-        name = getattr(getattr(self._model, "config", None), "name_or_path", "") or type(self._model).__name__
-        return self._model, NoText() if self._tokenizer is None else self._live_text(), name
-
-    def _live_text(self) -> Text:
-        file, specials = self.config.chat_template, self.config.special_tokens_in_content
-        return Text.from_live(self._tokenizer, file and read_template(file), special_tokens_in_content=specials)
-
     def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         """Tokens and settings, on the caller's thread."""
         front = self.front
@@ -320,7 +318,7 @@ class InferenceEngine:
             future.set_exception(error)
         if callback is not None:
             try:
-                await asyncio.to_thread(callback, result)
+                await (asyncio.to_thread(callback, result) if not _leaving.is_set() else _call_here(callback, result))
             except Exception:
                 log.exception("the callback of request %s raised", generation.request_id)
 
@@ -363,8 +361,21 @@ class InferenceEngine:
         assert self._front is not None
         if self._front.ready:
             self._stats.end(self._front.stats)
-        self._front.lose(InternalError("the engine was stopped"))
+        self._front.lose(InternalError("stop() was called"))
         self._aio.call_later(0.05, self._aio.stop)
+
+
+async def _call_here(callback: Callable[[GenerationResult], None], result: GenerationResult) -> None:
+    """The interpreter is ending, and starts no more threads."""
+    callback(result)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """torch must not be at work in a thread while the interpreter is taken down: it aborts the program."""
+    _leaving.set()
+    for engine in list(_running):
+        engine.stop(drain_s=0.0)
 
 
 def _failed(generation: Generation, error: TonleError) -> GenerationResult:

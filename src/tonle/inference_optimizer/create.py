@@ -59,7 +59,7 @@ def create_optimized_engine(
             talk = conversation("Hello", None, inference.system_prompt)
             log.info("warmed up in %.2f s, which no metric counts", runner.warm_up(talk))
     except BaseException:
-        engine.stop()
+        engine.stop(drain_s=0.0)
         raise
     return OptimizedEngine(runner, inference)
 

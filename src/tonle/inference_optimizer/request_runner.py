@@ -112,7 +112,7 @@ class RequestRunner:
                 return
             self._closed = True
             self._engine.on_front(self._end_all()).result()
-            self._engine.stop()
+            self._engine.stop(drain_s=0.0)
 
     def _call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._closing:

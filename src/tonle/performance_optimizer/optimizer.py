@@ -70,7 +70,7 @@ class PerformanceOptimizer:
         with self._lock:
             self._closed = True
             if self._engine is not None:
-                self._engine.stop()
+                self._engine.stop(drain_s=0.0)
 
     def __enter__(self) -> Self:
         return self
