@@ -24,12 +24,8 @@ from tonle.inference_optimizer.prompt import Message, conversation
 from tonle.inference_optimizer.request_runner import ChatRequest, RequestRunner
 from tonle.inference_optimizer.streamed_answer import StreamedAnswer
 
-_NOT_HERE = (
-    "n",
-    "logprobs",
-    "prompt_logprobs",
-    "use_cache",
-)  # an answer is one text; `use_cache` has its own parameter
+# An answer is one text, and `use_cache` has its own parameter.
+_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "use_cache")
 _LENGTHS = ("max_tokens", "max_length")
 
 _running: set[RequestRunner] = set()  # those to end with the interpreter
@@ -162,13 +158,15 @@ def unknown(function: str, name: str, known: Iterable[str]) -> str:
     """The message about an argument that does not exist."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
-    return f"{function}() does not know {name!r}: {guess}It takes {', '.join(known)}"
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{function}() does not know {name!r}{hint} It takes {', '.join(known)}"
 
 
 def _close(runner: RequestRunner) -> None:
-    runner.close()
-    _running.discard(runner)
+    try:
+        runner.close()
+    finally:
+        _running.discard(runner)
 
 
 def _close_soon(runner: RequestRunner) -> None:

@@ -111,8 +111,10 @@ class RequestRunner:
             if self._closed:
                 return
             self._closed = True
-            self._engine.on_front(self._end_all()).result()
-            self._engine.stop()
+            try:
+                self._engine.on_front(self._end_all()).result()
+            finally:  # after Ctrl-C, too: there is no second try
+                self._engine.stop()
 
     def _call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._closing:
