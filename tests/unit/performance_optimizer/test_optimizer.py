@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,23 @@ def test_a_level_that_the_model_cannot_have_in_full(
     assert "level BALANCED would use an fp8 KV cache, but" in caplog.text
     with pytest.raises(ConfigError, match="fp8"):
         PerformanceOptimizer(model, small(kv_cache_dtype="fp8")).optimized_generate(ids(9))
+
+
+@pytest.mark.parametrize(("device", "runs_on"), [("auto", "cuda:1"), ("cpu", "cpu"), ("cuda", "cuda")])
+def test_where_a_live_model_runs(device: str, runs_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, unless the config names a device; and what that device can do decides about fp8."""
+    asked: list[str | None] = []
+
+    def capability(of: str | None) -> tuple[int, int]:
+        asked.append(of)
+        return (9, 0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    live = SimpleNamespace(state_dict=dict, device="cuda:1")
+    config = OptimizationConfig(level=OptimizationLevel.AGGRESSIVE, device=device)
+    assert PerformanceOptimizer(live, config)._device() == runs_on
+    assert config.value("kv_cache_dtype", gpu=True) == "fp8" and asked == ["cuda" if device == "cuda" else None]
 
 
 # -- mistakes

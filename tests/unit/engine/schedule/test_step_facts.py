@@ -27,11 +27,8 @@ def test_a_step_advances_an_answer_whichever_sequence_comes_first() -> None:
     """In the third step the last token of an urgent prompt stands before a sequence that decodes."""
     config = ResolvedConfig(max_length=50)
     begun = Request(handle=1, prompt=[1, 2, 3], config=config, arrived_s=1.0)
-    urgent = Request(
-        handle=2, prompt=list(range(17)), config=config, priority=RequestPriority.CRITICAL, arrived_s=2.0
-    )
+    urgent = Request(handle=2, prompt=list(range(17)), config=config, priority=RequestPriority.CRITICAL, arrived_s=2.0)
     first, second, third = facts_of_steps([begun, urgent], 3, budget=17)
     assert [facts.advances for facts in (first, second, third)] == [False, True, True]
     assert [facts.arrivals for facts in (first, second, third)] == [[1.0], [], [2.0]]
     assert [(facts.work.rows, facts.work.tokens) for facts in (first, second, third)] == [(0, 3), (1, 16), (2, 0)]
-    assert [facts.depth for facts in (first, second, third)] == [3, 17, 0]
