@@ -23,6 +23,7 @@ from tonle.performance_optimizer import (
     optimization_config,
 )
 from tonle.performance_optimizer.levels import PRESETS
+from tonle.performance_optimizer.prompts import read_prompts
 
 PAD = 0  # never generated below: rows are cut at the end-of-sequence token before it could be
 MIB = 2**20
@@ -309,6 +310,12 @@ def test_where_a_live_model_runs(device: str, runs_on: str, monkeypatch: pytest.
     config = OptimizationConfig(level=OptimizationLevel.AGGRESSIVE, device=device)
     assert PerformanceOptimizer(live, config)._device() == runs_on
     assert config.value("kv_cache_dtype", gpu=True) == "fp8" and asked == ["cuda" if device == "cuda" else None]
+
+
+def test_without_a_mask_padding_at_either_end_of_a_tensor_is_left_out() -> None:
+    padded = torch.tensor([[PAD, 5, PAD, 6], [7, 8, PAD, PAD]])
+    assert read_prompts(padded, pad_id=PAD).stripped == [[5, PAD, 6], [7, 8]]
+    assert read_prompts(padded.tolist(), pad_id=PAD).stripped == padded.tolist(), "lists have lengths of their own"
 
 
 # -- mistakes
