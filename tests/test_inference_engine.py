@@ -502,9 +502,8 @@ class TestInferenceEngineIntegration:
         with engine:
             engine.start()
             assert engine.get_stats()["engine_status"] == "running"
-            waiting = engine.submit_request("Hi", GenerationConfig(max_length=1000, early_stopping=False))
-        with pytest.raises(Exception, match="stopped"):
-            engine.result(waiting, timeout=60)
+            waiting = engine.submit_request("Hi", GenerationConfig(max_length=200, early_stopping=False))
+        assert len(engine.result(waiting, timeout=0).output_ids[0]) == 200  # the end of the block let it finish
         with engine:  # and again
             assert engine.result(engine.submit_request("Hi", GREEDY), timeout=60).text is not None
 

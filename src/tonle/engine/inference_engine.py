@@ -157,6 +157,10 @@ class InferenceEngine:
         return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
 
     @property
+    def is_running(self) -> bool:
+        return self._status == "running"
+
+    @property
     def front(self) -> Front:
         """For code that runs on the front's event loop, by `on_front`. Raises if the engine does not run."""
         if self._status == "failed":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import atexit
 import difflib
 import weakref
 from collections.abc import Iterable, Sequence
@@ -24,15 +23,9 @@ from tonle.inference_optimizer.prompt import Message, conversation
 from tonle.inference_optimizer.request_runner import ChatRequest, RequestRunner
 from tonle.inference_optimizer.streamed_answer import StreamedAnswer
 
-_NOT_HERE = (
-    "n",
-    "logprobs",
-    "prompt_logprobs",
-    "use_cache",
-)  # an answer is one text; `use_cache` has its own parameter
+# An answer is one text, and `use_cache` has its own parameter.
+_NOT_HERE = ("n", "logprobs", "prompt_logprobs", "use_cache")
 _LENGTHS = ("max_tokens", "max_length")
-
-_running: set[RequestRunner] = set()  # those to end with the interpreter
 
 
 class OptimizedEngine:
@@ -41,10 +34,9 @@ class OptimizedEngine:
     def __init__(self, runner: RequestRunner, config: InferenceConfig) -> None:
         self.config = replace(config)
         self._runner = runner
-        _running.add(runner)
         # The threads know the runner alone, so that an engine that is no longer used can be freed.
         self._finalizer = weakref.finalize(self, _close_soon, runner)
-        self._finalizer.atexit = False
+        self._finalizer.atexit = False  # engines end with the interpreter by themselves
 
     @property
     def model(self) -> str:
@@ -110,7 +102,7 @@ class OptimizedEngine:
     def close(self) -> None:
         """End what still runs, and give the model's memory back. Calling it twice is harmless."""
         self._finalizer.detach()
-        _close(self._runner)
+        self._runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -162,22 +154,10 @@ def unknown(function: str, name: str, known: Iterable[str]) -> str:
     """The message about an argument that does not exist."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
-    return f"{function}() does not know {name!r}: {guess}It takes {', '.join(known)}"
-
-
-def _close(runner: RequestRunner) -> None:
-    runner.close()
-    _running.discard(runner)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{function}() does not know {name!r}{hint} It takes {', '.join(known)}"
 
 
 def _close_soon(runner: RequestRunner) -> None:
     """A garbage collection may run on any thread, one of the engine's included, and inside any lock: it must not wait."""
-    _thread.start_new_thread(_close, (runner,))
-
-
-@atexit.register
-def _close_all() -> None:
-    """torch must not be at work in a thread while the interpreter is taken down."""
-    for runner in list(_running):
-        _close(runner)
+    _thread.start_new_thread(runner.close, ())

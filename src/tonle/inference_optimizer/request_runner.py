@@ -111,8 +111,11 @@ class RequestRunner:
             if self._closed:
                 return
             self._closed = True
-            self._engine.on_front(self._end_all()).result()
-            self._engine.stop(drain_s=0.0)
+            try:
+                if self._engine.is_running:  # else it has ended by itself, and all requests with it
+                    self._engine.on_front(self._end_all()).result()
+            finally:  # after Ctrl-C, too: there is no second try
+                self._engine.stop(drain_s=0.0)
 
     def _call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._closing:

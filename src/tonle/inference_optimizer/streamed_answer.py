@@ -43,6 +43,12 @@ class Pipe:
                 self._waiter = ready
         return ready
 
+    def give_up(self, waiting: Future[str | None]) -> None:
+        """The reader of `waiting` was interrupted: what came for it meanwhile is for the next `get`."""
+        with self._lock:
+            if not waiting.cancel():
+                self._pieces.appendleft(waiting.result())
+
 
 class StreamedAnswer:
     """Iterate it, with `for` or `async for`, for pieces of text; `metadata` is there after the last one.
@@ -66,7 +72,7 @@ class StreamedAnswer:
         return self
 
     def __next__(self) -> str:
-        piece = None if self._ended else self._pipe.get().result()
+        piece = None if self._ended else self._next()
         if piece is None:
             self._end()
             raise StopIteration
@@ -76,11 +82,27 @@ class StreamedAnswer:
         return self
 
     async def __anext__(self) -> str:
-        piece = None if self._ended else await asyncio.wrap_future(self._pipe.get())
+        piece = None if self._ended else await self._anext()
         if piece is None:
             self._end()
             raise StopAsyncIteration
         return piece
+
+    def _next(self) -> str | None:
+        waiting = self._pipe.get()
+        try:
+            return waiting.result()
+        except BaseException:  # Ctrl-C
+            self._pipe.give_up(waiting)
+            raise
+
+    async def _anext(self) -> str | None:
+        waiting = self._pipe.get()
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:  # such as by a timeout around `anext`
+            self._pipe.give_up(waiting)
+            raise
 
     def _end(self) -> None:
         """Raises what ended the request, once."""

@@ -120,7 +120,7 @@ class OptimizationConfig:
         return self.num_parallel_samples if self.enable_parallel_sampling else 1
 
     def on_gpu(self) -> bool:
-        """Whether the model will run on a GPU, unless it is a live one: that stays where it is."""
+        """Whether the model will run on a GPU. With "auto" that is not said of a live one, which stays where it is."""
         if self.device != "auto":
             return self.device.startswith("cuda")
         import torch
@@ -181,5 +181,5 @@ def _has_fp8(device: str) -> bool:
 
     if not torch.cuda.is_available():
         return False
-    found: tuple[int, int] = torch.cuda.get_device_capability(None if device == "auto" else device)
+    found: tuple[int, int] = torch.cuda.get_device_capability(device if device.startswith("cuda") else None)
     return found >= _FP8_CAPABILITY

@@ -155,8 +155,8 @@ class PerformanceOptimizer:
             return InferenceEngine(self._model, self._tokenizer, replace(config, kv_cache_dtype="auto")).start()
 
     def _device(self) -> str:
-        """Where the model runs: a live one stays where it is."""
-        if hasattr(self._model, "state_dict"):
+        """Where the model runs: a live one stays where it is, unless the config names a device."""
+        if hasattr(self._model, "state_dict") and self.config.device == "auto":
             return str(getattr(self._model, "device", "cpu"))
         if self.config.on_gpu():
             return "cuda" if self.config.device == "auto" else self.config.device

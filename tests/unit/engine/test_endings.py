@@ -77,7 +77,8 @@ PROGRAM = """
 import sys
 from tonle.engine import GenerationConfig, InferenceEngine
 engine = InferenceEngine(sys.argv[1]).start()
-engine.submit_request("Hello", GenerationConfig(max_length=900, early_stopping=False), callback=lambda result: print(result.error))
+config = GenerationConfig(max_length=900, early_stopping=False)
+engine.submit_request("Hello", config, callback=lambda result: print(result.error))
 {end}
 """
 

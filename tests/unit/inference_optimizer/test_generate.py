@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.unit.inference_optimizer.engines import LONG, SHORT, adds_up, small_e
 from tonle.engine import GenerationConfig, InferenceEngine
 from tonle.engine.schedule import Scheduler
 from tonle.errors import ContextOverflow, EngineDied, InternalError, InvalidRequest, ShuttingDown
-from tonle.inference_optimizer import OptimizedEngine
+from tonle.inference_optimizer import OptimizedEngine, StreamedAnswer
 
 HISTORY = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
 
@@ -209,6 +209,28 @@ def test_leaving_a_stream_early_frees_its_request(engine: OptimizedEngine, how: 
     assert engine.get_metrics()["cache"]["num_entries"] == 0
 
 
+def test_a_reader_that_is_interrupted_loses_no_text() -> None:
+    """A piece that arrives while the wait for it is cancelled is the next one."""
+
+    async def main() -> None:
+        puts: list[Callable[[str], None]] = []
+        answer: Future[tuple[str, dict[str, Any]]] = Future()
+        stream = StreamedAnswer(lambda put: puts.append(put) or answer, owner=None)
+        for place in range(2):
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            if place:
+                puts[0]("one ")
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        puts[0]("two")
+        answer.set_result(("one two", {}))
+        assert [piece async for piece in stream] == ["one ", "two"] and stream.metadata == {}
+
+    asyncio.run(main())
+
+
 def test_a_streams_error_comes_with_its_first_piece(engine: OptimizedEngine) -> None:
     failed = engine.get_metrics()["failed"]
     stream = engine.stream("x" * 20000, **SHORT)
@@ -254,7 +276,7 @@ def test_what_makes_no_sense_is_refused(engine: OptimizedEngine, given: tuple[An
 
 @pytest.mark.parametrize(
     ("sampling", "error", "said"),
-    [({"temprature": 1}, TypeError, r"generate\(\) does not know 'temprature': did you mean temperature\?"),
+    [({"temprature": 1}, TypeError, r"generate\(\) does not know 'temprature'; did you mean temperature\?"),
      ({"n": 2}, TypeError, "does not know 'n'"), ({"temperature": -1}, InvalidRequest, "temperature must be between"),
      ({"max_tokens": 0}, InvalidRequest, "max_length must be at least 1"),
      ({"max_tokens": 9000}, ContextOverflow, "max_tokens=9000 leaves no room for a prompt: the context holds 8192")],
@@ -276,6 +298,19 @@ def test_closing_ends_what_runs(folder: Path) -> None:
     with pytest.raises(Exception, match="this engine was closed; create another one"):
         engine.generate("x")
     assert engine.get_metrics()["total_requests"] == 1
+
+
+def test_closing_that_is_interrupted_still_ends_the_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = small_engine(folder)
+
+    def interrupted(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(below(engine), "on_front", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert below(engine).get_stats()["engine_status"] == "stopped"
 
 
 def test_an_engine_that_died_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tonle.performance_optimizer import (
     optimization_config,
 )
 from tonle.performance_optimizer.levels import PRESETS
+from tonle.performance_optimizer.prompts import read_prompts
 
 PAD = 0  # never generated below: rows are cut at the end-of-sequence token before it could be
 MIB = 2**20
@@ -291,6 +293,29 @@ def test_a_level_that_the_model_cannot_have_in_full(
     assert "level BALANCED would use an fp8 KV cache, but" in caplog.text
     with pytest.raises(ConfigError, match="fp8"):
         PerformanceOptimizer(model, small(kv_cache_dtype="fp8")).optimized_generate(ids(9))
+
+
+@pytest.mark.parametrize(("device", "runs_on"), [("auto", "cuda:1"), ("cpu", "cpu"), ("cuda", "cuda")])
+def test_where_a_live_model_runs(device: str, runs_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is, unless the config names a device; and what that device can do decides about fp8."""
+    asked: list[str | None] = []
+
+    def capability(of: str | None) -> tuple[int, int]:
+        asked.append(of)
+        return (9, 0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    live = SimpleNamespace(state_dict=dict, device="cuda:1")
+    config = OptimizationConfig(level=OptimizationLevel.AGGRESSIVE, device=device)
+    assert PerformanceOptimizer(live, config)._device() == runs_on
+    assert config.value("kv_cache_dtype", gpu=True) == "fp8" and asked == ["cuda" if device == "cuda" else None]
+
+
+def test_without_a_mask_padding_at_either_end_of_a_tensor_is_left_out() -> None:
+    padded = torch.tensor([[PAD, 5, PAD, 6], [7, 8, PAD, PAD]])
+    assert read_prompts(padded, pad_id=PAD).stripped == [[5, PAD, 6], [7, 8]]
+    assert read_prompts(padded.tolist(), pad_id=PAD).stripped == padded.tolist(), "lists have lengths of their own"
 
 
 # -- mistakes

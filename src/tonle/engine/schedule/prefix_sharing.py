@@ -42,7 +42,7 @@ class PrefixSharing:
         first = sequence.num_named
         self.hold(sequence)
         if sequence.num_named > first:
-            plan.new_blocks.append((sequence.row, first, sequence.blocks[first:]))
+            plan.new_blocks.append((sequence.row, first, sequence.blocks[first : sequence.num_named]))
 
     def publish(self, sequence: Sequence) -> None:
         """Blocks that are full, with all tokens known, can be found from now on.

@@ -101,10 +101,12 @@ class Scheduler:
         for sequence in order:
             if sequence.row is None or sequence.complete:
                 continue  # preempted a moment ago, or its last token is in flight
+            if budget == 0:
+                break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
             if sequence.num_remaining > 1:
                 self._prefixes.catch_up(sequence, plan)
             count = min(sequence.num_remaining, budget, most)
-            if count == 0 or not self._grow(sequence, count, plan):
+            if not self._grow(sequence, count, plan):
                 continue
             self._schedule(sequence, count, plan)
             budget -= count

@@ -23,13 +23,17 @@ class StepFacts:
 def facts_of(plan: Plan, now: float, *, waiting_s: float, demand: int) -> StepFacts:
     """`plan` has rows. A chunk of one token costs what decoding costs, whatever it is."""
     tokens = prefill_reads = prefill_starts = depth = num_prefilling = 0
-    arrivals = []
+    arrivals, advances = [], False
     for place, chunk in enumerate(plan.chunks):
         if chunk is None:
+            advances = True
             continue
         sequence, start = plan.sequences[place], plan.starts[place]
-        if plan.samples[place] and start < len(sequence.request.prompt) and not sequence.num_output:
-            arrivals.append(sequence.request.arrived_s)
+        if plan.samples[place]:
+            if sequence.num_output:
+                advances = True
+            else:
+                arrivals.append(sequence.request.arrived_s)
         if len(chunk) == 1:
             continue
         num_prefilling += 1
@@ -43,7 +47,7 @@ def facts_of(plan: Plan, now: float, *, waiting_s: float, demand: int) -> StepFa
         work=Work(len(plan.rows) - num_prefilling, tokens, decode_reads + prefill_reads),
         decode_reads=decode_reads,
         depth=depth,
-        advances=plan.starts[0] >= len(plan.sequences[0].request.prompt),
+        advances=advances,
         arrivals=arrivals,
         waiting_s=waiting_s,
         demand=demand,

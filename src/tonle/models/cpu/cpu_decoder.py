@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -76,7 +77,7 @@ class CpuDecoder:
             self.open_fast_lane()
         else:
             self._slow = load_slow()
-            warm_later(types, self.open_fast_lane)
+            warm_later(types, _weak(self.open_fast_lane))
 
     def open_fast_lane(self) -> None:
         """The kernels are compiled: find from which step size on torch is faster, and keep what that calls for."""
@@ -183,3 +184,14 @@ def _quickest(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter() - began)
     return min(times)
+
+
+def _weak(method: Callable[[], None]) -> Callable[[], None]:
+    """The same, without keeping its decoder: one that is freed before the kernels are compiled takes its weights along."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            found()
+
+    return call

@@ -10,6 +10,7 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -75,29 +76,30 @@ def barrier(counter: Any, arrivals: Any, size: Any) -> Any:
 
 
 class _Orders:
-    """What a team and its helpers share. The helpers hold no more than this, so that an unused team can be freed."""
+    """What a team and its helpers share. The helpers hold no more than this, so that an unused team can be freed.
+
+    Simple queues: a garbage collection may dismiss the helpers inside any call of theirs, where a semaphore's lock could
+    be held already.
+    """
 
     def __init__(self, num_helpers: int) -> None:
-        self.work: Callable[[int], None] | None = None  # None when started: go home
-        self.error: BaseException | None = None
-        self.start = [threading.Semaphore(0) for _ in range(num_helpers)]
-        self.done = threading.Semaphore(0)
+        self.work: list[SimpleQueue[Callable[[int], None] | None]] = [SimpleQueue() for _ in range(num_helpers)]
+        self.done: SimpleQueue[BaseException | None] = SimpleQueue()  # what each piece of work ended with
 
     def help(self, member: int) -> None:
-        while True:
-            self.start[member - 1].acquire()
-            if self.work is None:
-                return
+        while (work := self.work[member - 1].get()) is not None:
+            error: BaseException | None = None
             try:
-                self.work(member)
-            except BaseException as error:
-                self.error = error
-            finally:
-                self.done.release()
+                work(member)
+            except BaseException as raised:
+                error = raised
+            del work  # it holds weights and cache
+            self.done.put(error)
+            del error
 
     def dismiss(self) -> None:
-        for start in self.start:
-            start.release()
+        for work in self.work:
+            work.put(None)
 
 
 class Team:
@@ -117,18 +119,15 @@ class Team:
         """`work(member)` on every thread at once; returns when all are done."""
         orders = self._orders
         self.counter[0] = 0
-        orders.work = work
-        for start in orders.start:
-            start.release()
+        for queue in orders.work:
+            queue.put(work)
         try:
             work(0)
         finally:
-            for _ in orders.start:
-                orders.done.acquire()
-            orders.work = None  # it holds weights and cache
-        if orders.error is not None:
-            error, orders.error = orders.error, None
-            raise error
+            errors = [orders.done.get() for _ in orders.work]
+        for error in errors:
+            if error is not None:
+                raise error
 
 
 def num_cores() -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from numba.extending import intrinsic
 
 from tests.fakes.checkpoints import save_folder, save_gguf
 from tonle.engine.text import load_text
+from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu import open as opening
 from tonle.models.cpu.cpu_attention import soften
 from tonle.models.cpu.cpu_decoder import CpuDecoder
@@ -302,6 +305,22 @@ def test_a_model_too_large_to_hold_twice_has_no_slow_lane(tmp_path: Path, monkey
     alone._embed(tokens, rows)
     embedding = opening.load(source, device=torch.device("cpu")).weights.embedding
     np.testing.assert_array_equal(rows, embedding[tokens].numpy())
+
+
+def test_a_decoder_can_be_freed_while_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[Callable[[], None]] = []
+    monkeypatch.setattr(cpu_decoder, "is_warm", lambda types: False)
+    monkeypatch.setattr(cpu_decoder, "warm_later", lambda types, done: waiting.append(done))
+    monkeypatch.setattr(CpuDecoder, "_measure", lambda self: 7)
+    save_folder("llama", tmp_path / "m")
+    kept, freed = (opening.open_cpu(ModelSource("folder", tmp_path / "m", "m")) for _ in range(2))
+    reference = weakref.ref(freed)
+    del freed
+    gc.collect()
+    assert reference() is None
+    for done in waiting:
+        done()
+    assert isinstance(kept, CpuDecoder) and kept.crossover > 0
 
 
 @pytest.mark.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -39,11 +40,18 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
 def test_a_program_that_ends_first_leaves_the_compilation_running(tmp_path: Path) -> None:
     """Seen from outside: a stand-in for the compiler, in place of the interpreter that would run it, outlives the program."""
     compiler = tmp_path / "compiler"
-    compiler.write_text(f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\ntouch {tmp_path}/compiled\n")
+    compiler.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\ntouch {tmp_path}/compiled\n"
+    )
     compiler.chmod(0o755)
     imports = "import sys\nfrom tonle.models.cpu.warm import warm_later\n"
     program = f"{imports}sys.executable = {str(compiler)!r}\nwarm_later('x', print)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    for _ in range(200):
+        if (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text().strip()):
+            break
+        time.sleep(0.05)
+    assert os.getsid(int(pid)) == int(pid), "a session of its own: neither Ctrl-C nor a closed terminal ends it"
     (tmp_path / "go").touch()
     for _ in range(200):
         if (tmp_path / "compiled").exists():
