@@ -33,7 +33,7 @@ class Device:
     def run(self, plan: Plan) -> StepResult:
         for row, first, blocks in plan.new_blocks:
             table = self.tables.setdefault(row, [])
-            table[first:] = blocks
+            table[first : first + len(blocks)] = blocks
         tokens_of = []
         for i, row in enumerate(plan.rows):  # write everything first, as a layer does
             chunk = plan.chunks[i] if plan.chunks[i] is not None else [self.last[row]]
