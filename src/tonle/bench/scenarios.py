@@ -30,12 +30,14 @@ from tonle.bench.report import describe_environment
 from tonle.bench.run import check_no_loop, fastest_loop
 from tonle.bench.scenario_report import Scenario, ScenarioReport, ScenarioResult, remark, summarize
 from tonle.bench.scenario_target import Engine, EngineTarget, NoAnswerError, ScenarioTarget, find_service
+from tonle.config.setting_names import named_settings
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.errors import ConfigError
 
 SEEDS = 1_000_000
 
 
+@named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOptions:
     """Settings of one run. `validate` says which one makes no sense."""

@@ -254,8 +254,8 @@ def test_what_makes_no_sense_is_refused(engine: OptimizedEngine, given: tuple[An
 
 @pytest.mark.parametrize(
     ("sampling", "error", "said"),
-    [({"temprature": 1}, TypeError, r"generate\(\) does not know 'temprature': did you mean temperature\?"),
-     ({"n": 2}, TypeError, "does not know 'n'"), ({"temperature": -1}, InvalidRequest, "temperature must be between"),
+    [({"temprature": 1}, TypeError, r"generate\(\) has no setting 'temprature'; did you mean temperature\?"),
+     ({"n": 2}, TypeError, "has no setting 'n'"), ({"temperature": -1}, InvalidRequest, "temperature must be between"),
      ({"max_tokens": 0}, InvalidRequest, "max_length must be at least 1"),
      ({"max_tokens": 9000}, ContextOverflow, "max_tokens=9000 leaves no room for a prompt: the context holds 8192")],
 )  # fmt: skip
