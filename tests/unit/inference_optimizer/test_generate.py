@@ -243,6 +243,7 @@ def test_the_system_prompt_stands_before_the_history_unless_that_has_one(folder:
      (("x", [{"role": "user"}]), r"conversation_history\[0\] must be a message"),
      (("x", [{"role": "user", "content": 5}]), r"conversation_history\[0\]: content must be a string, not 5"),
      (("x", [{"role": "user", "content": "x", "odd": object()}]), "must hold strings, numbers"),
+     (("x", [{"role": "usr", "content": "x"}]), r"conversation_history\[0\]\.role must be one of assistant, .*not 'usr'"),
      (("x", None, "yes"), "use_cache must be True, False or None")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(engine: OptimizedEngine, given: tuple[Any, ...], said: str) -> None:
