@@ -131,7 +131,10 @@ def test_arguments_that_are_no_json_stay_as_they_are(arguments: str) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "type 'image_url'"),
         ([{"role": "user", "content": [5]}], "type 'int'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "not a string"),
-        ([{"role": "wizard", "content": "x"}], r"\[0\]\.role must be one of assistant, developer, system, tool, user, not 'wizard'"),
+        (
+            [{"role": "wizard", "content": "x"}],
+            r"\[0\]\.role must be one of assistant, developer, system, tool, user, not 'wizard'",
+        ),
     ],
 )
 def test_messages_refused(messages: list[Any], words: str) -> None:
