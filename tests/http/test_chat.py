@@ -195,7 +195,7 @@ def test_messages_reach_the_template(client: httpx.Client, front: FakeFront) -> 
     reply = client.post(PATH, json=body)
     assert "warnings" not in reply.json()
     prompt = front.text.decode(front.submitted[0][0].prompt)
-    assert prompt == "<system>be brief\n<user>a\nb\n<assistant>\n<tool>42\n[thinking=False]"
+    assert prompt == "<developer>be brief\n<user>a\nb\n<assistant>\n<tool>42\n[thinking=False]"
 
 
 def test_long_prompts_are_translated_off_the_loop(client: httpx.Client, front: FakeFront) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
 Endpoint = Literal["chat", "completions"]
@@ -69,6 +70,7 @@ def parse_numbers(text: str, name: str) -> tuple[float, ...]:
         raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name) from None
 
 
+@named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """Settings of one benchmark. `validate` says which one makes no sense."""

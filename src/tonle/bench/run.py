@@ -147,6 +147,7 @@ def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
     Raises `ConfigError` if it cannot start: a setting makes no sense, the file has a bad line, the server does not answer.
     Inside a running event loop use `await Bench(options).run()`.
     """
+    check_no_loop("run_bench", "await Bench(options).run()")
     factory, name = fastest_loop()
     bench = Bench(options, watch, event_loop=name)
     try:
@@ -154,6 +155,18 @@ def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
             return runner.run(bench.run())
     except KeyboardInterrupt:
         return bench.report(interrupted=True)
+
+
+def check_no_loop(function: str, instead: str) -> None:
+    """Raises `RuntimeError` inside a running event loop, as in a notebook, before a coroutine is made in vain."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"{function}() starts an event loop of its own, and one is running in this thread already, as in a notebook; "
+        f"there, use: report = {instead}"
+    )
 
 
 def fastest_loop() -> tuple[Callable[[], asyncio.AbstractEventLoop] | None, str]:

@@ -27,15 +27,17 @@ from tonle.bench.drive import closed_loop
 from tonle.bench.measure import Sample
 from tonle.bench.questions import MAX_QUESTIONS, Questions, num_repeats
 from tonle.bench.report import describe_environment
-from tonle.bench.run import fastest_loop
+from tonle.bench.run import check_no_loop, fastest_loop
 from tonle.bench.scenario_report import Scenario, ScenarioReport, ScenarioResult, remark, summarize
 from tonle.bench.scenario_target import Engine, EngineTarget, NoAnswerError, ScenarioTarget, find_service
+from tonle.config.setting_names import named_settings
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.errors import ConfigError
 
 SEEDS = 1_000_000
 
 
+@named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOptions:
     """Settings of one run. `validate` says which one makes no sense."""
@@ -234,6 +236,7 @@ def run_scenarios(
     (response, metadata)`. Raises `ConfigError` if it cannot start: a setting makes no sense, the server does not answer.
     Inside a running event loop use `await Scenarios(target, options).run()`.
     """
+    check_no_loop("run_scenarios", "await Scenarios(target, options).run()")
     factory, name = fastest_loop()
     scenarios = Scenarios(target, options, watch, event_loop=name)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
+from tonle.config.setting_names import named_settings, unknown_setting
 from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
@@ -14,6 +14,7 @@ GIB = 1024**3
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id")
 
 
+@named_settings
 @dataclass(slots=True, kw_only=True)
 class EngineConfig:
     """Settings of `InferenceEngine`. The engine copies and checks them when it is built; later edits have no effect on it."""
@@ -129,10 +130,7 @@ class EngineConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         """A name that is no setting raises `AttributeError`, with the closest one that is."""
         if name not in self.__slots__:
-            close = get_close_matches(name, self.__slots__, n=1)
-            raise AttributeError(
-                f"EngineConfig has no setting {name!r}" + (f"; did you mean {close[0]}?" if close else "")
-            )
+            raise AttributeError(unknown_setting("EngineConfig", name, self.__slots__))
         object.__setattr__(self, name, value)
 
     @property

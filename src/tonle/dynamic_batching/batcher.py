@@ -74,8 +74,8 @@ class DynamicBatcher:
     def add_items(
         self, items: Iterable[tuple[Any, int]], *, priority: int = NORMAL, deadline_ms: float | None = None
     ) -> list[int]:
-        """Queue all of them, or none: raises `InvalidRequest` if one cannot be batched."""
-        checked = [(request, self._checked(length)) for request, length in items]
+        """Queue all of them, or none: raises `InvalidRequest` if one cannot be batched, `TypeError` if one is no pair."""
+        checked = [(request, self._checked(length)) for request, length in map(_pair, items)]
         with self._changed:
             ids = [self._add(request, length, priority, deadline_ms).id for request, length in checked]
             self._changed.notify_all()
@@ -200,3 +200,9 @@ class DynamicBatcher:
         for item in taken:
             del self._items[item.id]
         return taken
+
+
+def _pair(item: tuple[Any, int]) -> tuple[Any, int]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise TypeError(f"add_items takes pairs (request, length in tokens), such as ('Hello', 3), not {item!r:.60}")
+    return item[0], item[1]

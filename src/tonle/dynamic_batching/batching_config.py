@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
 
@@ -17,6 +18,7 @@ class BatchingStrategy(enum.Enum):
     CONTINUOUS = "continuous"  # unpadded; items join and leave a running batch between steps
 
 
+@named_settings
 @dataclass(slots=True, kw_only=True)
 class BatchingConfig:
     """A `DynamicBatcher` copies and checks it."""

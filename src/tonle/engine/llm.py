@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tonle.config.engine import EngineConfig
+from tonle.config.setting_names import unknown_setting
 from tonle.engine.inference_engine import InferenceEngine, Prompt
 from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
@@ -32,9 +33,9 @@ class LLM:
     def __init__(
         self, model: Any = None, tokenizer: Any = None, config: EngineConfig | None = None, **settings: Any
     ) -> None:
-        unknown = sorted(set(settings) - set(EngineConfig.names()))
-        if unknown:
-            raise TypeError(f"LLM() got unknown settings {unknown}; EngineConfig has {EngineConfig.names()}")
+        for name in settings:
+            if name not in (known := EngineConfig.names()):
+                raise TypeError(unknown_setting("LLM()", name, known))
         config = _SUITED if config is None else config
         if isinstance(config, EngineConfig):  # else the engine refuses it
             config = replace(config, **settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -74,13 +76,31 @@ def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: t
     if context_length < wanted:
         log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",
                     num_bytes / 2**30, context_length, wanted)  # fmt: skip
-    kv = KVCache(
-        num_layers=spec.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=dtype,
-        device=decoder.device,
-    )
+    try:
+        kv = KVCache(
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            device=decoder.device,
+        )
+    except (MemoryError, RuntimeError, ValueError) as error:  # of numpy, torch and CUDA
+        raise ConfigError(
+            f"a KV cache of {num_bytes / 2**30:.1f} GiB cannot be allocated: {_free_memory(decoder.device)}. "
+            "Set memory_pool_size (--kv-cache-memory) lower, or to None for what suits the device",
+            param="memory_pool_size",
+        ) from error
     return kv, context_length
+
+
+def _free_memory(device: torch.device) -> str:
+    """What is left for the cache, in words."""
+    if device.type == "cuda":
+        return f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB are free on {device}"
+    with contextlib.suppress(OSError, StopIteration):  # not on Linux
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return f"{kib / 2**20:.1f} GiB are free on this machine"
+    return "this machine has less free memory"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tonle.cache import ResponseCache
 from tonle.config.engine import EngineConfig
+from tonle.config.setting_names import unknown_setting
 from tonle.errors import ConfigError, ModelError
 from tonle.inference_optimizer.inference_config import InferenceConfig
-from tonle.inference_optimizer.optimized_engine import OptimizedEngine, generation_config, unknown
+from tonle.inference_optimizer.optimized_engine import OptimizedEngine, generation_config
 from tonle.inference_optimizer.prompt import conversation
 from tonle.inference_optimizer.request_runner import RequestRunner
 
@@ -74,7 +75,7 @@ def _split(
     ours, theirs = InferenceConfig.names(), EngineConfig.names()
     for name in settings:
         if name not in ours and name not in theirs:
-            raise TypeError(unknown("create_optimized_engine", name, [*ours, *theirs]))
+            raise TypeError(unknown_setting("create_optimized_engine()", name, [*ours, *theirs]))
     inference = replace(
         config or InferenceConfig(), **{name: value for name, value in settings.items() if name in ours}
     )

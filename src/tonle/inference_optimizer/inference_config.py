@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from tonle.config.setting_names import named_settings
 from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
 
+@named_settings
 @dataclass(slots=True, kw_only=True)
 class InferenceConfig:
     """Settings of `create_optimized_engine`, which copies and checks them; later edits have no effect on that engine."""

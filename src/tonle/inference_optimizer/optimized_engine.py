@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import difflib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self
 
 from tonle.cache import may_reuse
+from tonle.config.setting_names import unknown_setting
 from tonle.engine.request import GenerationConfig
 from tonle.errors import InvalidRequest
 from tonle.inference_optimizer.inference_config import InferenceConfig
@@ -136,7 +136,7 @@ def generation_config(sampling: dict[str, Any], defaults: InferenceConfig) -> Ge
     known = [name for name in GenerationConfig.__struct_fields__ if name not in _NOT_HERE]
     for name in sampling:
         if name not in known:
-            raise TypeError(unknown("generate", name, known))
+            raise TypeError(unknown_setting("generate()", name, known))
     given = dict(sampling)
     if all(given.get(name) is None for name in _LENGTHS):
         given = {name: value for name, value in given.items() if name not in _LENGTHS}
@@ -148,14 +148,6 @@ def generation_config(sampling: dict[str, Any], defaults: InferenceConfig) -> Ge
     config = GenerationConfig(**given)
     config.validate()
     return config
-
-
-def unknown(function: str, name: str, known: Iterable[str]) -> str:
-    """The message about an argument that does not exist."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return f"{function}() does not know {name!r}{hint} It takes {', '.join(known)}"
 
 
 def _close_soon(runner: RequestRunner) -> None:

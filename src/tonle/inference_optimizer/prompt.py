@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.engine.text import Text
+from tonle.engine.text.template import check_role
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.history import INSTRUCTIONS, RecentHistory, recent
 
@@ -56,6 +57,7 @@ def _message(message: object, where: str) -> Message:
         raise InvalidRequest(
             f'{where} must be a message like {{"role": "user", "content": "Hello"}}, not {message!r:.60}', param=where
         )
+    check_role(message["role"], f"{where}.role")
     if not isinstance(message["content"], str | list | None):
         raise InvalidRequest(f"{where}: content must be a string, not {message['content']!r:.60}", param=where)
     return dict(message)

@@ -19,7 +19,7 @@ from tonle.errors import ConfigError, ModelError
 # `consolidated*`; those would only double the download.
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 _HUB_SKIPPED = ["*/*", "consolidated*"]
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # not ./folder or ../folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ A field that was not set has the value of its level. Does: check names and value
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from tonle.config.engine import GIB, EngineConfig
+from tonle.config.setting_names import unknown_setting
 from tonle.engine.request import MAX_N
 from tonle.errors import ConfigError
 from tonle.performance_optimizer.explain import explain
@@ -68,14 +68,14 @@ class OptimizationConfig:
     ) -> None:
         given = {name: value for name, value in locals().items() if name in FIELDS}
         for name in misspelt:
-            raise TypeError(_unknown(name))
+            raise TypeError(unknown_setting("OptimizationConfig", name, FIELDS))
         for name, value in given.items():
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises `AttributeError` for a name that is no field, `ConfigError` for a value that makes no sense."""
         if name not in FIELDS:
-            raise AttributeError(_unknown(name))
+            raise AttributeError(unknown_setting("OptimizationConfig", name, FIELDS))
         if name == "level":
             value = _level(value)
         elif value is None:
@@ -88,7 +88,7 @@ class OptimizationConfig:
     def __getattr__(self, name: str) -> Any:
         """Of a field that was not set: the level's value, on the device that "auto" or `device` means here."""
         if name not in FIELDS:
-            raise AttributeError(_unknown(name))
+            raise AttributeError(unknown_setting("OptimizationConfig", name, FIELDS))
         return self.value(name)
 
     def value(self, name: str, *, gpu: bool | None = None) -> Any:
@@ -147,12 +147,6 @@ class OptimizationConfig:
 
 
 FIELDS = tuple(OptimizationConfig.__annotations__)
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, FIELDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(FIELDS)}"
-    return f"OptimizationConfig has no setting {name!r}; {hint}"
 
 
 def _level(value: Any) -> OptimizationLevel:

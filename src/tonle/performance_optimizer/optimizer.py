@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from tonle.config import no_effect
+from tonle.config.setting_names import unknown_setting
 from tonle.engine import GenerationConfig, GenerationResult, InferenceEngine
 from tonle.engine.request import MAX_N
 from tonle.engine.sample.noise import child_seed
@@ -101,8 +102,9 @@ class PerformanceOptimizer:
         Returns a tensor [batch, longest] on the device of `input_ids`, each row being the input row as given, the
         continuation and padding; and what it took.
         """
-        if unknown := [name for name in sampling if name not in SAMPLING]:
-            raise TypeError(f"optimized_generate() does not know {', '.join(unknown)}; it takes {', '.join(_KEYWORDS)}")
+        for name in sampling:
+            if name not in SAMPLING:
+                raise TypeError(unknown_setting("optimized_generate()", name, _KEYWORDS))
         engine = self.engine
         pad_id, is_padding = self._padding(engine, pad_token_id)
         prompts = read_prompts(input_ids, attention_mask, pad_id=pad_id if is_padding else None)

@@ -22,9 +22,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
-    # OpenAI renamed `system` to `developer`; templates know the first name only
-    role = "system" if message.role == "developer" else message.role
-    entry: dict[str, Any] = {"role": role, "content": _content(message, path)}
+    entry: dict[str, Any] = {"role": message.role, "content": _content(message, path)}
     if message.name is not None:
         entry["name"] = message.name
     if message.tool_call_id is not None:

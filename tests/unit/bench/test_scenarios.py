@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.bench.library_engine import LibraryEngine
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
-from tonle.bench import ScenarioOptions, Scenarios, run_scenarios
+from tonle.bench import BenchOptions, ScenarioOptions, Scenarios, run_bench, run_scenarios
 from tonle.errors import ConfigError
 
 QUICK = ScenarioOptions(requests=10, concurrency=4, warmup=1, seed=1, sla_s=60)
@@ -109,6 +109,17 @@ def test_an_engine_inside_a_running_loop() -> None:
         return (await Scenarios(LibraryEngine(), QUICK).run()).ok
 
     assert asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("error")  # such as: a coroutine was never awaited
+def test_inside_a_running_loop_the_error_says_what_to_await() -> None:
+    async def in_a_notebook() -> None:
+        with pytest.raises(RuntimeError, match=r"as in a notebook.* await Scenarios\(target, options\)\.run\(\)"):
+            run_scenarios(LibraryEngine(), QUICK)
+        with pytest.raises(RuntimeError, match=r"await Bench\(options\)\.run\(\)"):
+            run_bench(BenchOptions())
+
+    asyncio.run(in_a_notebook())
 
 
 def test_what_an_engine_raises_is_a_failed_request() -> None:

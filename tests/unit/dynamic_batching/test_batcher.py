@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,14 @@ def test_an_item_that_no_batch_can_hold_is_refused_at_once() -> None:
     heavy = DynamicBatcher(BatchingConfig(memory_limit_mb=0.01), ESTIMATOR)
     with pytest.raises(InvalidRequest, match=r"needs about \d+ MB, and memory_limit_mb is 0.01"):
         heavy.add_item("heavy", 5000)
+
+
+@pytest.mark.parametrize("item", ["abc", "ab", ("a",), ("a", 1, 2), 5])
+def test_items_are_pairs(item: Any) -> None:
+    batcher = DynamicBatcher(BatchingConfig(), ESTIMATOR)
+    with pytest.raises(TypeError, match=r"add_items takes pairs \(request, length in tokens\)"):
+        batcher.add_items([("fine", 10), item])
+    assert not len(batcher)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -47,6 +47,12 @@ def test_chat_refuses_what_is_no_conversation(llm: LLM, wrong: Any) -> None:
         llm.chat(wrong)
 
 
+def test_chat_and_generate_refuse_an_unknown_role(llm: LLM) -> None:
+    for ask in (llm.chat, llm.generate):
+        with pytest.raises(InvalidRequest, match=r"messages\[0\]\.role must be one of assistant, .*user, not 'usr'"):
+            ask([{"role": "usr", "content": "x"}])
+
+
 def test_lengths_by_default(llm: LLM) -> None:
     endless = GenerationConfig(early_stopping=False)
     assert len(llm.chat(HELLO, endless)[0].output_ids[0]) == 9

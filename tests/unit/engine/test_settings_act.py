@@ -13,6 +13,7 @@ from tests.fakes.checkpoints import tiny_model
 from tonle.config import no_effect
 from tonle.engine import EngineConfig, GenerationConfig, InferenceEngine
 from tonle.engine.inference_engine import InferenceEngine as Engine
+from tonle.errors import ConfigError
 
 GREEDY = GenerationConfig(max_length=6, do_sample=False, early_stopping=False)
 PROMPT = list(range(3, 103))  # 100 tokens: 6 whole blocks of 16
@@ -49,6 +50,16 @@ def test_memory_pool_size_is_the_bytes_of_the_pool(model: Any) -> None:
         config = EngineConfig(memory_pool_size=num_blocks * BLOCK_BYTES + 5)
         with InferenceEngine(model, None, config) as engine:
             assert engine.get_stats()["cache_info"]["num_blocks"] == num_blocks
+
+
+@pytest.mark.parametrize("num_bytes", [10**15, 10**19])
+def test_a_pool_larger_than_the_memory_is_refused(model: Any, num_bytes: int) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"cannot be allocated: .* Set memory_pool_size .* lower") as caught,
+        InferenceEngine(model, None, EngineConfig(memory_pool_size=num_bytes)),
+    ):
+        pass
+    assert caught.value.param == "memory_pool_size"
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, 30), ({"kv_cache_max_size": 7}, 7), ({"gc_threshold": 0.25}, 10)])

@@ -265,6 +265,7 @@ def test_the_system_prompt_stands_before_the_history_unless_that_has_one(folder:
      (("x", [{"role": "user"}]), r"conversation_history\[0\] must be a message"),
      (("x", [{"role": "user", "content": 5}]), r"conversation_history\[0\]: content must be a string, not 5"),
      (("x", [{"role": "user", "content": "x", "odd": object()}]), "must hold strings, numbers"),
+     (("x", [{"role": "usr", "content": "x"}]), r"conversation_history\[0\]\.role must be one of assistant, .*not 'usr'"),
      (("x", None, "yes"), "use_cache must be True, False or None")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(engine: OptimizedEngine, given: tuple[Any, ...], said: str) -> None:
@@ -276,8 +277,8 @@ def test_what_makes_no_sense_is_refused(engine: OptimizedEngine, given: tuple[An
 
 @pytest.mark.parametrize(
     ("sampling", "error", "said"),
-    [({"temprature": 1}, TypeError, r"generate\(\) does not know 'temprature'; did you mean temperature\?"),
-     ({"n": 2}, TypeError, "does not know 'n'"), ({"temperature": -1}, InvalidRequest, "temperature must be between"),
+    [({"temprature": 1}, TypeError, r"generate\(\) has no setting 'temprature'; did you mean temperature\?"),
+     ({"n": 2}, TypeError, "has no setting 'n'"), ({"temperature": -1}, InvalidRequest, "temperature must be between"),
      ({"max_tokens": 0}, InvalidRequest, "max_length must be at least 1"),
      ({"max_tokens": 9000}, ContextOverflow, "max_tokens=9000 leaves no room for a prompt: the context holds 8192")],
 )  # fmt: skip

@@ -72,6 +72,12 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         resolve(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("path", ["./nowhere", "../nowhere", "./org/name", "/nowhere", "~/nowhere"])
+def test_a_path_that_does_not_exist_is_no_hub_name(path: str) -> None:
+    with pytest.raises(ModelError, match="there is no such file or folder"):
+        resolve(path)
+
+
 def test_a_hub_name_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="'org/name' is neither a path on this machine nor could it be fetched"):

@@ -7,7 +7,6 @@ caller understands. Does not: run Jinja itself (see `sandbox.py`), or tokenize.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,8 @@ from tonle.engine.text.marks import Marks, any_of
 from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, run_template
 from tonle.errors import ConfigError, InternalError, InvalidRequest
 
-_ROLE = re.compile(r"[\w.-]{1,64}")  # templates write it between special tokens
+# Of a message, as on the wire (`protocol/openai.py`). Templates write it between special tokens, known to the model or not.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_template(file: str | Path) -> str:
@@ -127,15 +127,19 @@ def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_plain_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def check_role(role: str, where: str) -> None:
+    """Raises `InvalidRequest`."""
+    if role not in ROLES:
+        raise InvalidRequest(f"{where} must be one of {', '.join(sorted(ROLES))}, not {role!r:.60}", param=where)
+
+
 def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role", param=where)
-    if not _ROLE.fullmatch(message["role"]):
-        raise InvalidRequest(
-            f"{where}.role must be a word of at most 64 letters, such as user, not {message['role']!r:.100}",
-            param=f"{where}.role",
-        )
+    check_role(message["role"], f"{where}.role")
     plain = dict(message)
+    if plain["role"] == "developer":  # OpenAI renamed `system`; templates know the first name only
+        plain["role"] = "system"
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
         plain["content"] = "\n".join(_part_text(part, f"{where}.content") for part in content)

@@ -125,8 +125,8 @@ class Text:
         """With marks in place of the template's special tokens."""
         if self._template is None:
             raise InvalidRequest(
-                "this model has no chat template: send a prompt to /v1/completions, "
-                "or give a template with --chat-template FILE"
+                "this model has no chat template: continue a text instead (a string in Python, /v1/completions on a server), "
+                "or give a template (EngineConfig(chat_template=FILE), --chat-template FILE)"
             )
         return self._template.render(messages, marks=self._marks, **options)
 

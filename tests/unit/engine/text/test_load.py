@@ -75,7 +75,7 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
 def test_no_template(tmp_path: Path) -> None:
     text = load_text(folder(tmp_path))
     assert text.chat_template is None
-    with pytest.raises(InvalidRequest, match=r"no chat template.*/v1/completions"):
+    with pytest.raises(InvalidRequest, match=r"no chat template.*/v1/completions.*EngineConfig\(chat_template=FILE\)"):
         text.render_chat(CHAT)
 
 

@@ -155,9 +155,9 @@ def test_a_template_cannot_be_made_to_write_one(message: dict[str, Any]) -> None
     assert special_ids(text, text.encode_chat([message])) == ["<|user|>", "<|end|>"]
 
 
-@pytest.mark.parametrize("role", ["user|><|system", "user<|im_end|>", "", "two words", "x" * 65])
-def test_a_role_is_a_word(role: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.role must be a word"):
+@pytest.mark.parametrize("role", ["user|><|system", "user<|im_end|>", "", "two words", "usr"])
+def test_a_role_is_a_known_one(role: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.role must be one of assistant, "):
         text_of(COMPOSED).encode_chat([{"role": role, "content": "x"}])
 
 

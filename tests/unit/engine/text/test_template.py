@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tonle.engine.text import load_text
 from tonle.engine.text.sandbox import MAX_CHARS
-from tonle.engine.text.template import ChatTemplate, plain_messages
+from tonle.engine.text.template import ROLES, ChatTemplate, plain_messages
 from tonle.errors import InvalidRequest
 from tonle.models.source import ModelSource
+from tonle.protocol.openai import Role
 
 CHAT = [{"role": "user", "content": "សួស្តី <b>&"}]
 
@@ -35,7 +36,7 @@ FEATURES = """\
 {%- macro line(text) -%}[{{ text | trim }}]{%- endmacro -%}
 {%- if tools %}{{ tools | tojson }}{{ tools[0] | tojson(indent=2) }}{% endif -%}
 {%- for message in messages -%}
-    {%- if message.role == 'skip' %}{% continue %}{% endif -%}
+    {%- if message.role == 'tool' %}{% continue %}{% endif -%}
     {%- if state.turns >= 2 %}{% break %}{% endif -%}
     {%- set state.turns = state.turns + 1 -%}
     {{- loop.index0 }}/{{ loop.length }}{% if loop.last %}!{% endif -%}
@@ -56,10 +57,17 @@ def test_chatml() -> None:
     assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nសួស្តី <b>&<|im_end|>\n"
 
 
+def test_roles_are_those_of_the_api_and_developer_is_system() -> None:
+    assert get_args(Role) == ROLES
+    messages = [{"role": "developer", "content": "x"}]
+    assert render(CHATML, messages, add_generation_prompt=False) == "<|im_start|>system\nx<|im_end|>\n"
+    assert messages[0]["role"] == "developer"
+
+
 def test_features_of_other_families() -> None:
     messages = [
         {"role": "user", "content": " hi "},
-        {"role": "skip", "content": "x"},
+        {"role": "tool", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "<é>"}'}}]},
         {"role": "user", "content": "never"},
     ]
@@ -123,7 +131,10 @@ def test_arguments_that_are_no_json_stay_as_they_are(arguments: str) -> None:
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "type 'image_url'"),
         ([{"role": "user", "content": [5]}], "type 'int'"),
         ([{"role": "user", "content": [{"type": "text"}]}], "not a string"),
-        ([{"role": "wizard", "content": "x"}], "^Unknown role: wizard$"),
+        (
+            [{"role": "wizard", "content": "x"}],
+            r"\[0\]\.role must be one of assistant, developer, system, tool, user, not 'wizard'",
+        ),
     ],
 )
 def test_messages_refused(messages: list[Any], words: str) -> None:
