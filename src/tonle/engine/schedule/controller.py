@@ -108,17 +108,11 @@ class Controller:
             self._slow_share += (1 - _SLOW_MEMORY) * ((seconds > self._targets.itl_s) - self._slow_share)
             self._num_gaps += 1
         if self._cost.learn(work, seconds):
-            self._start_over()
+            # Those slow steps are over. How far steps exceed what is expected stays known: a machine may become slow again.
+            self._slow_share, self._num_gaps = 0.0, 0
         self._most_rows = max(self._most_rows, work.rows)
         self._depth = facts.depth or self._depth
         self._first_tokens.extend((now, now - arrived_s) for arrived_s in facts.arrivals)
-
-    def _start_over(self) -> None:
-        """The machine has become much faster: earlier steps say nothing about the next ones. Limits stay until new ones do."""
-        self._decode_margin, self._mixed_margin = Margin(), Margin()
-        self._slow_share, self._num_gaps = 0.0, 0
-        self._budget.trust_again()
-        self._max_running.trust_again()
 
     @property
     def _knows_steps(self) -> bool:

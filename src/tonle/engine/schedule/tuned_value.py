@@ -7,7 +7,7 @@ _APART_S = 0.2  # between a change and the next cut: steps that were planned bef
 _HOLD_S = 1.0  # a higher value must have suited for so long before the value is raised
 _MAX_HOLD_S = 60.0
 _HOLD_TIMES = 8  # and in so many steps
-_FIRST_GROWTH, _CAREFUL_GROWTH = 2.0, 1.25
+_CAREFUL_GROWTH = 1.25
 
 
 class TunedValue:
@@ -16,7 +16,7 @@ class TunedValue:
     def __init__(self, low: int, high: int, start: int) -> None:
         self.low, self.high = low, high
         self.value = min(high, max(low, start))
-        self._growth = _FIRST_GROWTH  # of a raise; less once the value had to be cut
+        self._growth = 2.0  # of a raise; less once the value had to be cut
         self._hold_s = _HOLD_S
         self._changed_s = float("-inf")
         self._raised = False  # the last change was a raise
@@ -44,10 +44,6 @@ class TunedValue:
         self.value = int(min(least, max(self.value + 1, self.value * self._growth)))
         self._changed_s, self._raised = now, True
         return True
-
-    def trust_again(self) -> None:
-        """What led to earlier cuts is no longer so: raise in large steps and after a short wait, as at the start."""
-        self._growth, self._hold_s = _FIRST_GROWTH, _HOLD_S
 
     def _cut(self, value: int, now: float) -> bool:
         if now - self._changed_s < _APART_S:

@@ -113,14 +113,6 @@ def test_raises_that_are_taken_back_become_rare() -> None:
     assert changes < 50, "in 1000 seconds"
 
 
-def test_a_value_that_was_cut_is_raised_as_at_the_start_once_the_reason_is_gone() -> None:
-    value = TunedValue(1, 1000, 100)
-    assert value.follow(50, now=0.0)
-    value.trust_again()
-    assert [value.follow(400, now=1.0 + step * 0.01) for step in range(8)] == [False] * 7 + [True]
-    assert value.value == 100
-
-
 def test_bounds_of_a_value() -> None:
     value = TunedValue(4, 64, 100)
     assert value.value == 64
