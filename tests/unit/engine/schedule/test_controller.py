@@ -137,6 +137,20 @@ def test_a_machine_that_becomes_five_times_faster_is_believed_within_seconds(eve
     assert simulation.gap_ms(after=36) < ITL_S * 1e3
 
 
+def test_steps_that_were_slow_before_the_machine_became_faster_are_not_held_against_the_target() -> None:
+    machine = Machine(slower=20.0)
+    simulation = simulate(machine, Targets(itl_s=ITL_S))
+    simulation.ask(0.0, 20, 3000)
+    simulation.run(until=30)
+    assert simulation.controller is not None
+    assert simulation.controller.stats.slow_share > 0.5 and simulation.controller.stats.unreachable == ["target_itl"]
+    machine.slower = 1.0
+    simulation.run(until=31)
+    assert simulation.controller.stats.slow_share == 0.0
+    simulation.run(until=36)
+    assert simulation.controller.stats.unreachable == []
+
+
 def test_noise_does_not_make_it_waver() -> None:
     simulation = simulate(Machine(noise=0.15, hiccups=0.01), Targets(itl_s=0.15, ttft_s=3.0))
     steady(simulation, 240, size=400, every=2.0)
