@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,7 +29,8 @@ def limits(**changes: object) -> SchedulerLimits:
 
 @dataclass
 class Machine:
-    """What a step takes, seconds. `noise` is the relative spread, `hiccups` the share of steps that take thrice as long."""
+    """What a step takes, seconds. `noise` is the relative spread, `hiccups` the share of steps that take thrice as long.
+    The first `num_cold` steps of each kind (decoding, prompts, both) take 20 times as long, and each one `slower` times."""
 
     fixed_s: float = 0.006
     row_s: float = 0.001
@@ -36,7 +38,10 @@ class Machine:
     read_s: float = 1e-6
     noise: float = 0.0
     hiccups: float = 0.0
+    num_cold: int = 0
+    slower: float = 1.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
+    seen: Counter[frozenset[bool]] = field(default_factory=Counter)  # steps of each kind
 
     def seconds(self, plan: Plan) -> float:
         total = self.fixed_s
@@ -44,6 +49,9 @@ class Machine:
             count = 1 if chunk is None else len(chunk)
             total += count * (self.token_s if count > 1 else self.row_s)
             total += self.read_s * sum(range(start, start + count))
+        kind = frozenset(chunk is not None and len(chunk) > 1 for chunk in plan.chunks)
+        self.seen[kind] += 1
+        total *= self.slower * (20 if self.seen[kind] <= self.num_cold else 1)
         total *= 1 + self.noise * abs(self.rng.gauss(0, 1))
         return total * (3 if self.rng.random() < self.hiccups else 1)
 

@@ -65,10 +65,10 @@ class AdaptiveStats(msgspec.Struct, array_like=True):
     num_changes: int = 0
     unreachable: list[str] = []  # targets that cannot be met
     slow_share: float = 0.0  # of the last hundred steps or so, those beyond target_itl_ms
-    step_ms: float = 0.0  # what a step costs: at least,
-    row_ms: float = 0.0  # for each sequence that decodes,
-    token_ms: float = 0.0  # for each token of a prompt,
-    read_ms: float = 0.0  # and for each earlier token that attention reads
+    step_ms: float | None = None  # what a step costs (None: not known yet): at least,
+    row_ms: float | None = None  # for each sequence that decodes,
+    token_ms: float | None = None  # for each token of a prompt,
+    read_ms: float | None = None  # and for each earlier token that attention reads
     margin: float = 1.0  # 99 of 100 mixed steps take at most so many times what is expected of them
 
 

@@ -26,13 +26,15 @@ log = logging.getLogger("tonle.engine")
 
 _FIRST_BLOCKS = 4  # of prompts in a mixed step, before it is known what they cost
 _FIRST_SHARE = 50  # percent of a step for one prompt, as without a controller
-_MIN_STEPS = 16  # seen before errors say something about the next step
+_MIN_STEPS = 16  # seen before they say something about the next step,
+_MIN_PROMPT_STEPS = 8  # so many of them with prompts before they say what prompts cost,
+_MIN_GAPS = 32  # and so many between two tokens before a target is said to be out of reach
 _SLOW_MEMORY = 0.99
 _SLOW_SHARE = 0.02  # of steps beyond the target: more than the one in a hundred that is allowed, and then some
 _FIRST_TOKENS = 64  # requests, and
 _FIRST_TOKENS_S = 30.0  # seconds that TTFT looks back on
 _TTFT_SLACK = 0.7  # of the target: below it, prompts share steps again
-_STATS_EVERY = 16  # steps
+_STATS_EVERY = 8  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Controller:
         self._depth = 0  # of the last mixed step
         self._most_rows = 0  # that were seen to decode together
         self._slow_share = 0.0
+        self._num_gaps = 0  # steps that `_slow_share` was read from
         self._first_tokens: deque[tuple[float, float]] = deque(maxlen=_FIRST_TOKENS)  # when, TTFT
         self._missed = {"target_itl": Lasting(), "target_ttft": Lasting()}
         self._num_changes = 0
@@ -99,14 +102,25 @@ class Controller:
     def _observe(self, facts: StepFacts, seconds: float, now: float) -> None:
         work = facts.work
         if facts.advances and self._targets.itl_s is not None:
-            if self._cost.num_steps >= _MIN_STEPS:
+            if self._knows_steps:
                 margin = self._mixed_margin if work.tokens else self._decode_margin
                 margin.learn(self._cost.expected_s(work), seconds)
             self._slow_share += (1 - _SLOW_MEMORY) * ((seconds > self._targets.itl_s) - self._slow_share)
-        self._cost.learn(work, seconds)
+            self._num_gaps += 1
+        if self._cost.learn(work, seconds):
+            # Those slow steps are over. How far steps exceed what is expected stays known: a machine may become slow again.
+            self._slow_share, self._num_gaps = 0.0, 0
         self._most_rows = max(self._most_rows, work.rows)
         self._depth = facts.depth or self._depth
         self._first_tokens.extend((now, now - arrived_s) for arrived_s in facts.arrivals)
+
+    @property
+    def _knows_steps(self) -> bool:
+        return self._cost.num_steps >= _MIN_STEPS
+
+    @property
+    def _knows_prompts(self) -> bool:
+        return self._knows_steps and self._cost.num_prompt_steps >= _MIN_PROMPT_STEPS
 
     def _ttft_s(self, facts: StepFacts, now: float) -> float:
         """95 of 100 recent requests had their first token by then; one that still waits counts as long as it has waited."""
@@ -118,14 +132,14 @@ class Controller:
     # -- what follows from it
 
     def _follow_itl(self, facts: StepFacts, now: float) -> list[str]:
-        if self._targets.itl_s is None or not facts.advances:
+        if self._targets.itl_s is None or not facts.advances or not self._knows_steps:
             return []
         changes = []
         old, suits = self._max_running.value, self._rows_that_suit(facts)
         if facts.demand > min(old, suits) and self._max_running.follow(suits, now):  # else no sequence would notice
             changes.append(f"sequences {old} → {self._max_running.value} ({self._decoding_takes(facts)})")
         old = self._budget.value
-        if facts.work.tokens and self._budget.follow(self._tokens_that_suit(facts), now):
+        if facts.work.tokens and self._knows_prompts and self._budget.follow(self._tokens_that_suit(facts), now):
             changes.append(f"tokens of a mixed step {old} → {self._budget.value} ({self._mixed_step_takes(facts)})")
         return changes
 
@@ -147,7 +161,7 @@ class Controller:
         left_s = within_s - cost.fixed_s - min(prompt_s, within_s / 2)
         per_row_s = cost.per_row_s + cost.per_read_s * facts.decode_reads / max(1, rows)
         suit = left_s / per_row_s if per_row_s > 0 else self._max_running.high
-        return suit if 1 <= suit < self._most_rows and cost.num_steps >= _MIN_STEPS else self._max_running.high
+        return suit if 1 <= suit < self._most_rows else self._max_running.high
 
     def _follow_ttft(self, facts: StepFacts, now: float) -> list[str]:
         target_s = self._targets.ttft_s
@@ -167,19 +181,24 @@ class Controller:
             nothing_left = at_least and facts.work.rows <= self._max_running.value
             self._say(
                 "target_itl",
-                self._missed["target_itl"].see(nothing_left and self._slow_share > _SLOW_SHARE, now),
+                self._missed["target_itl"].see(
+                    nothing_left and self._num_gaps >= _MIN_GAPS and self._slow_share > _SLOW_SHARE, now
+                ),
                 f"{self._targets.itl_s * 1e3:g} ms is out of reach: with the least share for prompts and "
-                f"{self._max_running.value} sequences at most, {self._slow_share:.0%} of steps take longer. Raise it",
+                f"{self._max_running.value} sequences at most, {self._slow_share:.0%} of steps take longer. "
+                "Raise target_itl_ms (--target-itl)",
             )
         if (target_s := self._targets.ttft_s) is not None and (facts.arrivals or facts.waiting_s > target_s):
             ttft_s = self._ttft_s(facts, now)
             nothing_left = self._share.value == self._share.high
-            allowed = "a step can hold" if self._targets.itl_s is None else "target_itl allows"
+            allowed, settings = "a step can hold", "target_ttft_ms (--target-ttft)"
+            if self._targets.itl_s is not None:
+                allowed, settings = "target_itl allows", f"{settings} or target_itl_ms (--target-itl)"
             self._say(
                 "target_ttft",
                 self._missed["target_ttft"].see(nothing_left and ttft_s > target_s, now),
                 f"{target_s * 1e3:g} ms is out of reach: 5 in 100 requests wait {ttft_s * 1e3:.0f} ms or longer, and prompts "
-                f"have all that {allowed}. Raise a target, or spread the load",
+                f"have all that {allowed}. Raise {settings}, or spread the load",
             )
 
     def _say(self, name: str, missed: bool | None, why: str) -> None:
@@ -206,6 +225,11 @@ class Controller:
         rows, tokens = facts.work.rows, max(0, self._budget.value - facts.work.rows)
         work = Work(rows, tokens, facts.decode_reads + tokens * facts.depth)
         mixed_s = self._cost.expected_s(work) * self._mixed_margin.value
+        if self._budget.value == self._budget.low and mixed_s > self._targets.itl_s:
+            return (
+                f"even the least step ({self._budget.low} tokens) is expected to take {mixed_s * 1e3:.0f} ms, with {rows} that "
+                f"decode and a prompt of {facts.depth}, target {self._targets.itl_s * 1e3:g}"
+            )
         return (
             f"with {rows} that decode, {tokens} tokens of a prompt of {facts.depth} are expected to take {mixed_s * 1e3:.1f} ms "
             f"in 99 of 100 steps, target {self._targets.itl_s * 1e3:g}"
@@ -225,10 +249,10 @@ class Controller:
             num_changes=self._num_changes,
             unreachable=[name for name, missed in self._missed.items() if missed.lasts],
             slow_share=self._slow_share,
-            step_ms=cost.fixed_s * 1e3,
-            row_ms=cost.per_row_s * 1e3,
-            token_ms=cost.per_token_s * 1e3,
-            read_ms=cost.per_read_s * 1e3,
+            step_ms=cost.fixed_s * 1e3 if self._knows_steps else None,
+            row_ms=cost.per_row_s * 1e3 if self._knows_steps else None,
+            token_ms=cost.per_token_s * 1e3 if self._knows_prompts else None,
+            read_ms=cost.per_read_s * 1e3 if self._knows_prompts else None,
             margin=self._mixed_margin.value,
         )
 

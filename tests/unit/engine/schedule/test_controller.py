@@ -83,6 +83,74 @@ def test_it_follows_a_machine_that_becomes_slower_and_faster_again() -> None:
     assert budgets[1] < 0.6 * budgets[0] and budgets[2] > 1.3 * budgets[1]
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("num_cold", [1, 3])
+def test_cold_first_steps_hardly_cut_anything_and_no_target_is_said_to_be_out_of_reach(
+    caplog: pytest.LogCaptureFixture, num_cold: int, lag: int
+) -> None:
+    """Warm, 64 tokens fit in 100 ms; the first few steps of each kind take up to 1.5 s. Most of the time nothing is asked."""
+    simulation = simulate(Machine(noise=0.03, num_cold=num_cold), Targets(itl_s=ITL_S), lag=lag)
+    for count in range(4):
+        simulation.ask(10.0 * count, 5, 30)
+    for count in range(4):
+        simulation.ask(50.0 + 10 * count, 5, 60)
+        simulation.ask(50.1 + 10 * count, 300, 30)
+    with caplog.at_level(logging.WARNING, "tonle.engine"):
+        simulation.run()
+    assert simulation.controller is not None
+    assert all(tuned.max_num_batched_tokens > 40 and tuned.max_num_seqs == 32 for _, tuned in simulation.changes)
+    assert simulation.controller.limits.max_num_batched_tokens > 60
+    assert not caplog.records
+    stats = simulation.controller.stats
+    assert stats.step_ms is not None and stats.row_ms is not None and stats.token_ms is not None
+    assert 6 < stats.step_ms + stats.row_ms < 9 and 0.5 < stats.token_ms < 1.2
+
+
+def test_costs_that_are_not_known_yet_are_not_stated() -> None:
+    simulation = simulate(Machine(num_cold=1), Targets(itl_s=ITL_S))
+    simulation.ask(0.0, 5, 40)
+    simulation.run()
+    assert simulation.controller is not None
+    stats = simulation.controller.stats
+    assert stats.step_ms == pytest.approx(7, abs=0.5), "of decoding"
+    assert stats.token_ms is None and stats.read_ms is None, "one prompt says nothing"
+
+
+@pytest.mark.parametrize("every", [1.0, 6.0], ids=["prompts all the time", "now and then"])
+def test_a_machine_that_becomes_five_times_faster_is_believed_within_seconds(every: float) -> None:
+    """As it does when the compiled kernels are ready. First a block hardly fits in 100 ms, then some 70 tokens do."""
+    machine = Machine(noise=0.03, slower=5.0)
+    simulation = simulate(machine, Targets(itl_s=ITL_S))
+    steady(simulation, 60, size=200, every=every, decoders=2)
+    simulation.run(until=30)
+    assert simulation.controller is not None
+    assert simulation.controller.limits.max_num_batched_tokens == 16
+    machine.slower = 1.0
+    simulation.run(until=36)
+    stats = simulation.controller.stats
+    assert stats.max_num_batched_tokens >= 28, "raised by a quarter about every second"
+    assert stats.step_ms is not None and stats.row_ms is not None
+    assert stats.step_ms + 2 * stats.row_ms < 12, "decoding took 45"
+    simulation.run(until=60)
+    assert simulation.controller.limits.max_num_batched_tokens >= 50
+    assert simulation.controller.stats.unreachable == []
+    assert simulation.gap_ms(after=36) < ITL_S * 1e3
+
+
+def test_steps_that_were_slow_before_the_machine_became_faster_are_not_held_against_the_target() -> None:
+    machine = Machine(slower=20.0)
+    simulation = simulate(machine, Targets(itl_s=ITL_S))
+    simulation.ask(0.0, 20, 3000)
+    simulation.run(until=30)
+    assert simulation.controller is not None
+    assert simulation.controller.stats.slow_share > 0.5 and simulation.controller.stats.unreachable == ["target_itl"]
+    machine.slower = 1.0
+    simulation.run(until=31)
+    assert simulation.controller.stats.slow_share == 0.0
+    simulation.run(until=36)
+    assert simulation.controller.stats.unreachable == []
+
+
 def test_noise_does_not_make_it_waver() -> None:
     simulation = simulate(Machine(noise=0.15, hiccups=0.01), Targets(itl_s=0.15, ttft_s=3.0))
     steady(simulation, 240, size=400, every=2.0)
@@ -127,6 +195,9 @@ def test_prompts_progress_and_one_line_is_said_when_the_target_is_impossible(
     assert simulation.controller.stats.unreachable == ["target_itl"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "target_itl 1 ms is out of reach" in warnings[0]
+    assert warnings[0].endswith("Raise target_itl_ms (--target-itl)")
+    (cut,) = (record.getMessage() for record in caplog.records if "→" in record.getMessage())
+    assert "64 → 16 (even the least step (16 tokens) is expected to take " in cut and cut.endswith("target 1)")
 
 
 def test_however_tight_every_answer_advances_and_so_does_a_prompt() -> None:

@@ -51,6 +51,26 @@ def test_a_long_time_of_decoding_does_not_undo_what_is_known_about_prompts() -> 
     assert cost.expected_s(prompt) == pytest.approx(seconds(prompt), rel=0.1)
 
 
+def test_all_is_forgotten_when_the_machine_has_become_much_faster() -> None:
+    rng, cost = random.Random(5), StepCost(32, 512, 4096)
+    for work in steps(rng, 200):
+        assert not cost.learn(work, 5 * seconds(work))
+    work = Work(20, 0, 8000)
+    assert [cost.learn(work, seconds(work)) for _ in range(3)] == [False] * 3, "not yet"
+    assert cost.learn(work, seconds(work))
+    assert cost.num_steps == cost.num_prompt_steps == 0
+
+
+def test_less_work_is_not_taken_for_a_faster_machine() -> None:
+    """Whether the time goes into rows, tokens or reads, and however suddenly there are fewer of them."""
+    works = [Work(20, 0, 60_000), Work(1, 0, 10), Work(8, 200, 400_000), Work(1, 3, 12), Work(1, 200, 20_000)]
+    for fixed, row, token, read in ((0.0, 0.01, 0, 0), (0, 0, 0.01, 0), (0, 0, 0, 1e-5), TRUE_S):
+        cost = StepCost(32, 512, 4096)
+        for work in (work for work in works * 3 for _ in range(40)):
+            took = fixed + row * work.rows + token * work.tokens + read * work.reads
+            assert not cost.learn(work, max(took, 1e-6))
+
+
 def test_no_coefficient_is_negative_whatever_is_measured() -> None:
     rng, cost = random.Random(5), StepCost(32, 512, 4096)
     for work in steps(rng, 500):
