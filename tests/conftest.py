@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 
 # Some tests press Ctrl-C. Started in a shell's background, this process was told to ignore it, and so would its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,3 +40,13 @@ def default_model() -> ModelSource:
     if not pinned.is_present(path):
         pytest.skip(f"the default model is not at {path}; `tonle pull` (or `make test`) fetches it")
     return resolve(None, progress=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_log() -> Iterator[None]:
+    """An engine sets the level of the package's log, for good: not for the next file of tests."""
+    log = logging.getLogger("tonle")
+    level, handlers = log.level, list(log.handlers)
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
