@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal
 
 import msgspec
+
+from tonle.telemetry.percentile import percentile
 
 TokenSource = Literal["usage", "token_ids", "chunks"]
 
@@ -137,14 +139,6 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     reconnects: int = 0
     client_cpu_s: float = 0.0
     interrupted: bool = False
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of `ordered` (ascending, not empty) lies."""
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def spread(values: Iterable[float | None], *, scale: float = 1.0) -> Spread | None:

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ import tonle
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
 from tonle.errors import ConfigError
+
+ReportT = TypeVar("ReportT")
 
 SCHEMA = "tonle.bench/1"
 BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
@@ -130,9 +132,14 @@ def save_report(report: msgspec.Struct, path: Path) -> None:
 
 def load_report(path: Path) -> BenchReport:
     """Read what `save_report` wrote."""
+    return read_report(path, BenchReport, "tonle bench")
+
+
+def read_report(path: Path, kind: type[ReportT], command: str) -> ReportT:
+    """A saved report of `command`. Raises `ConfigError`."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BenchReport)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="report") from None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no report of `tonle bench`: {error}", param="report") from None
+        raise ConfigError(f"{path} is no report of `{command}`: {error}", param="report") from None

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from tonle.bench.measure import FailureGroup, Sample, Spread, group_failures, percentile, spread
-from tonle.bench.report import Environment
-from tonle.errors import ConfigError
+from tonle.bench.measure import FailureGroup, Sample, Spread, group_failures, spread
+from tonle.bench.report import Environment, read_report
+from tonle.telemetry.percentile import percentile
 
 SCHEMA = "tonle.bench.scenarios/1"
 
@@ -192,9 +192,4 @@ def remark(result: ScenarioResult) -> list[str]:
 
 def load_scenario_report(path: Path) -> ScenarioReport:
     """Read what `save_report` wrote."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ScenarioReport)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", param="report") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no report of `tonle bench scenarios`: {error}", param="report") from None
+    return read_report(path, ScenarioReport, "tonle bench scenarios")

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
 from tonle.errors import ConfigError
 from tonle.protocol.replies import body_message
+
+T = TypeVar("T")
 
 INFERENCE_PATH = "/api/v1/inference"
 CHAT_PATH = PATHS["chat"]
@@ -96,10 +98,7 @@ class InferenceService:
             "temperature": 0,
         }  # fmt: skip
         reply = await _post(self.client, INFERENCE_PATH, body, self.timeout_s)
-        try:
-            found = msgspec.json.decode(reply.body, type=_Inference).metadata
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise NoAnswerError(f"unreadable answer: {error}") from None
+        found = _decoded(reply, _Inference).metadata
         return Answer(found.cache_hit, found.completion_tokens or 0)
 
 
@@ -121,14 +120,18 @@ class ChatService:
             "max_tokens": self.output_tokens,
         }  # fmt: skip
         reply = await _post(self.client, CHAT_PATH, body, self.timeout_s)
-        try:
-            chat = msgspec.json.decode(reply.body, type=_Chat)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise NoAnswerError(f"unreadable answer: {error}") from None
+        chat = _decoded(reply, _Chat)
         if not chat.choices:
             raise NoAnswerError("unreadable answer: it has no choices")
         usage = chat.usage or _Usage()
         return Answer(None, usage.completion_tokens or 0)
+
+
+def _decoded(reply: BufferedReply, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(reply.body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NoAnswerError(f"unreadable answer: {error}") from None
 
 
 async def _post(client: HttpClient, path: str, body: dict[str, Any], timeout_s: float) -> BufferedReply:

@@ -10,6 +10,7 @@ from collections import deque
 
 from tonle.engine.messages import LoopStats
 from tonle.engine.request import Timings
+from tonle.telemetry.percentile import percentile
 
 _WINDOW = 1_000  # steps, and requests, that are looked back on
 
@@ -64,8 +65,6 @@ def profile(stats: LoopStats) -> dict[str, Summary]:
 
 
 def _summary(ordered: list[float]) -> Summary:
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return {"mean": sum(ordered) / len(ordered), "min": ordered[0], "max": ordered[-1], "p50": at(0.5), "p95": at(0.95),
-            "p99": at(0.99), "count": float(len(ordered))}  # fmt: skip
+    p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
+    return {"mean": sum(ordered) / len(ordered), "min": ordered[0], "max": ordered[-1], "p50": p50, "p95": p95, "p99": p99,
+            "count": float(len(ordered))}  # fmt: skip

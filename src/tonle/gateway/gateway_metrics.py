@@ -22,6 +22,7 @@ from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
 from tonle.protocol.answers import Answer
 from tonle.telemetry.metrics import exposition
+from tonle.telemetry.percentile import percentile
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 WINDOW = 1000  # requests
@@ -45,7 +46,7 @@ class Sla:
         since_s = self._clock() - WINDOW_S
         calls = [call for call in self._calls if call[0] >= since_s]
         totals = sorted(call[1] for call in calls)
-        p50, p95, p99 = (_percentile(totals, share) for share in (0.5, 0.95, 0.99))
+        p50, p95, p99 = (round(percentile(totals, percent), 6) for percent in (50, 95, 99))
         meets = p95 <= self.target_p95_s
         slow = [call for call in calls if call[1] > self.target_p95_s]
         report: dict[str, object] = {
@@ -70,10 +71,6 @@ def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, objec
     rest_s = sum(max(0.0, call[1] - call[3]) for call in slow) / count
     parts = {"queue": round(queue_s, 4), "prefill": round(first_s, 4), "decode": round(rest_s, 4)}
     return {"mostly": max(parts, key=lambda name: parts[name]), "mean_s": parts, "slow_requests": count}
-
-
-def _percentile(ordered: list[float], share: float) -> float:
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 6) if ordered else 0.0
 
 
 class GatewayMetrics:

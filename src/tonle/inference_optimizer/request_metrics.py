@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.inference_optimizer.breakdown import IN_WORDS, PARTS
+from tonle.telemetry.percentile import percentile
 
 Outcome = Literal["answered", "failed", "cancelled"]
 
@@ -59,7 +60,7 @@ class RequestMetrics:
         answered = [request for _, request in recent if request.outcome == "answered"]
         counted = [request for _, request in recent if self._counts(request)]
         latencies = sorted(request.latency_s for request in counted)
-        p50, p95, p99 = (percentile(latencies, share) for share in (0.5, 0.95, 0.99))
+        p50, p95, p99 = (percentile(latencies, percent) for percent in (50, 95, 99))
         sla = self._sla(p95, counted, ever=sum(totals.values()) > 0)
         return {
             "total_requests": sum(totals.values()),
@@ -103,16 +104,6 @@ def mean_parts(requests: Sequence[EndedRequest]) -> dict[str, float]:
     """Seconds per part of the latency, on average."""
     count = max(1, len(requests))
     return {part: math.fsum(request.parts[part] for request in requests) / count for part in PARTS}
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the two nearest values, in proportion; 0 if there are none."""
-    if not ordered:
-        return 0.0
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _seconds(value_s: float, target_s: float) -> str:

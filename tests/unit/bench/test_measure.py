@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonle.bench.measure import Circumstances, Sample, group_failures, percentile, report_level, spread
+from tonle.bench.measure import Circumstances, Sample, group_failures, report_level, spread
+from tonle.telemetry.percentile import percentile
 
 finite = st.floats(-1e9, 1e9)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.library_engine import LibraryEngine
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
+from tests.unit.bench.scripted_engine import LibraryEngine
 from tonle.bench import BenchOptions, ScenarioOptions, Scenarios, run_bench, run_scenarios
 from tonle.errors import ConfigError
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tonle
-from tests.unit.bench.library_engine import LibraryEngine
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
+from tests.unit.bench.scripted_engine import LibraryEngine
 from tonle.cli.app import app
 from tonle.errors import ModelError
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.fakes.checkpoints import save_folder
@@ -69,7 +70,6 @@ def test_the_schema_of_the_api_agrees(tmp_path: Path) -> None:
     file = os.environ.get("RUNPOD_OPENAPI")
     if file is None:
         pytest.skip("set RUNPOD_OPENAPI to RunPod's openapi.json (v2)")
-    jsonschema = pytest.importorskip("jsonschema")
     components = json.loads(Path(file).read_text())["components"]
     kinds = {"network-volume": "NetworkVolume", "pod-template": "Template", "pod": "Pod"}
     for settings in ({}, GPU):

@@ -20,9 +20,6 @@ APPLICATIONS = sorted((ROOT / "deploy" / "argocd").glob("*.yaml"))
 KUSTOMIZATIONS = sorted((ROOT / "deploy").rglob("kustomization.yaml"))
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
 UNTRUSTED = re.compile(r"\$\{\{[^}]*github\.(event|head_ref|ref_name|actor)")
-rendered = pytest.mark.skipif(
-    not (ROOT / "deploy" / "kserve" / "vllm-runtime.yaml").is_file(), reason="deploy/kserve is not rendered"
-)
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
@@ -117,7 +114,6 @@ def test_actionlint_has_nothing_to_say() -> None:
 # -- Kustomize and Argo CD
 
 
-@rendered
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
 def test_a_kustomization_refers_to_what_is_there(path: Path) -> None:
     made = load(path)
@@ -130,7 +126,6 @@ def test_a_kustomization_refers_to_what_is_there(path: Path) -> None:
             assert target.resolve().is_relative_to(path.parent.resolve())
 
 
-@rendered
 def test_a_patch_has_something_to_patch() -> None:
     """By kind and name, as Kustomize looks for it."""
     overlay = ROOT / "deploy" / "kustomize" / "production"
@@ -143,7 +138,6 @@ def test_a_patch_has_something_to_patch() -> None:
         assert wanted["spec"]["predictor"]["minReplicas"] <= found["spec"]["predictor"]["maxReplicas"]
 
 
-@rendered
 @pytest.mark.parametrize("path", APPLICATIONS, ids=lambda path: path.stem)
 def test_an_application_points_at_a_folder_that_is_there(path: Path) -> None:
     made = load(path)
@@ -156,7 +150,6 @@ def test_an_application_points_at_a_folder_that_is_there(path: Path) -> None:
     assert made["spec"]["destination"]["namespace"]
 
 
-@rendered
 def test_kustomize_builds_it() -> None:
     kustomize = os_command()
     if kustomize is None:

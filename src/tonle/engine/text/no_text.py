@@ -40,7 +40,7 @@ class _NoCodec:
         return []
 
     def marked_encoder(self, marks: Marks) -> PromptEncoder:
-        raise NotImplementedError("there are no special tokens to mark")
+        _refuse("special tokens in a message", "give a list of token ids instead, or pass", param="messages")
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         return ""
