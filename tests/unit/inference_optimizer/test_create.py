@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.unit.inference_optimizer.engines import SHORT, small_engine, wait_unt
 from tonle.config.engine import EngineConfig
 from tonle.errors import ConfigError, InvalidRequest, ModelError
 from tonle.inference_optimizer import InferenceConfig, create_optimized_engine
+from tonle.inference_optimizer.request_runner import RequestRunner
 
 
 def test_no_setting_belongs_to_two() -> None:
@@ -50,6 +52,17 @@ def test_settings_reach_whom_they_belong_to(folder: Path) -> None:
 def test_wrong_settings_are_refused(folder: Path, settings: dict[str, Any], error: type, said: str) -> None:
     with pytest.raises(error, match=said):
         create_optimized_engine(str(folder), **settings)
+
+
+def test_an_engine_that_cannot_be_used_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, talk: object) -> float:
+        raise ModelError("too cold")
+
+    monkeypatch.setattr(RequestRunner, "warm_up", fail)
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("tonle-")}
+    with pytest.raises(ModelError, match="too cold"):
+        create_optimized_engine(str(folder))
+    assert not {thread for thread in threading.enumerate() if thread.name in ("tonle-front", "tonle-engine")} - before
 
 
 def test_models_that_will_not_do(tmp_path: Path) -> None:
