@@ -17,13 +17,15 @@ class Join:
     output: list[int]  # generated before a preemption; penalties and min_tokens count it
     config: ResolvedConfig
     seed: int
+    adapter_slot: int = -1  # where the device has its adapter; -1 = none
 
 
 @dataclass(slots=True)
 class Plan:
     """Parallel lists, one entry per scheduled row."""
 
-    joins: list[Join] = field(default_factory=list)  # apply first
+    adapter_loads: list[tuple[int, int]] = field(default_factory=list)  # slot, adapter id: apply before all else
+    joins: list[Join] = field(default_factory=list)  # apply next
     new_blocks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # row, first place in its table, blocks
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # tokens of the row already in the cache

@@ -1,0 +1,5 @@
+"""LoRA adapters: low-rank additions to a model's matrices, read from PEFT folders. Does not: apply them (each backend does)."""
+
+from tonle.models.adapters.adapter import MODULES, Adapter, AdapterPart
+
+__all__ = ["MODULES", "Adapter", "AdapterPart"]
