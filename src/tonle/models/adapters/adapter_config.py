@@ -8,6 +8,7 @@ patterns may take are bounded.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +21,9 @@ from tonle.models.adapters.adapter import MAX_RANK
 from tonle.models.read_spec import read_json
 
 _MAX_FILE_BYTES = 4 * 2**20
-_MAX_PATTERNS = 10_000  # of one setting: a rank of its own for every matrix of a large model takes some hundreds
+_MAX_PATTERNS = 2_000  # of one setting: a rank of its own for every matrix of a large model takes some hundreds
 _MAX_PATTERN_LENGTH = 10_000  # letters
+_PLAIN = re.compile(r"[\w.]+")  # a name: most keys are
 _MATCHING_SECONDS = 2.0  # for all patterns together: one that was made to be slow holds up nothing else
 
 MERGE = "merge the adapter into the model (merge_and_unload of peft) and serve the result"
@@ -172,8 +174,7 @@ class AdapterConfig:
         """Whether the path's last words match the key, which is most often a plain name."""
         if path == key or path.endswith(f".{key}"):
             return True
-        plain = key.replace(".", "").replace("_", "").isalnum()
-        return not plain and self._matches(key, path, before=r"(.*\.)?")
+        return not _PLAIN.fullmatch(key) and self._matches(key, path, before=r"(.*\.)?")
 
     def _matches(self, pattern: str, path: str, *, before: str = "") -> bool:
         """Whether `before`, then the pattern, match the whole path."""

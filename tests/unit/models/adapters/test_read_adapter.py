@@ -166,7 +166,7 @@ def test_equal_matrices_at_other_places_are_another_adapter(tmp_path: Path, spec
     ({"target_modules": ["q_proj"]}, ["layers.0.self_attn.k_proj.lora_A.weight is for a module", "does not target"]),
     ({"exclude_modules": r".*\.down_proj"}, ["layers.0.mlp.down_proj.lora_A.weight is for a module"]),
     ({"layers_to_transform": [1]}, ["layers.0.self_attn.q_proj.lora_A.weight is for a module"]),
-    ({"rank_pattern": {f"x{n}": 1 for n in range(10_001)}}, ["rank_pattern may hold 10000 patterns"]),
+    ({"rank_pattern": {f"x{n}": 1 for n in range(2001)}}, ["rank_pattern may hold 2000 patterns"]),
     ({"target_modules": "x" * 10_001}, ["target_modules may hold"]),
     ({"peft_type": "X\n" + "y" * 5000}, ["peft_type is 'X\\ny"]),
 ], ids=str)  # fmt: skip
