@@ -68,7 +68,7 @@ class Loop:
         if not self._launched and self._scheduler.idle:
             wait_s = None
         elif not self._launched and not self._scheduler.running:
-            wait_s = self._scheduler.wake_s(time.monotonic()) or 0.0
+            wait_s = self._scheduler.wake_s(time.monotonic())
         mail = self._mailbox.take(wait_s)
         for message in mail:
             match message:
