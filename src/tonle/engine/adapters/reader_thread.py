@@ -76,4 +76,6 @@ class ReaderThread:
             return Finished(wanted_by, None, error)
         except Exception as error:
             log.exception("the adapter at %s could not be read", path)
-            return Finished(wanted_by, None, InternalError(f"{path} could not be read: {type(error).__name__}: {error}"))
+            return Finished(
+                wanted_by, None, InternalError(f"{path} could not be read: {type(error).__name__}: {error}")
+            )

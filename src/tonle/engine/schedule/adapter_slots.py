@@ -42,6 +42,7 @@ class AdapterSlots:
         self._used = [0] * num_slots  # by slot: when it was last held or let go; larger is later
         self._slot_of: dict[int, int] = {}  # adapter -> the slot it is in
         self._reserved: dict[int, int] = {}  # adapter -> the slot it gets; in order
+        self._num_held = 0  # of all slots
         self._clock = 0
 
     # -- asked by the scheduler
@@ -53,6 +54,11 @@ class AdapterSlots:
         """Whether a sequence runs or waits with it."""
         slot = self._slot_of.get(adapter)
         return adapter in self._waiting.adapters or (slot is not None and self._holders[slot] > 0)
+
+    @property
+    def are_used(self) -> bool:
+        """Whether any sequence runs or waits with an adapter."""
+        return self._num_held > 0 or bool(self._waiting.adapters)
 
     def running(self) -> list[int]:
         """Adapters of running sequences."""
@@ -89,6 +95,7 @@ class AdapterSlots:
             self._adapters[slot], self._slot_of[adapter] = adapter, slot
             plan.adapter_loads.append((slot, adapter))
         self._holders[slot] += 1
+        self._num_held += 1
         self._touch(slot)
         return slot
 
@@ -96,6 +103,7 @@ class AdapterSlots:
         """One of its running sequences ended, or was preempted."""
         slot = self._slot_of[adapter]
         self._holders[slot] -= 1
+        self._num_held -= 1
         self._touch(slot)
 
     def force(self, adapter: int) -> bool:
@@ -162,6 +170,7 @@ class AdapterSlots:
         assert {a: s for s, a in enumerate(self._adapters) if a} == self._slot_of, "an adapter is in two slots"
         held = {a: n for a, n in zip(self._adapters, self._holders, strict=True) if n}
         assert held == counted, f"held adapters: {held}, counted {dict(counted)}"
+        assert self._num_held == sum(self._holders)
         reserved = list(self._reserved.values())
         assert len(set(reserved)) == len(reserved), "a slot is reserved twice"
         assert not self._reserved.keys() & self._slot_of.keys(), "a slot is reserved for an adapter that has one"

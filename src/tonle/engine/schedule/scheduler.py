@@ -143,7 +143,8 @@ class Scheduler:
         return plan
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """A row, blocks and a slot for its adapter, at the cost of running sequences if need be. It holds its cached prefix afterwards."""
+        """A row, blocks and a slot for its adapter, at the cost of running sequences if need be. It holds its cached prefix
+        afterwards."""
         adapter = sequence.request.adapter
         while True:
             self._prefixes.hold(sequence)
@@ -158,7 +159,7 @@ class Scheduler:
     def wake_s(self, now: float) -> float | None:
         """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
         oldest = self.waiting.oldest_arrival_s()
-        if oldest is None or self.waiting.peek() is None:  # all that wait do so for adapters, which are being read
+        if oldest is None:
             return None
         if self.limits.continuous:
             return 0.0
