@@ -83,6 +83,7 @@ class CudaModel:
 
     # -- adapters
 
+    @torch.inference_mode()
     def enable_adapters(self, num_slots: int, max_rank: int) -> None:
         """Room for adapters in so many slots, the number `sizes` has. Weights move, so this comes before any graph."""
         assert num_slots == self.sizes.adapter_slots
@@ -100,6 +101,7 @@ class CudaModel:
         self.adapters = AdapterSlots(adapted, num_slots, rank)
         self._share()
 
+    @torch.inference_mode()
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
         """Steps launched from now on compute rows of this slot with this adapter; None: with none."""
         assert self.adapters is not None, "enable_adapters comes first"
