@@ -8,7 +8,7 @@ from typing import Any
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
 from tonle.engine.mailbox import ThreadMailbox
-from tonle.engine.messages import Step, Submit, ToFront
+from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, Step, Submit, ToFront, UnloadAdapter
 from tonle.engine.request import GenerationConfig, Request
 
 
@@ -25,16 +25,49 @@ class Driver:
             # `verify` after every step recounts the whole pool: keep it small.
             self.config = replace(self.config, memory_pool_size=16 * 2**20)
         self.steps: list[Step] = []
+        self.replies: list[AdapterReply] = []
         self.mailbox = ThreadMailbox(self._receive)
         self.loop, self.card = build(self.model, self.config, self.mailbox, lag=self.lag)
         self._next = 0
 
-    def generate(self, prompts: list[list[int]], config: GenerationConfig, *, arrive_every: int = 0) -> list[list[int]]:
+    def ask(self, prompt: list[int], config: GenerationConfig, adapter: str | None = None) -> Request:
+        """A request as a front makes it."""
+        self._next += 1
+        known = {info.name: info for info in self.loop.adapters.adapters}
+        info = None if adapter is None else known[adapter]
+        return Request(handle=self._next, prompt=prompt, config=config.resolved(), seed=config.seed or 0,
+                       salt=b"" if info is None else info.digest.encode(), adapter=0 if info is None else info.id)  # fmt: skip
+
+    def load(self, name: str, path: str, *, replace: bool = False) -> AdapterReply:
+        return self._tell(LoadAdapter(1, name, path, replace))
+
+    def unload(self, name: str) -> AdapterReply:
+        return self._tell(UnloadAdapter(1, name))
+
+    def _tell(self, message: LoadAdapter | UnloadAdapter) -> AdapterReply:
+        self.replies.clear()
+        self.mailbox.put(message)
+        for _ in range(10_000):
+            self.loop.step()
+            if self.replies:
+                return self.replies[0]
+        raise AssertionError("no reply came")
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        config: GenerationConfig,
+        *,
+        arrive_every: int = 0,
+        adapters: list[str | None] | None = None,
+    ) -> list[list[int]]:
         """Run all prompts to their end; `arrive_every` steps lie between two arrivals (0 = all at once)."""
-        requests = []
-        for prompt in prompts:
-            self._next += 1
-            requests.append(Request(handle=self._next, prompt=prompt, config=config.resolved(), seed=config.seed or 0))
+        names = adapters or [None] * len(prompts)
+        return self.run(
+            [self.ask(prompt, config, name) for prompt, name in zip(prompts, names, strict=True)], arrive_every
+        )
+
+    def run(self, requests: list[Request], arrive_every: int = 0) -> list[list[int]]:
         outputs: dict[int, list[int]] = {request.handle: [] for request in requests}
         left = set(outputs)
         queue = list(requests)
@@ -61,5 +94,9 @@ class Driver:
         return self.steps[-1].stats
 
     def _receive(self, message: ToFront) -> None:
-        assert isinstance(message, Step)
-        self.steps.append(message)
+        if isinstance(message, AdapterReply):
+            self.replies.append(message)
+        elif isinstance(message, Step):
+            self.steps.append(message)
+        else:
+            assert isinstance(message, Adapters)

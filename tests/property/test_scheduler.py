@@ -1,4 +1,4 @@
-"""Thousands of random arrive / cancel / finish / preempt steps, with every block and row recounted after each."""
+"""Thousands of random arrive / cancel / finish / preempt / fail steps, with every block, row and slot recounted after each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EOS = 0
 class Device:
     """A model whose 'KV cache' remembers which token of which prefix was written where, so that reuse can be checked.
 
-    A slot holds its token, position and tenant. Reading a row back must give the row's own tokens: any stale, wrongly
-    shared or stolen block shows.
+    A slot holds its token, position, tenant and adapter. Reading a row back must give the row's own tokens: any stale, wrongly
+    shared or stolen block shows, and so does a row that is computed with another adapter than its own.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -29,8 +29,14 @@ class Device:
         self.tables: dict[int, list[int]] = {}
         self.last: dict[int, int] = {}
         self.rng = random.Random(7)
+        self.adapters: dict[int, int] = {-1: 0}  # by slot
+        self.slot_of: dict[int, int] = {}  # by row
 
     def run(self, plan: Plan) -> StepResult:
+        self.adapters |= dict(plan.adapter_loads)
+        self.slot_of |= {join.row: join.adapter_slot for join in plan.joins}
+        for row, sequence in zip(plan.rows, plan.sequences, strict=True):
+            assert self.adapters[self.slot_of[row]] == sequence.request.adapter, "a row has another's adapter"
         for row, first, blocks in plan.new_blocks:
             table = self.tables.setdefault(row, [])
             table[first : first + len(blocks)] = blocks
@@ -54,12 +60,45 @@ class Device:
         return self.tables[row][position // self.block_size] * self.block_size + position % self.block_size
 
     def _write(self, row: int, position: int, token: int, sequence: object) -> None:
-        self.slots[self._slot(row, position)] = (position, token, sequence.request.salt)
+        self.slots[self._slot(row, position)] = (position, token, *_whose(sequence.request))
 
     def _check(self, row: int, end: int, sequence: object) -> None:
         for position in range(end):
             known = sequence.tokens[position] if position < len(sequence.tokens) else self.last[row]
-            assert self.slots[self._slot(row, position)] == (position, known, sequence.request.salt)
+            assert self.slots[self._slot(row, position)] == (position, known, *_whose(sequence.request))
+
+
+def _whose(request: Request) -> tuple[bytes, int]:
+    return request.salt, request.adapter
+
+
+class Memory:
+    """Adapters of the host, of which few are in memory: the others are there when they have been asked for a while."""
+
+    def __init__(self, rng: random.Random, most: int) -> None:
+        self._rng = rng
+        self._most = most
+        self.present: list[int] = []
+        self.wanted: set[int] = set()
+
+    def knows(self, adapter: int) -> bool:
+        return True
+
+    def want(self, adapter: int) -> bool:
+        self.wanted.add(adapter)
+        if adapter not in self.present and self._rng.random() < 0.3:
+            self.present.append(adapter)
+            for other in [a for a in self.present if a not in self.wanted][: len(self.present) - self._most]:
+                self.present.remove(other)
+        return adapter in self.present
+
+    def unwant(self, adapter: int) -> None:
+        self.wanted.remove(adapter)
+
+    def load(self, plan: Plan) -> None:
+        for _, adapter in plan.adapter_loads:
+            assert adapter in self.present, "it is loaded from memory, where it is not"
+            self.wanted.remove(adapter)
 
 
 @st.composite
@@ -76,6 +115,7 @@ def worlds(draw: st.DrawFn) -> tuple[SchedulerLimits, int, int]:
         ageing_s=draw(st.sampled_from([0.0, 5.0])),
         prefix_caching=draw(st.booleans()),
         continuous=draw(st.booleans()),
+        num_adapter_slots=draw(st.integers(1, 4)),
     )
     return limits, num_blocks, draw(st.integers(0, 1))
 
@@ -86,8 +126,9 @@ def _random_request(rng: random.Random, handle: int, now: float, context: int) -
     prompt = shared[: min(size, rng.choice([0, 8, 16, 40]))]
     prompt += [rng.randint(1, 4) for _ in range(size - len(prompt))]
     config = ResolvedConfig(max_length=rng.randint(1, context - size), min_tokens=0, early_stopping=rng.random() < 0.7)
+    adapter = rng.choice([0, 0, 1, 2, 3, 4, 5])
     return Request(handle=handle, prompt=prompt, config=config, priority=rng.randint(0, 3), arrived_s=now,
-                   salt=rng.choice([b"", b"tenant"]))  # fmt: skip
+                   salt=rng.choice([b"", b"tenant"]) + bytes([adapter] * bool(adapter)), adapter=adapter)  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
@@ -96,7 +137,8 @@ def test_random_life(world: tuple[SchedulerLimits, int, int], seed: int) -> None
     limits, num_blocks, lag = world
     rng = random.Random(seed)
     pool = BlockPool(num_blocks, max_idle=rng.choice([None, 0, 3]), gc_threshold=rng.choice([1.0, 0.5]))
-    scheduler = Scheduler(limits, pool, [EOS])
+    memory = Memory(rng, most=limits.num_adapter_slots)
+    scheduler = Scheduler(limits, pool, [EOS], memory)
     device = Device(num_blocks, limits.block_size)
     flights: list[tuple[Plan, StepResult]] = []
     outputs: dict[int, list[int]] = {}
@@ -118,6 +160,14 @@ def test_random_life(world: tuple[SchedulerLimits, int, int], seed: int) -> None
         plan = scheduler.plan(now)
         assert plan.num_tokens <= limits.max_num_batched_tokens
         scheduler.verify()
+        memory.load(plan)
+        if plan.rows and step < 60 and rng.random() < 0.03:  # it fails, perhaps before its adapters were loaded
+            for h in scheduler.suspect([plan, *(flight for flight, _ in flights)]):
+                ended[h] = "error"
+            flights.clear()
+            device.adapters |= {slot: -1 for slot, _ in plan.adapter_loads}
+            scheduler.verify()
+            continue
         if plan.rows:
             flights.append((plan, device.run(plan)))
         while len(flights) > (lag if plan.rows else 0):
@@ -134,13 +184,15 @@ def test_random_life(world: tuple[SchedulerLimits, int, int], seed: int) -> None
     assert set(ended) == set(requests)
     assert pool.num_available == num_blocks, "a block leaked"
     pool.verify([])
+    scheduler.slots.settle()
+    assert not memory.wanted, "an adapter is kept in memory for no sequence"
     for h, request in requests.items():
         if ended[h] == "length":
             assert len(outputs[h]) == request.config.max_length
         if ended[h] == "stop":
             assert outputs[h][-1] == EOS
         if not request.config.early_stopping:
-            assert ended[h] in ("length", "cancelled")
+            assert ended[h] in ("length", "cancelled", "error")
 
 
 @pytest.mark.parametrize("lag", [0, 1])

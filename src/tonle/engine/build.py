@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.config.no_effect import explain_once
+from tonle.engine.adapters.open_adapters import enable_adapters, open_adapters, read_given
 from tonle.engine.defaults import read_defaults, suited_to_cpu
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
@@ -47,10 +49,12 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
     spec = decoder.spec = replace(decoder.spec, eos_ids=tuple(sorted(eos_ids)))
     if device.type == "cpu":
         defaults = suited_to_cpu(defaults, config)
+    given, config = read_given(config, spec)
     machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag)
     kv, context_length, runner = machine.kv, machine.context_length, machine.runner
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
+    adapters = open_adapters(given, config, spec, mailbox.publish) if config.uses_adapters else None
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     targets = _targets(config)
     # Of one prompt in a step: where no cap is set, a controller may give it all.
@@ -65,10 +69,13 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         prefix_caching=config.reuses_prefixes,
         continuous=config.enable_continuous_batching,
         batch_timeout_s=config.batch_timeout_ms / 1000,
+        num_adapter_slots=config.max_loras if config.uses_adapters else 0,
     )
     controller = None if targets is None else Controller(targets, limits)
-    scheduler = Scheduler(limits, pool, spec.eos_ids)
-    loop = Loop(scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller)
+    scheduler = Scheduler(limits, pool, spec.eos_ids, None if adapters is None else adapters.host)
+    if adapters is not None:
+        adapters.host.is_used, runner.adapters = scheduler.slots.is_used, adapters.host
+    loop = Loop(scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller, adapters=adapters)
     card = ModelCard(
         architecture=spec.architecture,
         context_length=context_length,
@@ -84,6 +91,8 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         stored=spec.dtype if config.load_format == "auto" else "",
         defaults=defaults,
         gpu=gpu_uuid(device),
+        max_loras=limits.num_adapter_slots,
+        engine_id=secrets.randbits(62),
     )
     return loop, card
 
@@ -135,6 +144,8 @@ def _cuda_machine(decoder: Decoder | CpuDecoder, config: EngineConfig) -> Machin
 
 def _torch_machine(decoder: Decoder | CpuDecoder, config: EngineConfig, lag: int) -> Machine:
     spec, device = decoder.spec, decoder.device
+    if config.uses_adapters:
+        enable_adapters(decoder, config)
     if config.kv_cache_dtype != "auto":
         raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs a CUDA device; leave it auto",
                           param="kv_cache_dtype")  # fmt: skip

@@ -6,14 +6,28 @@ the caller that iterates the `Generation`.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
 from tonle.engine.generation import Generation
-from tonle.engine.messages import Cancel, Failed, LoopStats, ModelCard, Step, Submit, ToEngine, ToFront
+from tonle.engine.messages import (
+    AdapterInfo,
+    AdapterReply,
+    Adapters,
+    Cancel,
+    Failed,
+    LoopStats,
+    ModelCard,
+    Step,
+    Submit,
+    ToEngine,
+    ToFront,
+)
 from tonle.engine.request import (
     Delta,
     FinishReason,
@@ -33,6 +47,7 @@ from tonle.errors import (
     InternalError,
     InvalidRequest,
     TonleError,
+    UnknownModel,
 )
 
 
@@ -93,6 +108,7 @@ class Front:
         self._hold_clusters = hold_clusters
         self._next_handle = 0
         self._live: dict[int, _Continuation] = {}
+        self._adapters = FrontAdapters(send)
 
     @property
     def ready(self) -> bool:
@@ -113,13 +129,18 @@ class Front:
         priority: RequestPriority = RequestPriority.NORMAL,
         salt: bytes = b"",
         request_id: str | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
         config.validate()
         _check_priority(priority)
         config = self._resolve(prompt, config)
+        info = None if adapter is None else self._adapters.find(adapter)
+        if info is not None:  # cached prefixes are found by what computed them
+            salt = info.digest.encode() + salt
         now = time.monotonic()
         generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
+        generation.adapter = info
         seed = secrets.randbits(63) if config.seed is None else config.seed
         requests = [
             Request(
@@ -130,6 +151,7 @@ class Front:
                 seed=child_seed(seed, index),
                 salt=salt,
                 arrived_s=now,
+                adapter=0 if info is None else info.id,
             )
             for index in range(config.n)
         ]
@@ -162,11 +184,7 @@ class Front:
 
     def _resolve(self, prompt: list[int], config: GenerationConfig) -> ResolvedConfig:
         """`config` with the model's defaults, if the engine can run it."""
-        card = self.card
-        if card is None:
-            if self.failure is not None:
-                raise EngineRestarting(f"the engine is not running: {self.failure.message}", retry_after_s=5)
-            raise EngineRestarting("the engine is still starting; try again shortly", retry_after_s=2)
+        card = self._ready_card()
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if min(prompt) < 0 or max(prompt) >= card.vocab_size:
@@ -186,6 +204,13 @@ class Front:
             )
         return config
 
+    def _ready_card(self) -> ModelCard:
+        if self.card is not None:
+            return self.card
+        if self.failure is not None:
+            raise EngineRestarting(f"the engine is not running: {self.failure.message}", retry_after_s=5)
+        raise EngineRestarting("the engine is still starting; try again shortly", retry_after_s=2)
+
     def _drop(self, generation: Generation) -> None:
         self._withdraw(generation)
         generation.close()
@@ -203,6 +228,35 @@ class Front:
         if handles:
             self._send(Cancel(handles))
 
+    # -- adapters
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """Those that requests may name now."""
+        return self._adapters.known
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str], *, replace: bool = False) -> AdapterInfo:
+        """Read the LoRA adapter in the folder `path`, and serve it as `name`. `replace`: also if that name is taken;
+        requests under way go on with what they began with. Raises `CallerError` or `CapacityError`."""
+        self._check_takes_adapters()
+        if name == self.name:
+            raise InvalidRequest(
+                f"{name} is the name of the model itself; choose another for the adapter", param="name"
+            )
+        return await self._adapters.load(name, path, replace=replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take the name away at once. Requests under way go on to their end. Raises `UnknownModel`."""
+        self._check_takes_adapters()
+        await self._adapters.unload(name)
+
+    def _check_takes_adapters(self) -> None:
+        if not self._ready_card().max_loras:
+            raise InvalidRequest(
+                "this engine takes no LoRA adapters; start it with enable_lora=True (--enable-lora), or with adapters of its "
+                "own: lora={...} (--lora NAME=PATH)"
+            )
+
     # -- up
 
     def deliver(self, message: ToFront) -> None:
@@ -214,6 +268,9 @@ class Front:
                 self.card = message
                 self.text.max_tokens = message.context_length
                 self.failure = None
+                self._adapters.welcome(message)
+            case Adapters() | AdapterReply():
+                self._adapters.deliver(message)
             case Failed():
                 self.lose(message.error)
 
@@ -221,6 +278,7 @@ class Front:
         """The engine is gone: all waiting callers get the error now."""
         self.card = None
         self.failure = error
+        self._adapters.lose(error)
         self.stats = LoopStats()
         lost = {id(c.generation): c.generation for c in self._live.values()}
         self._live.clear()
@@ -255,7 +313,14 @@ class Front:
             if handle in self._live:  # ended without a token
                 self._fail(handle, _ended_early(reason))
         for handle, why in step.refused.items():
-            self._fail(handle, InvalidRequest(why))
+            self._fail(handle, self._refusal(handle, why))
+
+    def _refusal(self, handle: int, why: str) -> TonleError:
+        found = self._live.get(handle)
+        adapter = None if found is None else found.generation.adapter
+        if adapter is not None and self.adapters.get(adapter.name) != adapter:  # unloaded while this was on its way
+            return UnknownModel(why, param="adapter")
+        return InvalidRequest(why)
 
     def _deliver_tokens(self, handle: int, tokens: list[int], step: Step, now: float) -> None:
         continuation = self._live[handle]

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from tonle.engine.messages import AdapterInfo
 from tonle.engine.request import (
     Delta,
     FinishReason,
@@ -37,6 +38,7 @@ class Generation:
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if config.prompt_logprobs is None else [None] * len(prompt)
         )
+        self.adapter: AdapterInfo | None = None  # what it is computed with, if not the model alone
         self.handles: list[int] = []  # of the continuations the engine still works on
         self.whole = False  # the caller reads nothing before the end: the front may hold tokens back until then
         self._left = config.n  # continuations without a finish reason
@@ -100,6 +102,15 @@ class Generation:
             logprobs=None if self.config.logprobs is None else logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def failed(self, error: TonleError) -> GenerationResult:
+        """The result of one that ended with this error."""
+        n = self.config.n
+        return GenerationResult(
+            request_id=self.request_id, prompt_ids=self.prompt, texts=[""] * n, output_ids=[list[int]() for _ in range(n)],
+            finish_reasons=["error"] * n, usage=Usage(len(self.prompt)),
+            timings=Timings(self.timings.arrived_s, finished_s=time.monotonic()), error=error.message,
+        )  # fmt: skip
 
     def _pop(self) -> Delta:
         """The next delta, together with what has queued up after it: a slow reader gets fewer, larger ones."""

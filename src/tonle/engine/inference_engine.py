@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import gc
 import logging
 import threading
 import time
@@ -16,17 +15,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Self, TypeVar
-
-import torch
+from typing import Any, NamedTuple, Self, TypeVar
 
 from tonle.config.engine import EngineConfig
+from tonle.engine.adapters.engine_adapters import EngineAdapters
 from tonle.engine.build import build
 from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
 from tonle.engine.given_model import open_given
 from tonle.engine.loop import Loop
+from tonle.engine.machine import give_back
 from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import DropCache, Failed, Step, Stop, ToFront
 from tonle.engine.request import (
@@ -34,8 +33,6 @@ from tonle.engine.request import (
     GenerationConfig,
     GenerationResult,
     RequestPriority,
-    Timings,
-    Usage,
 )
 from tonle.engine.text import Text
 from tonle.engine.text.no_text import NoText
@@ -55,7 +52,16 @@ _running: weakref.WeakSet[InferenceEngine] = weakref.WeakSet()
 _leaving = threading.Event()  # the interpreter ends
 
 
-class InferenceEngine:
+class _Order(NamedTuple):
+    """A request, as it is handed to the front."""
+
+    prompt: list[int]
+    config: GenerationConfig
+    priority: RequestPriority
+    adapter: str | None
+
+
+class InferenceEngine(EngineAdapters):
     """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model).
 
     A transformers model without a tokenizer takes prompts as token ids; its results have `output_ids` and no text.
@@ -92,6 +98,7 @@ class InferenceEngine:
         self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
         self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)
+        self._front.deliver(loop.adapters)
         self._front.deliver(card)
         self._threads = [
             threading.Thread(target=self._run_front, name="tonle-front", daemon=True),
@@ -122,7 +129,7 @@ class InferenceEngine:
             self._aio.call_soon_threadsafe(self._shut_down)
             self._threads[0].join()
             self._aio.close()
-            _give_back()
+            give_back()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -141,20 +148,25 @@ class InferenceEngine:
         callback: Callable[[GenerationResult], None] | None = None,
         *,
         config: GenerationConfig | None = None,
+        adapter: str | None = None,
     ) -> str:
-        """Queue a request from any thread and return its id. `callback` gets the result on a thread of ours."""
-        prompt, chosen = self._prepare(text, generation_config, config)
-        request_id, future = self._call(self._begin(prompt, chosen, priority, callback)).result()
+        """Queue a request from any thread and return its id. `callback` gets the result on a thread of ours.
+
+        `adapter`: the name of a LoRA adapter that it is computed with; None = the model as it is.
+        """
+        order = self._prepare(text, generation_config, config, priority=priority, adapter=adapter)
+        request_id, future = self._call(self._begin(order, callback)).result()
         with self._lock:
             self._requests[request_id] = future
             self._forget_old()
         return request_id
 
     def begin(
-        self, text: Prompt, config: GenerationConfig | None, callback: Callable[[GenerationResult], None] | None
-    ) -> tuple[str, Future[GenerationResult]]:
+        self, text: Prompt, config: GenerationConfig | None, callback: Callable[[GenerationResult], None] | None,
+        adapter: str | None = None,
+    ) -> tuple[str, Future[GenerationResult]]:  # fmt: skip
         """As `submit_request`, for a caller that keeps the future: it is not among those that `result` knows."""
-        return self._call(self._begin(*self._prepare(text, config), RequestPriority.NORMAL, callback)).result()
+        return self._call(self._begin(self._prepare(text, config, adapter=adapter), callback)).result()
 
     @property
     def is_running(self) -> bool:
@@ -198,10 +210,11 @@ class InferenceEngine:
         priority: RequestPriority = RequestPriority.NORMAL,
         *,
         config: GenerationConfig | None = None,
+        adapter: str | None = None,
     ) -> GenerationResult:
         """Await the result on any event loop. Cancelling the await cancels the request."""
-        prompt, chosen = self._prepare(text, generation_config, config)
-        return await asyncio.wrap_future(self._call(self._complete(prompt, chosen, priority)))
+        order = self._prepare(text, generation_config, config, priority=priority, adapter=adapter)
+        return await asyncio.wrap_future(self._call(self._complete(order)))
 
     async def stream(
         self,
@@ -210,14 +223,15 @@ class InferenceEngine:
         priority: RequestPriority = RequestPriority.NORMAL,
         *,
         config: GenerationConfig | None = None,
+        adapter: str | None = None,
     ) -> AsyncIterator[Delta]:
         """Deltas as they are generated. Leaving the iteration early cancels the request."""
-        prompt, chosen = self._prepare(text, generation_config, config)
+        order = self._prepare(text, generation_config, config, priority=priority, adapter=adapter)
         here = asyncio.get_running_loop()
         arrivals: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
 
         async def forward() -> None:
-            generation = self._submit(prompt, chosen, priority)
+            generation = self._submit(order)
             end: BaseException | None = None
             try:
                 async for delta in generation:
@@ -248,7 +262,7 @@ class InferenceEngine:
         """Forget the cached blocks that no running request holds, at the next step, and return unused memory now."""
         if self._mailbox is not None:
             self._mailbox.put(DropCache())
-        _give_back()
+        give_back()
 
     @property
     def tokenizer(self) -> Text:
@@ -258,8 +272,15 @@ class InferenceEngine:
 
     # -- inside
 
-    def _prepare(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
+    def _prepare(
+        self, text: Prompt, *configs: GenerationConfig | None, priority: RequestPriority = RequestPriority.NORMAL,
+        adapter: str | None = None,
+    ) -> _Order:  # fmt: skip
         """Tokens and settings, on the caller's thread."""
+        prompt, config = self._encode(text, *configs)
+        return _Order(prompt, config, priority, adapter)
+
+    def _encode(self, text: Prompt, *configs: GenerationConfig | None) -> tuple[list[int], GenerationConfig]:
         front = self.front
         given = [c for c in configs if c is not None]
         if len(given) > 1:
@@ -277,14 +298,12 @@ class InferenceEngine:
             return list(text), config  # type: ignore[arg-type]
         raise InvalidRequest("text must be a string, a list of token ids or a list of chat messages")
 
-    def _submit(self, prompt: list[int], config: GenerationConfig, priority: RequestPriority) -> Generation:
+    def _submit(self, order: _Order) -> Generation:
         assert self._front is not None
-        return self._front.submit(prompt, config, priority=priority)
+        return self._front.submit(order.prompt, order.config, priority=order.priority, adapter=order.adapter)
 
-    async def _complete(
-        self, prompt: list[int], config: GenerationConfig, priority: RequestPriority
-    ) -> GenerationResult:
-        generation = self._submit(prompt, config, priority)
+    async def _complete(self, order: _Order) -> GenerationResult:
+        generation = self._submit(order)
         self._generations[generation.request_id] = generation
         try:
             return await generation.result()
@@ -294,10 +313,9 @@ class InferenceEngine:
             self._stats.add_request(generation)
 
     async def _begin(
-        self, prompt: list[int], config: GenerationConfig, priority: RequestPriority,
-        callback: Callable[[GenerationResult], None] | None,
-    ) -> tuple[str, Future[GenerationResult]]:  # fmt: skip
-        generation = self._submit(prompt, config, priority)
+        self, order: _Order, callback: Callable[[GenerationResult], None] | None
+    ) -> tuple[str, Future[GenerationResult]]:
+        generation = self._submit(order)
         self._generations[generation.request_id] = generation
         future: Future[GenerationResult] = Future()
         task = self._aio.create_task(self._finish(generation, future, callback))
@@ -312,7 +330,7 @@ class InferenceEngine:
         try:
             result = await generation.result()
         except TonleError as ended_by:
-            error, result = ended_by, _failed(generation, ended_by)
+            error, result = ended_by, generation.failed(ended_by)
         finally:
             self._generations.pop(generation.request_id, None)
             self._stats.add_request(generation)
@@ -380,19 +398,3 @@ def _stop_all() -> None:
     _leaving.set()
     for engine in list(_running):
         engine.stop(drain_s=0.0)
-
-
-def _failed(generation: Generation, error: TonleError) -> GenerationResult:
-    n = generation.config.n
-    return GenerationResult(
-        request_id=generation.request_id, prompt_ids=generation.prompt, texts=[""] * n,
-        output_ids=[list[int]() for _ in range(n)], finish_reasons=["error"] * n, usage=Usage(len(generation.prompt)),
-        timings=Timings(generation.timings.arrived_s, finished_s=time.monotonic()), error=error.message,
-    )  # fmt: skip
-
-
-def _give_back() -> None:
-    """Free unused memory: on a GPU to the driver, so that the next engine, of any process, finds it free."""
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()

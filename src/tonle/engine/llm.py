@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tonle.config.engine import EngineConfig
 from tonle.config.setting_names import unknown_setting
 from tonle.engine.inference_engine import InferenceEngine, Prompt
+from tonle.engine.messages import AdapterInfo
 from tonle.engine.request import GenerationConfig, GenerationResult
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
@@ -42,13 +44,18 @@ class LLM:
         self.engine = InferenceEngine(model, tokenizer, config).start()
 
     def generate(
-        self, prompts: Prompt | list[Prompt], config: GenerationConfig | None = None, *, progress: bool | None = None
+        self,
+        prompts: Prompt | list[Prompt],
+        config: GenerationConfig | None = None,
+        *,
+        progress: bool | None = None,
+        adapter: str | None = None,
     ) -> list[GenerationResult]:
         """Continue each prompt (text, token ids, or chat messages); results come in the order of the prompts.
 
-        `progress`: show a bar; None = if standard error is a terminal.
+        `progress`: show a bar; None = if standard error is a terminal. `adapter`: the LoRA adapter that all are computed with.
         """
-        return self._run(_as_batch(prompts), config, progress)
+        return self._run(_as_batch(prompts), config, progress, adapter)
 
     def chat(
         self,
@@ -56,12 +63,13 @@ class LLM:
         config: GenerationConfig | None = None,
         *,
         progress: bool | None = None,
+        adapter: str | None = None,
     ) -> list[GenerationResult]:
         """Answer a conversation, `[{"role": "user", "content": "Hello"}]`, or each of a list of them; as `generate`."""
-        return self._run(_as_conversations(messages), config, progress)
+        return self._run(_as_conversations(messages), config, progress, adapter)
 
     def _run(
-        self, batch: list[Prompt], config: GenerationConfig | None, progress: bool | None
+        self, batch: list[Prompt], config: GenerationConfig | None, progress: bool | None, adapter: str | None
     ) -> list[GenerationResult]:
         show = sys.stderr.isatty() if progress is None else progress
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
@@ -76,18 +84,19 @@ class LLM:
                     elapsed = bar.tasks[0].elapsed or 0.0
                     bar.update(task, advance=1, rate=f"{tokens[0] / elapsed:.0f} tok/s" if elapsed else "")
 
-            return self._run_in_windows(batch, config, finished)
+            return self._run_in_windows(batch, config, finished, adapter)
 
     def _run_in_windows(
-        self, batch: list[Prompt], config: GenerationConfig | None, finished: Callable[[GenerationResult], None]
-    ) -> list[GenerationResult]:
+        self, batch: list[Prompt], config: GenerationConfig | None, finished: Callable[[GenerationResult], None],
+        adapter: str | None,
+    ) -> list[GenerationResult]:  # fmt: skip
         """Any number of prompts: the next one is submitted when fewer than `_WINDOW` are under way."""
         room = threading.BoundedSemaphore(_WINDOW)
         begun: list[tuple[str, Future[GenerationResult]]] = []
         try:
             for prompt in batch:
                 room.acquire()
-                begun.append(self.engine.begin(prompt, config, finished))
+                begun.append(self.engine.begin(prompt, config, finished, adapter))
                 begun[-1][1].add_done_callback(lambda _: room.release())
             return [future.result() for _, future in begun]
         except BaseException:
@@ -98,6 +107,18 @@ class LLM:
     @property
     def tokenizer(self) -> Text:
         return self.engine.tokenizer
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """The LoRA adapters that `generate` and `chat` may name, by name."""
+        return self.engine.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str], *, replace: bool = False) -> AdapterInfo:
+        """As of `InferenceEngine`."""
+        return self.engine.load_adapter(name, path, replace=replace)
+
+    def unload_adapter(self, name: str) -> None:
+        self.engine.unload_adapter(name)
 
     def close(self) -> None:
         self.engine.stop(drain_s=0.0)  # its calls wait for their results: what is left was given up

@@ -11,13 +11,31 @@ from collections import deque
 
 import msgspec
 
+from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.mailbox import Mailbox
-from tonle.engine.messages import Cancel, DropCache, LoopStats, Step, Stop, Submit
+from tonle.engine.messages import (
+    AdapterReply,
+    Adapters,
+    Cancel,
+    DropCache,
+    LoadAdapter,
+    LoopStats,
+    Step,
+    Stop,
+    Submit,
+    UnloadAdapter,
+)
 from tonle.engine.plan import Plan
 from tonle.engine.run.runner import LaunchedStep, Runner
 from tonle.engine.schedule import Controller, Scheduler, StepOutcome, facts_of
 
 log = logging.getLogger("tonle.engine")
+
+_READING_S = 0.005  # longest sleep while adapters are being read: what was read is taken in between steps
+_NO_ADAPTERS = (
+    "this engine takes no LoRA adapters; start it with enable_lora=True (--enable-lora), or with adapters of its own: "
+    "lora={...} (--lora NAME=PATH)"
+)
 
 
 class Loop:
@@ -29,6 +47,7 @@ class Loop:
         *,
         fatal: bool = False,
         controller: Controller | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -41,10 +60,20 @@ class Loop:
         self._controller = controller  # of the scheduler's limits; None: they stay as they are
         if controller is not None:
             scheduler.tuned, self._stats.adaptive = controller.limits, controller.stats
+        self._adapters = adapters  # None: requests use the model as it is
+
+    @property
+    def adapters(self) -> Adapters:
+        """What fronts are told about adapters before they get the `ModelCard`."""
+        return Adapters([]) if self._adapters is None else self._adapters.message
 
     def run(self) -> None:
-        while not self._stopped:
-            self.step()
+        try:
+            while not self._stopped:
+                self.step()
+        finally:
+            if self._adapters is not None:
+                self._adapters.close()
 
     def step(self) -> None:
         changed = self._take_mail()
@@ -68,7 +97,10 @@ class Loop:
         if not self._launched and self._scheduler.idle:
             wait_s = None
         elif not self._launched and not self._scheduler.running:
-            wait_s = self._scheduler.wake_s(time.monotonic()) or 0.0
+            wait_s = self._scheduler.wake_s(time.monotonic())
+        if self._adapters is not None and self._adapters.is_reading and not self._scheduler.running:
+            if wait_s is None or self._scheduler.waiting.peek() is None:  # nothing can run before it is read
+                wait_s = _READING_S
         mail = self._mailbox.take(wait_s)
         for message in mail:
             match message:
@@ -83,9 +115,24 @@ class Loop:
                         self._scheduler.cancel(handle)
                 case DropCache():
                     self._scheduler.pool.drop_idle()
+                case LoadAdapter() | UnloadAdapter():
+                    if self._adapters is None:
+                        self._mailbox.publish(AdapterReply(message.reply, _NO_ADAPTERS))
+                    else:
+                        self._adapters.handle(message)
                 case Stop():
                     self._stopped = True
+        if self._adapters is not None:
+            self._take_adapters(self._adapters)
         return bool(mail)
+
+    def _take_adapters(self, adapters: LoadedAdapters) -> None:
+        """Those that have been read since. Requests that wait for one that cannot be read again end."""
+        for adapter, why in adapters.take_read():
+            handles = self._scheduler.waiting.handles(adapter)
+            for handle in handles:
+                self._scheduler.cancel(handle)
+            self._publish(StepOutcome(finished=dict.fromkeys(handles, (why, None))))
 
     def _launch(self, plan: Plan) -> None:
         try:
@@ -141,6 +188,11 @@ class Loop:
         stats.prefix_hits = scheduler.prefix_hits
         stats.num_preemptions = scheduler.num_preemptions
         stats.prompt_tokens = scheduler.prompt_tokens
+        if self._adapters is not None and (
+            scheduler.slots.are_used or stats.running_adapters or stats.waiting_adapters
+        ):
+            stats.running_adapters = self._adapters.names(scheduler.slots.running())
+            stats.waiting_adapters = self._adapters.names(scheduler.waiting.adapters)
         started, scheduler.started = scheduler.started, {}
         refused, self._refused = self._refused, {}
         self._mailbox.publish(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,13 @@ def gpu_uuid(device: torch.device) -> str:
     if device.type != "cuda" or torch.version.hip is not None:
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def give_back() -> None:
+    """Free unused memory: on a GPU to the driver, so that the next engine, of any process, finds it free."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def block_bytes(decoder: AnyDecoder, config: EngineConfig, dtype: torch.dtype) -> int:

@@ -135,6 +135,7 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
         log.exception("the engine could not start")
         mailbox.publish(Failed(f"{type(error).__name__}: {error}", caller_fault=False))
         return 1
+    mailbox.publish(loop.adapters)
     mailbox.publish(card)
     loop.run()
     return 0

@@ -169,7 +169,7 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
     config: ResolvedConfig
     priority: int = RequestPriority.NORMAL
     seed: int = 0  # always set: the caller's, or drawn by the front; differs between the n
-    salt: bytes = b""  # prefix blocks are shared only between equal salts (tenants)
+    salt: bytes = b""  # prefix blocks are shared only between equal salts: the digest of its adapter, and its tenant
     arrived_s: float = 0.0  # time.monotonic(), comparable between processes of one machine
     adapter: int = 0  # the engine's number of the adapter it is computed with; 0 = none
 

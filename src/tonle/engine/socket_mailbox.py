@@ -15,7 +15,20 @@ import msgspec
 
 from tonle.child.frames import FrameError
 from tonle.child.open_files import describe
-from tonle.engine.messages import Cancel, LoopStats, ModelCard, Step, Stop, Submit, ToEngine, ToFront
+from tonle.engine.messages import (
+    AdapterReply,
+    Adapters,
+    Cancel,
+    LoadAdapter,
+    LoopStats,
+    ModelCard,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+    UnloadAdapter,
+)
 from tonle.engine.peer import Peer
 
 log = logging.getLogger("tonle.engine")
@@ -35,7 +48,8 @@ class SocketMailbox:
         self._listener = listener
         self._peers: dict[int, Peer] = {}
         self._num_peers = 0  # ever: a number is not used twice, so late tokens reach no other front
-        self._card: ModelCard | None = None  # for fronts that connect later
+        self._card: ModelCard | None = None  # for fronts that connect later,
+        self._adapters: Adapters | None = None  # who get this first
         self._stats = LoopStats()  # the latest
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
@@ -71,8 +85,9 @@ class SocketMailbox:
             log.error("a front cannot be accepted: %s", describe(error))
             return
         peer = self._open(sock)
-        if self._card is not None:
-            peer.send(self._encode(self._card))
+        for message in (self._adapters, self._card):
+            if message is not None:
+                peer.send(self._encode(message))
 
     def _open(self, sock: socket.socket) -> Peer:
         peer = self._peers[self._num_peers] = Peer(self._num_peers, sock, self._selector)
@@ -105,6 +120,8 @@ class SocketMailbox:
         elif isinstance(message, Cancel):
             message.handles = [handle | above for handle in message.handles]
             peer.handles.difference_update(message.handles)
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            message.reply |= above
         return message
 
     # -- fronts that are gone, or do not read
@@ -153,11 +170,22 @@ class SocketMailbox:
         if isinstance(message, Step):
             self._publish_step(message)
             return
+        if isinstance(message, AdapterReply):
+            self._publish_reply(message)
+            return
         if isinstance(message, ModelCard):
             self._card = message
+        elif isinstance(message, Adapters):
+            self._adapters = message
         body = self._encode(message)
         for peer in self._peers.values():
             peer.send(body)
+
+    def _publish_reply(self, message: AdapterReply) -> None:
+        """To the front that asked, if it is still there."""
+        if (peer := self._peers.get(message.reply >> _SHIFT)) is not None:
+            message.reply &= _MASK
+            peer.send(self._encode(message))
 
     def _publish_step(self, step: Step) -> None:
         self._stats = step.stats

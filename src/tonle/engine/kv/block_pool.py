@@ -14,9 +14,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-def root_digest(salt: bytes) -> bytes:
-    """The parent of a sequence's first block. Equal prompts under different salts share nothing."""
-    return hashlib.blake2b(salt, digest_size=16, person=b"tonle-kv").digest()
+def root_digest(salt: bytes, *, adapted: bool = False) -> bytes:
+    """The parent of a sequence's first block. Equal prompts under different salts share nothing.
+
+    `adapted`: computed with an adapter, whose digest begins the salt. Whatever salts there are, such blocks are no base model's.
+    """
+    return hashlib.blake2b(salt, digest_size=16, person=b"tonle-lora" if adapted else b"tonle-kv").digest()
 
 
 def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:

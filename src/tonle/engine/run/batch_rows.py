@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tonle.engine.plan import Plan
+from tonle.engine.plan import Join, Plan
 from tonle.models.inputs import StepInputs
 
 
@@ -17,6 +17,13 @@ class Rows:
         self._device = device
         self._tables = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self._last = torch.zeros(max_rows, dtype=torch.int64, device=device)  # sampled last, not computed yet
+        self._adapter_slots: dict[int, int] = {}  # of rows that have an adapter, or had one when they were last used
+
+    def join(self, join: Join) -> None:
+        if join.adapter_slot >= 0:
+            self._adapter_slots[join.row] = join.adapter_slot
+        elif self._adapter_slots:
+            self._adapter_slots.pop(join.row, None)
 
     def update(self, plan: Plan) -> None:
         for row, first, blocks in plan.new_blocks:
@@ -47,7 +54,12 @@ class Rows:
             block_tables=torch.from_numpy(tables).to(self._device),
             num_decode=sum(size == 1 for size in sizes),
             logit_indices=torch.tensor(wanted, dtype=torch.int64, device=self._device),
+            adapter_slots=self._slots_of(rows.tolist()) if self._adapter_slots else None,
         )
+
+    def _slots_of(self, rows: list[int]) -> list[int] | None:
+        slots = [self._adapter_slots.get(row, -1) for row in rows]
+        return slots if max(slots) >= 0 else None
 
     def _tokens(self, plan: Plan, order: list[int], rows: np.ndarray, row_starts: np.ndarray) -> torch.Tensor:
         tokens = np.zeros(int(row_starts[-1]), dtype=np.int64)

@@ -12,6 +12,7 @@ from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
+from tonle.models.adapters.adapter import Adapter
 from tonle.models.inputs import KVCache, StepInputs
 
 
@@ -19,6 +20,13 @@ class ForwardModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
+    def set_adapter(self, slot: int, adapter: Adapter | None) -> None: ...
+
+
+class AdaptersByNumber(Protocol):
+    """Where the runner finds the adapters that plans name."""
+
+    def get(self, adapter: int) -> Adapter: ...
 
 
 @dataclass(slots=True)
@@ -38,6 +46,8 @@ class LaunchedStep:
 class Runner:
     """Owns the rows, the sampler and the KV tensors; reads plans, decides nothing."""
 
+    adapters: AdaptersByNumber | None = None  # None: the engine takes none, and no plan names one
+
     def __init__(self, model: ForwardModel, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
         self.lag = lag  # steps that may be launched before the first of them is read
         self.profile: dict[str, float] | None = None  # seconds per part, when profiling
@@ -50,7 +60,11 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> LaunchedStep:
         mark = time.perf_counter()
+        for slot, adapter in plan.adapter_loads:
+            assert self.adapters is not None
+            self._model.set_adapter(slot, self.adapters.get(adapter))
         for join in plan.joins:
+            self._rows.join(join)
             self._sampler.join(join)
             self._prompts.pop(join.row, None)
             if join.config.prompt_logprobs is not None:

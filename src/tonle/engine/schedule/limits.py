@@ -18,6 +18,7 @@ class SchedulerLimits:
     prefix_caching: bool = True
     continuous: bool = True  # False: static batches
     batch_timeout_s: float = 0.0  # static batches: longest wait for one to fill
+    num_adapter_slots: int = 0  # adapters that one step can compute with
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
 from tonle.engine.request import Request, TokenLogprob
+from tonle.engine.schedule.adapter_slots import AdaptersInMemory, AdapterSlots
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.prefix_sharing import PrefixSharing
 from tonle.engine.schedule.queue import WaitingQueue, order_key
@@ -34,11 +35,14 @@ class StepOutcome:
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int]) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int], adapters: AdaptersInMemory | None = None
+    ) -> None:
         self.limits = limits
         self.tuned: TunedLimits | None = None  # tighter ones in force now
         self.pool = pool
         self.waiting = WaitingQueue()
+        self.slots = AdapterSlots(limits.num_adapter_slots, adapters, self.waiting)
         self.running: dict[int, Sequence] = {}  # by handle, in order of admission
         # First scheduled since last asked: handle -> now, cached tokens.
         self.started: dict[int, tuple[float, int]] = {}
@@ -62,6 +66,8 @@ class Scheduler:
         if total > self.limits.context_length:
             return f"prompt ({len(request.prompt)} tokens) + max_length ({request.config.max_length}) exceed " \
                    f"the context of {self.limits.context_length} tokens"  # fmt: skip
+        if request.adapter and not self.slots.knows(request.adapter):
+            return "its adapter is not loaded any more"
         return None
 
     def add(self, request: Request) -> None:
@@ -110,6 +116,8 @@ class Scheduler:
                 continue
             self._schedule(sequence, count, plan)
             budget -= count
+        if self.slots.is_unsettled:
+            self.slots.settle()
         while budget > 0 and (newcomer := self._admissible(now)) is not None:
             self.waiting.pop()
             self._batch_left -= not self.limits.continuous
@@ -135,11 +143,13 @@ class Scheduler:
         return plan
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """A row, and blocks, at the cost of running sequences if need be. It holds its cached prefix afterwards."""
+        """A row, blocks and a slot for its adapter, at the cost of running sequences if need be. It holds its cached prefix
+        afterwards."""
+        adapter = sequence.request.adapter
         while True:
             self._prefixes.hold(sequence)
             need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
-            if self._rows and self.pool.num_available >= need:
+            if self._rows and self.pool.num_available >= need and (not adapter or self.slots.force(adapter)):
                 return True
             self.pool.release(sequence.rewind())
             if not self.running:
@@ -149,8 +159,10 @@ class Scheduler:
     def wake_s(self, now: float) -> float | None:
         """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
         oldest = self.waiting.oldest_arrival_s()
-        if oldest is None or self.limits.continuous:
+        if oldest is None:
             return None
+        if self.limits.continuous:
+            return 0.0
         if len(self.waiting) >= self.limits.max_num_seqs:  # the next batch is full
             return 0.0
         return max(0.0, oldest + self.limits.batch_timeout_s - now)
@@ -210,14 +222,18 @@ class Scheduler:
         assert sequence.row is not None
         self._rows.append(sequence.row)
         self.pool.release(sequence.rewind())
+        if sequence.request.adapter:
+            self.slots.release(sequence.request.adapter)
 
     # -- admission
 
     def _admissible(self, now: float) -> Sequence | None:
         """The next sequence to admit with its cached prefix held, or None if it has to wait."""
-        sequence = self.waiting.peek()
         if self.tuned is not None and len(self.running) >= self.tuned.max_num_seqs:
             return None
+        sequence = self.waiting.peek()
+        if sequence is not None and sequence.request.adapter:
+            sequence = self.slots.next_waiting()
         if sequence is None or not self._rows or sequence.num_pending or not self._batch_open(now):
             return None
         bs = self.limits.block_size
@@ -234,7 +250,8 @@ class Scheduler:
         sequence.blocks += [self.pool.take() for _ in range(need)]
         sequence.row = self._rows.pop()
         request = sequence.request
-        plan.joins.append(Join(sequence.row, request.prompt, sequence.output, request.config, request.seed))
+        slot = self.slots.hold(request.adapter, plan) if request.adapter else -1
+        plan.joins.append(Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot))
         plan.new_blocks.append((sequence.row, 0, list(sequence.blocks)))
         if not sequence.started:
             sequence.started = True
@@ -285,15 +302,18 @@ class Scheduler:
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
+        plans = list(plans)
         sequences = _under_way(plans)
         for handle, sequence in sequences.items():
             self._prefixes.retract(sequence)
             self.cancel(handle)
+        self.slots.forget_loads(plans)
         return list(sequences)
 
     def suspect(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed, and any one of their sequences may be why: each is computed again, alone. One that was alone
         ends, and so does one that this has happened to too often. Returns the handles of those that end."""
+        plans = list(plans)
         sequences = _under_way(plans)
         if len(sequences) == 1:
             return self.fail(plans)
@@ -311,13 +331,16 @@ class Scheduler:
                 self._vacate(sequence)
                 self.waiting.push(sequence)
             self._suspects[handle] = sequence
+        self.slots.forget_loads(plans)
         return ended
 
     # -- truth
 
     def verify(self) -> None:
-        """Recount rows, blocks and progress; raises AssertionError on any disagreement."""
+        """Recount rows, blocks, slots of adapters and progress; raises AssertionError on any disagreement."""
         self.pool.verify(s.blocks for s in self.running.values())
+        self.slots.verify(self.running.values())
+        self.waiting.verify()
         rows = [s.row for s in self.running.values()]
         assert None not in rows and len(set(rows)) == len(rows), "two sequences share a row"
         assert sorted([*self._rows, *(r for r in rows if r is not None)]) == list(range(self.limits.max_num_seqs))

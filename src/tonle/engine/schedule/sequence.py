@@ -54,7 +54,8 @@ class Sequence:
     def digest(self, place: int, block_size: int) -> bytes:
         """Of block `place`; its tokens must be known. Kept: a long prompt that waits is looked up in every step."""
         while len(self._digests) <= place:
-            parent = self._digests[-1] if self._digests else root_digest(self.request.salt)
+            request = self.request
+            parent = self._digests[-1] if self._digests else root_digest(request.salt, adapted=request.adapter != 0)
             start = len(self._digests) * block_size
             self._digests.append(block_digest(parent, self.tokens[start : start + block_size]))
         return self._digests[place]

@@ -1,0 +1,126 @@
+"""`FrontAdapters`: the adapters of an engine, as a front knows them. Torch-free, on the front's event loop.
+
+Does: find an adapter by its name, ask the engine to load and unload, and load again what an engine had that died. Does not:
+read files (the engine does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tonle.config.adapter_names import wrong_adapter_name
+from tonle.engine.messages import AdapterInfo, AdapterReply, Adapters, LoadAdapter, ModelCard, ToEngine, UnloadAdapter
+from tonle.errors import EngineDied, EngineRestarting, InvalidRequest, TonleError, UnknownModel
+
+log = logging.getLogger("tonle.engine")
+
+
+class FrontAdapters:
+    def __init__(self, send: Callable[[ToEngine], None]) -> None:
+        self.known: dict[str, AdapterInfo] = {}
+        self._send = send
+        self._last_reply = 0
+        self._asked: dict[int, asyncio.Future[None]] = {}  # by the number of the reply
+        self._engine_id: int | None = None
+        self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
+        self._restoring: set[str] = set()  # names that the next engine does not have yet
+
+    # -- down
+
+    def find(self, name: str) -> AdapterInfo:
+        """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        if (info := self.known.get(name)) is not None:
+            return info
+        if name in self._restoring:
+            raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
+        there = f"loaded are {', '.join(sorted(self.known))}" if self.known else "none is loaded"
+        raise UnknownModel(f"there is no adapter {name!r}; {there}", param="adapter")
+
+    async def load(self, name: str, path: str | os.PathLike[str], *, replace: bool) -> AdapterInfo:
+        """Raises `InvalidRequest`, or `ModelError` if its files will not do."""
+        if not isinstance(name, str):
+            raise InvalidRequest(f"the name of an adapter must be a string, not {name!r}", param="name")
+        if (wrong := wrong_adapter_name(name)) is not None:
+            raise InvalidRequest(wrong, param="name")
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise InvalidRequest(f"path must be the folder of an adapter, not {path!r}", param="path")
+        if name in self.known and not replace:
+            raise InvalidRequest(
+                f"adapter {name} is loaded already; unload it first, or replace it in place", param="name"
+            )
+        await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
+        return self.find(name)
+
+    async def unload(self, name: str) -> None:
+        """Raises `UnknownModel`."""
+        self.find(name)
+        await self._ask(UnloadAdapter(self._number(), name))
+
+    def _number(self) -> int:
+        self._last_reply += 1
+        return self._last_reply
+
+    def _ask(self, message: LoadAdapter | UnloadAdapter) -> asyncio.Future[None]:
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked[message.reply] = asked
+        self._send(message)
+        return asked
+
+    # -- up
+
+    def deliver(self, message: Adapters | AdapterReply) -> None:
+        if isinstance(message, Adapters):
+            self.known = {info.name: info for info in message.adapters}
+            self._restoring -= self.known.keys()
+            return
+        asked = self._asked.pop(message.reply, None)
+        if asked is None or asked.done():  # the caller has left
+            return
+        if (error := message.exception) is None:
+            asked.set_result(None)
+        else:
+            asked.set_exception(error)
+
+    def lose(self, error: TonleError) -> None:
+        """The engine is gone, or the connection to it."""
+        self._before = self._before or self.known
+        self.known = {}
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(EngineDied(f"the engine stopped while it worked on this adapter: {error.message}"))
+
+    def welcome(self, card: ModelCard) -> None:
+        """An engine is ready, and `known` is what it has. If it is another one than before, it gets what that one had."""
+        before, self._before = self._before, {}
+        is_new = card.engine_id != self._engine_id
+        self._engine_id = card.engine_id
+        self._restoring = set()
+        if not is_new or not before or not card.max_loras:
+            return
+        for name in self.known.keys() - before.keys():  # it was unloaded since the first engine was started
+            self._restore(UnloadAdapter(self._number(), name))
+        for name, info in before.items():
+            now = self.known.get(name)
+            if now is None:
+                self._restoring.add(name)
+            if now is None or now.path != info.path:
+                self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
+
+    def _restore(self, message: LoadAdapter | UnloadAdapter) -> None:
+        def restored(asked: asyncio.Future[None]) -> None:
+            self._restoring.discard(message.name)
+            error = asked.exception()
+            if error is not None and (message.name in self.known) == isinstance(message, UnloadAdapter):
+                log.error("after the engine came back: %s", error)  # else another front was faster
+
+        self._ask(message).add_done_callback(restored)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """The engine reads it, perhaps again later, in a process of its own."""
+    return str(Path(path).expanduser().absolute())
