@@ -20,8 +20,8 @@ from tonle.engine.run.packing import Packer
 from tonle.engine.run.settings import RowSampling
 from tonle.errors import ConfigError
 from tonle.models.cuda.batch import Sizes
-from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.cuda_layer import support, unsupported
+from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
@@ -42,10 +42,10 @@ def cuda_machine(
     adapter_slots: int | None = None,
     max_rank: int | None = None,
 ) -> Machine | None:
-    """None, and a line in the log, if the kernels cannot run this model. Slots and rank of adapters: the settings', unless given."""
+    """None, and a line in the log, if the kernels cannot run this model. Slots and rank: those of the settings, unless given."""
     spec = decoder.spec
     if adapter_slots is None:
-        adapter_slots = config.max_loras if getattr(config, "uses_adapters", False) else 0
+        adapter_slots = config.max_loras if config.uses_adapters else 0
     if (why := unsupported(spec)) is not None:
         log.warning("the CUDA kernels cannot run this model (%s); it runs on plain torch operations", why)
         return None

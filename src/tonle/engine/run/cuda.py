@@ -2,9 +2,9 @@
 
 Nothing waits for the device until `collect`.
 
-Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the one ahead of it has
-been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs, described prompts between
-the two, still without a wait.
+Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the
+one ahead of it has been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs,
+described prompts between the two, still without a wait.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class CudaRunner(Runner):
         if self._cuda:
             torch.cuda.set_device(self._device)
         for slot, adapter in plan.adapter_loads:
+            assert self.adapters is not None
             self._net.set_adapter(slot, self.adapters.get(adapter))
         if plan.joins:
             self._join(plan)

@@ -1,8 +1,8 @@
 """CUDA graphs of whole decode steps and of the two parts of mixed ones, over ladders of sizes.
 
 Does: capture once at start, replay the smallest that fits, run without where none does. Does not: know plans. All graphs work on
-the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n. Where adapters may
-be used there are two of each: a step none of whose rows has an adapter runs as it would without them.
+the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n. Where adapters
+may be used there are two of each: a step none of whose rows has an adapter runs as it would without them.
 """
 
 from __future__ import annotations

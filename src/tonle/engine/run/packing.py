@@ -1,7 +1,8 @@
 """Plans to the integers of a CUDA step.
 
-Does: order the rows, fill a pinned `StepBuffer`, mirror the block tables and the slots of rows' adapters. Does not: touch the device. Everything here is
-on the path between two steps: lists become arrays once, and there is no loop over rows except where lists force one.
+Does: order the rows, fill a pinned `StepBuffer`, mirror the block tables and the slots of rows' adapters. Does not: touch the
+device. Everything here is on the path between two steps: lists become arrays once, and there is no loop over rows except where
+lists force one.
 """
 
 from __future__ import annotations

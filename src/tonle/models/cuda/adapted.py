@@ -1,7 +1,7 @@
 """The weights of adapters on the device: for each matrix, A of all slots below its own rows, and B of all slots beside it.
 
-Does: lay them out once, and fill a slot. Does not: multiply (`pieces.py`) or know which slot has which adapter. Ranks are padded with
-zeros to a power of two, 16 at least, which tensor cores need; what an adapter does not change has zeros in its slot.
+Does: lay them out once, and fill a slot. Does not: multiply (`pieces.py`) or know which slot has which adapter. Ranks are padded
+with zeros to a power of two, 16 at least, which tensor cores need; what an adapter does not change has zeros in its slot.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tonle.models.adapters import MODULES, Adapter, AdapterPart
+from tonle.models.cuda.gemv_adapter import OneRowAdapter, OneRowScratch
 from tonle.models.cuda.matrix import Matrix
 from tonle.models.layers import Layer
 
@@ -23,7 +24,9 @@ def padded_rank(max_rank: int) -> int:
 class AdaptedMatrix:
     """A matrix (N, K) and its adapters. `wide` (N + slots * modules * rank, K) gives, in one product, N outputs and y of each."""
 
-    def __init__(self, matrix: Matrix, modules: tuple[str, ...], parts: tuple[int, ...], num_slots: int, rank: int) -> None:
+    def __init__(
+        self, matrix: Matrix, modules: tuple[str, ...], parts: tuple[int, ...], num_slots: int, rank: int
+    ) -> None:
         """`parts`: outputs of each module. The matrix becomes a view of the first rows of `wide`."""
         outputs, inputs = matrix.weight.shape
         assert sum(parts) == outputs
@@ -40,6 +43,7 @@ class AdaptedMatrix:
         self.wide = Matrix(weight, weight.t(), bias, gate_up=len(parts) == 2)
         self.a = weight[outputs:].view(num_slots, rows, inputs)
         self.b = weight.new_zeros(num_slots, outputs, rank)
+        self.one_row: OneRowAdapter | None = None  # how the product of a single row takes part; `AdaptedLayer` sets it
 
     @property
     def slot_numbers(self) -> int:
@@ -55,7 +59,7 @@ class AdaptedMatrix:
         rank = self.b.shape[2]
         a = staging[: self.a[slot].numel()].view_as(self.a[slot])
         b = staging[self.a[slot].numel() :].view_as(self.b[slot])
-        for part, own_a, own_b in zip(parts, a.split(rank), b.split(list(self.parts)), strict=True):
+        for part, own_a, own_b in zip(parts, a.chunk(len(self.parts)), b.split_with_sizes(self.parts), strict=True):
             used = 0
             if part is not None:
                 used = part.rank
@@ -74,6 +78,18 @@ class AdaptedLayer:
     gate_up: AdaptedMatrix
     down: AdaptedMatrix
 
+    @classmethod
+    def of(
+        cls, layer: Layer, matrices: dict[str, Matrix], num_slots: int, scratch: OneRowScratch, slot: torch.Tensor
+    ) -> AdaptedLayer:
+        """`matrices`: by the names of this class's. `scratch` serves all layers; `slot` (1,) int32: that of a single row."""
+        modules, made = modules_of(layer), {}
+        for name, matrix in matrices.items():
+            sizes = getattr(layer, name).sizes
+            made[name] = AdaptedMatrix(matrix, modules[name], sizes, num_slots, scratch.rank)
+            made[name].one_row = OneRowAdapter(slot, made[name].a, made[name].b, sizes, scratch, name)
+        return cls(**made)
+
     @property
     def matrices(self) -> tuple[AdaptedMatrix, ...]:
         return self.qkv, self.o, self.gate_up, self.down
@@ -85,7 +101,7 @@ class AdapterSlots:
     def __init__(self, layers: list[AdaptedLayer], num_slots: int, rank: int) -> None:
         self.num_slots = num_slots
         self.rank = rank
-        self._layers = layers
+        self.layers = layers
         self._pinned = layers[0].qkv.b.is_cuda
         self._staging()  # the first time takes long; from then on torch has this memory at hand
 
@@ -97,10 +113,10 @@ class AdapterSlots:
     def _staging(self) -> torch.Tensor:
         """Room for one adapter on the host. torch does not give it out again before the copies from it have ended."""
         numbers = sum(matrix.slot_numbers for _, matrix in self._matrices())
-        return torch.empty(numbers, dtype=self._layers[0].qkv.b.dtype, pin_memory=self._pinned)
+        return torch.empty(numbers, dtype=self.layers[0].qkv.b.dtype, pin_memory=self._pinned)
 
     def _matrices(self) -> Iterator[tuple[int, AdaptedMatrix]]:
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             for matrix in layer.matrices:
                 yield index, matrix
 
@@ -111,7 +127,7 @@ class AdapterSlots:
                 matrix.clear(slot)
             return
         assert adapter.rank <= self.rank, f"rank {adapter.rank} in slots of rank {self.rank}"
-        pieces = self._staging().split([matrix.slot_numbers for _, matrix in self._matrices()])
+        pieces = self._staging().split_with_sizes([matrix.slot_numbers for _, matrix in self._matrices()])
         for (index, matrix), staging in zip(self._matrices(), pieces, strict=True):
             matrix.fill(slot, [adapter.parts.get((index, module)) for module in matrix.modules], staging)
 

@@ -24,7 +24,9 @@ def support(layer: LayerSpec, piece: Piece) -> Support:
         if attention.head_dim not in (16, 32, 64, 128, 256):
             return Support("none", f"head_dim {attention.head_dim} is none of 16, 32, 64, 128, 256")
         if attention.head_dim == 256 and not roomy():
-            return Support("none", "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have")
+            return Support(
+                "none", "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
+            )
     if piece in (Piece.MIX, Piece.ADD_MIXED):
         if mixer.kind == "experts":
             return Support("none", "mixers of experts have no CUDA kernels")
@@ -91,6 +93,5 @@ class CudaLayer:
         return support(self.spec, Piece.MIX) is FUSED
 
     @property
-    def matrices(self) -> list[Matrix]:
-        found = [self.qkv, self.o, self.gate_up, self.down]
-        return found if self.adapted is None else [*found, *(matrix.wide for matrix in self.adapted.matrices)]
+    def matrices(self) -> dict[str, Matrix]:
+        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}

@@ -1,15 +1,15 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment,var-annotated"
 """What follows a product with a wide weight: y of every token is there, now B y of the token's own adapter is added.
 
-A wide weight has the A matrices of all slots below its own rows, so one product x @ W.T gives (T, width): the matrix's N outputs,
-then y = A x of each slot and module, `RANK` numbers each. The kernels here add B y where the outputs are used next, and in the same
-pass: `expand` (queries, keys and values; residuals of long prompts), `gate_expand` (gated activation), `residual_norm`
-(residuals of few tokens, and the norm that follows).
+A wide weight has the A matrices of all slots below its own rows, so one product x @ W.T gives (T, width): the matrix's N
+outputs, then y = A x of each slot and module, `RANK` numbers each. The kernels here add B y where the outputs are used next, in
+the same pass: `expand` (queries, keys and values; residuals of long prompts), `gate_expand` (gated activation),
+`residual_norm` (residuals of few tokens, and the norm that follows).
 
-Tokens of one slot form tiles (`SlotTiles`), so that B is read once per tile and multiplied on tensor cores. `residual_norm` needs
-whole tokens, 100 of them would be nine tiles and leave most of the device idle: there a program takes one token and reads all of B,
-48 KB of L2 for 1,536 outputs of rank 16. That is 1 µs for 100 tokens and 25 µs for 2,048, so long prompts use `expand` and a norm.
-Tokens without an adapter have slot -1. Does not: choose between these (`adapted.py`), or know where tiles come from.
+Tokens of one slot form tiles (`SlotTiles`), so that B is read once per tile and multiplied on tensor cores. `residual_norm`
+needs whole tokens; 100 of them would be nine tiles and leave most of the device idle. There a program takes one token and reads
+all of B, 48 KB from L2 for 1,536 outputs of rank 16: 1 µs for 100 tokens, but 25 µs for 2,048, so long prompts use `expand` and
+a norm. Tokens without an adapter have slot -1. Does not: choose between these (`pieces.py`), or know where tiles come from.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tonle.models.cuda.gemv import gemv
+from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.pointwise import rms_norm, silu_mul
 from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, skinny, skinny_tiling
 from tonle.models.layers import Linear, LinearPart
@@ -55,26 +56,32 @@ class Matrix:
         if self.source is not None:
             self.source.weight = weight
 
-    def apply(self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor) -> None:
+    # `adapter`: of the one row there is; what it adds to W is added.
+
+    def apply(
+        self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor, adapter: OneRowAdapter | None = None
+    ) -> None:
         """out (n, out) = norm(x) @ W.T + bias."""
         if x.shape[0] == 1 and norm is not None:
-            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias)
+            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, adapter=adapter)
         else:
-            self.product(x if norm is None else norm(x), out)
+            self.product(x if norm is None else norm(x), out, adapter)
 
-    def product(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def product(self, x: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None) -> None:
         """out (n, out) = x @ W.T + bias."""
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, bias=self.bias)
+            gemv(x, self.weight, out, bias=self.bias, adapter=adapter)
         elif (tiling := self.tiling(x.shape[0])) is not None:
             skinny(x, self.weight, out, tiling, bias=self.bias, scratch=self.scratch)
         else:
             self._cublas(x, out)
 
-    def add(self, x: torch.Tensor, out: torch.Tensor, *, settled: bool = False) -> None:
+    def add(
+        self, x: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None, *, settled: bool = False
+    ) -> None:
         """out (n, out) += x @ W.T + bias. `settled`: the kernel ahead does not write out."""
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled)
+            gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled, adapter=adapter)
         elif (tiling := self.tiling(x.shape[0])) is not None:
             skinny(x, self.weight, out, tiling, bias=self.bias, add=True, settled=settled, scratch=self.scratch)
         else:
@@ -82,11 +89,13 @@ class Matrix:
             if self.bias is not None:
                 out.add_(self.bias)
 
-    def gate(self, x: torch.Tensor, norm: Norm, both: torch.Tensor, out: torch.Tensor) -> None:
+    def gate(
+        self, x: torch.Tensor, norm: Norm, both: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None
+    ) -> None:
         """W is gate and up: out (n, out / 2) = silu(gate) * up of norm(x). `both` (n, out) is scratch."""
         outputs, inputs = out.shape[1], x.shape[1]
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True)
+            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True, adapter=adapter)
         elif (tiling := skinny_tiling(x.shape[0], outputs, inputs, glu=True)) is not None:
             skinny(norm(x), self.weight, out, tiling, bias=self.bias, glu=True)
         else:
@@ -105,8 +114,6 @@ class Matrix:
 
 def share_scratch(matrices: Sequence[Matrix], device: torch.device) -> None:
     """One scratch for all of them: they are multiplied one after another."""
-    scratch = SplitScratch(
-        [(m.weight.shape[0], m.tiling(MAX_ROWS)) for m in matrices], device
-    )
+    scratch = SplitScratch([(m.weight.shape[0], m.tiling(MAX_ROWS)) for m in matrices], device)
     for matrix in matrices:
         matrix.scratch = scratch

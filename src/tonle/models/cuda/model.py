@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 
 from tonle.models.adapters import Adapter
-from tonle.models.cuda.adapted import AdaptedLayer, AdaptedMatrix, AdapterSlots, modules_of, padded_rank
+from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, padded_rank
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
 from tonle.models.cuda.decode_attention import DecodeScratch, decode_attention
 from tonle.models.cuda.decode_tiling import few_rows
 from tonle.models.cuda.embed import embed, gather
+from tonle.models.cuda.gemv_adapter import OneRowScratch
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.lora import SlotTiles, few_tokens
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
@@ -61,7 +62,7 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
-        angles = {rope: angle_table(decoder.rotaries.get(rope), num_positions, spec.head_dim, dtype, device)
+        angles = {rope: angle_table(None if rope is None else decoder.rotaries[rope], num_positions, spec.head_dim, dtype, device)
                   for rope in spec.ropes}  # fmt: skip
         self._layers = [
             CudaLayer.of(layer, weights, spec.norm_eps, angles[layer.attention.rope], normed)
@@ -74,31 +75,29 @@ class CudaModel:
     def _share(self) -> None:
         """What all layers use in turn, large enough for each."""
         norms_after = any(layer.spec.norm_after for layer in self._layers)
-        matrices = [matrix for layer in self._layers for matrix in layer.matrices]
-        share_scratch([*matrices, self._lm_head], self.logits.device)
+        matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]
         inner = max(layer.gate_up.weight.shape[0] for layer in self._layers)
         if self.adapters is not None:
-            inner = max(matrix.weight.shape[0] for matrix in matrices)
+            wide = [matrix.wide for layer in self.adapters.layers for matrix in layer.matrices]
+            inner = max(matrix.weight.shape[0] for matrix in wide)
+            matrices += wide
+        share_scratch([*matrices, self._lm_head], self.logits.device)
         self._buffers = Buffers(self.sizes.max_tokens, inner, self.spec.hidden_size if norms_after else 0, self.logits)
 
     # -- adapters
 
-    @torch.inference_mode()
     def enable_adapters(self, num_slots: int, max_rank: int) -> None:
         """Room for adapters in so many slots, the number `sizes` has. Weights move, so this comes before any graph."""
         assert num_slots == self.sizes.adapter_slots
-        rank = padded_rank(max_rank)
+        scratch = OneRowScratch(padded_rank(max_rank), self.logits.device)
+        slot = self.batch["sample_slots"][:1]
         adapted = []
         for layer, weights in zip(self._layers, self._weights.layers, strict=True):
-            made = {}
-            for name, modules in modules_of(weights).items():
-                sizes = getattr(weights, name).sizes
-                made[name] = AdaptedMatrix(getattr(layer, name), modules, sizes, num_slots, rank)
-            layer.adapted = AdaptedLayer(**made)
+            layer.adapted = AdaptedLayer.of(weights, layer.matrices, num_slots, scratch, slot)
             adapted.append(layer.adapted)
             if self.logits.is_cuda:
                 torch.cuda.empty_cache()  # the memory the weights had before: of no size that the next ones need
-        self.adapters = AdapterSlots(adapted, num_slots, rank)
+        self.adapters = AdapterSlots(adapted, num_slots, scratch.rank)
         self._share()
 
     @torch.inference_mode()
@@ -109,8 +108,8 @@ class CudaModel:
 
     def _pieces(self, adapted: bool, tokens: int, of: str) -> Pieces:
         """For so many tokens: `of` "sample" in steps without prompts and for samples, "token" in steps with prompts."""
-        if not adapted:
-            return BasePieces(self._buffers)
+        if not adapted or tokens == 1:
+            return BasePieces(self._buffers, adapted=adapted)
         counts, num_slots = self.batch["counts"], self.sizes.adapter_slots
         count, tiles, width = (
             (Count.SAMPLES, Count.SAMPLE_TILES, DECODE_WIDTH) if of == "sample"
@@ -132,7 +131,6 @@ class CudaModel:
             self._compile_steps(adapted=False)
             if self.adapters is not None:
                 self._compile_steps(adapted=True)
-                self.describe(torch.zeros(2, dtype=torch.int64, device=self.logits.device), slot=0)
             nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
             self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
         self._layers = every
@@ -144,6 +142,10 @@ class CudaModel:
         if adapted:
             assert self.adapters is not None
             sizes.add(few_tokens(self.adapters.rank) + 1)
+            for tokens in {
+                min(tokens, self.sizes.max_tokens) for tokens in sizes
+            }:  # more, perhaps, than there are rows
+                self.describe(torch.zeros(tokens, dtype=torch.int64, device=self.logits.device), slot=0)
         for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
             self.decode(rows, adapted=adapted)
             self.head(rows, adapted=adapted)
@@ -187,16 +189,19 @@ class CudaModel:
     def describe(self, indices: torch.Tensor, slot: int = -1) -> torch.Tensor:
         """Logits (n, vocab) float32 of tokens `indices` (n,) int64 of a mixed step, between its `body` and its `head`.
 
-        All of them have the adapter in `slot`. Works on copies, so `head` finds what `body` left. Allocates, so it is never captured.
+        All of them have the adapter in `slot`. Works on copies, so `head` finds what `body` left. Allocates, so it is never
+        captured.
         """
-        hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
+        wanted = len(indices)
         pieces: Pieces = BasePieces(self._buffers)
         if slot >= 0:
+            indices = indices.expand(2) if wanted == 1 else indices  # steps of one row find its slot elsewhere
             pieces = AdaptedPieces(self._buffers, self._tiles_of_one(len(indices), slot))
+        hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
         self._from_attended(-1, pieces, attended, hidden)
-        logits = self.logits.new_empty(indices.shape[0], self.spec.vocab_size)
+        logits = self.logits.new_empty(len(indices), self.spec.vocab_size)
         pieces.finish(self._final_norm, hidden, self._lm_head, logits)
-        return logits.float()
+        return logits[:wanted].float()
 
     def _tiles_of_one(self, tokens: int, slot: int) -> SlotTiles:
         """So many tokens of one slot."""
@@ -251,9 +256,7 @@ class CudaModel:
         """Tokens of the first `count[0]` of logits (S, vocab), by their rows' settings, to out (S,) and to `last`."""
         sample(count, rows, positions, logits, self.settings, self.sample_scratch, out, self.last)
 
-    def _attention(
-        self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
-    ) -> None:
+    def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
         spec, cache, window = self.spec, self.kv.layer(index), layer.spec.attention.window
         if tiles is not None:

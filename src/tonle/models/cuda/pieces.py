@@ -1,7 +1,7 @@
 """The pieces of a layer around attention: norms, products, activation, residual; without adapters and with them.
 
-Does: run one piece for some tokens, by fused kernels where the layer has them (`support` in `cuda_layer.py`), by products and torch
-operations elsewhere. Does not: know the order of pieces (`model.py` walks it), attend, or own weights.
+Does: run one piece for some tokens, by fused kernels where the layer has them (`support` in `cuda_layer.py`), by products and
+torch operations elsewhere. Does not: know the order of pieces (`model.py` walks it), attend, or own weights.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from tonle.models.cuda.adapted import AdaptedMatrix
 from tonle.models.cuda.cuda_layer import CudaLayer
+from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.lora import SlotTiles, expand, few_tokens, gate_expand, residual_norm
 from tonle.models.cuda.matrix import Matrix, Norm
 from tonle.models.cuda.pointwise import rms_norm
@@ -45,45 +46,56 @@ class Pieces(Protocol):
 
 
 class BasePieces:
-    """No token has an adapter."""
+    """No token has an adapter, or there is one row and it may have one: its products take that along (`gemv_adapter.py`)."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: Buffers, *, adapted: bool = False) -> None:
         self._buffers = buffers
+        self._adapted = adapted
 
     def project(self, layer: CudaLayer, hidden: torch.Tensor, qkv: torch.Tensor) -> None:
-        layer.qkv.apply(hidden, layer.input_norm, qkv)
+        layer.qkv.apply(hidden, layer.input_norm, qkv, self._adapter(layer, "qkv"))
 
     def add_attended(self, layer: CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None:
-        self._add(layer.o, attended, layer.attention_after, hidden, settled=False)
+        self._add(layer, "o", attended, layer.attention_after, hidden, settled=False)
 
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None:
         both = self._buffers.inner(hidden.shape[0], layer.gate_up.weight.shape[0])
         if layer.fused_mixer and layer.mlp_norm is not None:
-            layer.gate_up.gate(hidden, layer.mlp_norm, both, active)
+            layer.gate_up.gate(hidden, layer.mlp_norm, both, active, self._adapter(layer, "gate_up"))
         else:
-            layer.gate_up.apply(hidden, layer.mlp_norm, both)
+            layer.gate_up.apply(hidden, layer.mlp_norm, both, self._adapter(layer, "gate_up"))
             active.copy_(_activated(both, layer.spec.mixer))
 
     def add_mixed(self, layer: CudaLayer, active: torch.Tensor, hidden: torch.Tensor) -> None:
         # In sequence, hidden was last written two kernels ago.
-        self._add(layer.down, active, layer.mlp_after, hidden, settled=layer.spec.residual == "sequential")
+        self._add(layer, "down", active, layer.mlp_after, hidden, settled=layer.spec.residual == "sequential")
 
     def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None:
         lm_head.apply(hidden, norm, logits)
 
-    def _add(self, matrix: Matrix, x: torch.Tensor, after: Norm | None, hidden: torch.Tensor, *, settled: bool) -> None:
+    def _add(
+        self, layer: CudaLayer, name: str, x: torch.Tensor, after: Norm | None, hidden: torch.Tensor, *, settled: bool
+    ) -> None:
+        matrix, adapter = layer.matrices[name], self._adapter(layer, name)
         if after is None:
-            matrix.add(x, hidden, settled=settled)
+            matrix.add(x, hidden, adapter, settled=settled)
         else:
             addend = self._buffers.addend(hidden)
-            matrix.product(x, addend)
+            matrix.product(x, addend, adapter)
             _add_normed(addend, after, hidden)
+
+    def _adapter(self, layer: CudaLayer, name: str) -> OneRowAdapter | None:
+        if not self._adapted or layer.adapted is None:
+            return None
+        matrix: AdaptedMatrix = getattr(layer.adapted, name)
+        return matrix.one_row
 
 
 class AdaptedPieces:
     """Tokens have adapters, each its own or none: products are those of wide weights (`lora.py`).
 
-    What a product adds to the hidden states is left in the buffer (`_pending`) until the norm that reads them: one kernel does both.
+    What a product adds to the hidden states is left in the buffer (`_pending`) until the norm that reads them: one kernel does
+    both.
     """
 
     def __init__(self, buffers: Buffers, tiles: SlotTiles) -> None:

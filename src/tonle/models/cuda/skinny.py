@@ -34,9 +34,7 @@ class SkinnyTiling:
     warps: int = 4
 
 
-def skinny_tiling(
-    rows: int, outputs: int, inputs: int, *, glu: bool, gate_up: bool = False
-) -> SkinnyTiling | None:
+def skinny_tiling(rows: int, outputs: int, inputs: int, *, glu: bool, gate_up: bool = False) -> SkinnyTiling | None:
     """Found by trying some 280 on two models on an H200, alone and then in whole steps. None: cuBLAS is faster.
 
     `gate_up`: the weight of a gated product, whose activation follows in another kernel: it is read as the gated one reads it.
