@@ -56,13 +56,11 @@ class AdaptedMatrix:
 
     def fill(self, slot: int, parts: list[AdapterPart | None], staging: torch.Tensor) -> None:
         """Through `staging` (slot_numbers,) on the host, pinned so that nothing waits for the copies."""
-        rank = self.b.shape[2]
         a = staging[: self.a[slot].numel()].view_as(self.a[slot])
         b = staging[self.a[slot].numel() :].view_as(self.b[slot])
         for part, own_a, own_b in zip(parts, a.chunk(len(self.parts)), b.split_with_sizes(self.parts), strict=True):
-            used = 0
+            used = 0 if part is None else part.rank
             if part is not None:
-                used = part.rank
                 own_a[:used].copy_(part.a)
                 own_b[:, :used].copy_(part.b)
             own_a[used:].zero_()
