@@ -25,13 +25,13 @@ from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 
-def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto") -> CudaRunner:
+def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto", *, adapter_slots: int = 0) -> CudaRunner:
     with tempfile.TemporaryDirectory() as root:
         spec = read_spec(ModelSource("folder", write_config(name, Path(root)), name))
     decoder = Decoder.random(spec, torch.device("cuda"), torch.bfloat16)
     config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=4096,
                           memory_pool_size=16 * 2**30, kv_cache_dtype=kv_cache_dtype)  # fmt: skip
-    made = cuda_machine(decoder, config)
+    made = cuda_machine(decoder, config, adapter_slots=adapter_slots)
     assert made is not None and isinstance(made.runner, CudaRunner)
     return made.runner
 
@@ -77,10 +77,10 @@ def step_work(runner: CudaRunner, plan: Plan) -> Callable[[], None]:
 
     def work() -> None:
         if packed.num_tiles is None:
-            runner._graphs.decode(packed.num_tokens)
+            runner._graphs.decode(packed.num_tokens, adapted=packed.adapted)
         else:
-            runner._graphs.body(packed.num_tokens, packed.num_tiles)
-            runner._graphs.head(samples)
+            runner._graphs.body(packed.num_tokens, packed.num_tiles, adapted=packed.adapted)
+            runner._graphs.head(samples, adapted=packed.adapted)
 
     return work
 

@@ -20,10 +20,12 @@ from tonle.engine.run.packing import Packer
 from tonle.engine.run.settings import RowSampling
 from tonle.errors import ConfigError
 from tonle.models.cuda.batch import Sizes
+from tonle.models.cuda.cuda_layer import support, unsupported
 from tonle.models.cuda.decode_tiling import max_items
-from tonle.models.cuda.model import CudaModel, unsupported
+from tonle.models.cuda.model import CudaModel
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
+from tonle.models.layer_order import say_support
 
 log = logging.getLogger("tonle.engine")
 
@@ -31,20 +33,33 @@ _MAX_UPDATES = 1024  # new block table entries that travel with a step; more go 
 _RESERVE_BYTES = 512 * 2**20  # for graphs and for what a few rows ask for beyond them
 
 
-def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True, lag: int = 1) -> Machine | None:
-    """None, and a line in the log, if the kernels cannot run this model."""
+def cuda_machine(
+    decoder: Decoder,
+    config: EngineConfig,
+    *,
+    capture: bool = True,
+    lag: int = 1,
+    adapter_slots: int | None = None,
+    max_rank: int | None = None,
+) -> Machine | None:
+    """None, and a line in the log, if the kernels cannot run this model. Slots and rank: those of the settings, unless given."""
     spec = decoder.spec
+    if adapter_slots is None:
+        adapter_slots = config.max_loras if config.uses_adapters else 0
     if (why := unsupported(spec)) is not None:
         log.warning("the CUDA kernels cannot run this model (%s); it runs on plain torch operations", why)
         return None
+    say_support(spec, support, log)
     kept_in = use_triton_dir()
     began = time.monotonic()
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
     max_rows, max_tokens = config.batch_limits(gpu=True)
-    sizes = Sizes(max_rows, max_tokens, _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads))
+    sizes = Sizes(max_rows, max_tokens, _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads), adapter_slots)
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
+        if adapter_slots:
+            model.enable_adapters(adapter_slots, max_rank or config.max_lora_rank)
         dtype = _kv_dtype(decoder, config)
         model.kv = _one_block(model, config, dtype)
         if capture:
@@ -57,6 +72,10 @@ def cuda_machine(decoder: Decoder, config: EngineConfig, *, capture: bool = True
         graphs = Graphs(model, capture=capture)
     packer = Packer(sizes, table_width, config.block_size, spec.num_kv_heads, pinned=decoder.device.type == "cuda")
     runner = CudaRunner(model, packer, RowSampling(model, list(spec.eos_ids)), graphs, lag=lag)
+    if model.adapters is not None:
+        log.info("%d adapters of rank up to %d can be computed together; they take %.2f GiB; "
+                 "%d of the graphs are theirs", adapter_slots, model.adapters.rank, model.adapters.num_bytes / 2**30,
+                 graphs.num_adapted)  # fmt: skip
     log.info("KV cache of %.1f GiB in %s: %d tokens; kernels %.1f s, profile %.1f s, %d graphs in %.1f s",
              num_bytes / 2**30, str(dtype).removeprefix("torch."), kv.num_blocks * kv.block_size, compiled - began,
              ready - compiled, graphs.num_graphs, graphs.capture_s)  # fmt: skip
@@ -103,9 +122,10 @@ def _one_block(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> KV
 def _free_after_profile(model: CudaModel, config: EngineConfig) -> int:
     """Run the largest steps once, with nothing in them to write, and see what memory is left."""
     device = model.logits.device
-    model.body(model.sizes.max_tokens, tiles=1)
-    model.head(model.sizes.max_rows)
-    model.decode(model.sizes.max_rows)
+    for adapted in (False,) if model.adapters is None else (False, True):
+        model.body(model.sizes.max_tokens, tiles=1, adapted=adapted)
+        model.head(model.sizes.max_rows, adapted=adapted)
+        model.decode(model.sizes.max_rows, adapted=adapted)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

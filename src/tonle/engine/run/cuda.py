@@ -2,9 +2,9 @@
 
 Nothing waits for the device until `collect`.
 
-Rows live on the device: last tokens, block tables, sampling settings. A step is launched before the one ahead of it has
-been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs, described prompts between
-the two, still without a wait.
+Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the
+one ahead of it has been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs,
+described prompts between the two, still without a wait.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class CudaRunner(Runner):
         mark = time.perf_counter()
         if self._cuda:
             torch.cuda.set_device(self._device)
+        for slot, adapter in plan.adapter_loads:
+            assert self.adapters is not None
+            self._net.set_adapter(slot, self.adapters.get(adapter))
         if plan.joins:
             self._join(plan)
         packed = self._packer.pack(plan)
@@ -87,6 +90,7 @@ class CudaRunner(Runner):
 
     def _join(self, plan: Plan) -> None:
         self._row_sampling.join(plan.joins)
+        self._packer.join(plan.joins)
         for join in plan.joins:
             self._prompts.pop(join.row, None)
             if join.config.prompt_logprobs is not None:
@@ -103,13 +107,13 @@ class CudaRunner(Runner):
         order = list(range(len(plan.rows))) if packed.sampling is None else packed.sampling
         launched = LaunchedCudaStep(plan, order, self._host_tokens[self._turn][: len(order)], in_order=in_order)
         if packed.num_tiles is None:
-            self._graphs.decode(packed.num_tokens)
+            self._graphs.decode(packed.num_tokens, adapted=packed.adapted)
             return launched
-        self._graphs.body(packed.num_tokens, packed.num_tiles)
+        self._graphs.body(packed.num_tokens, packed.num_tiles, adapted=packed.adapted)
         if self._prompts:
             self._describe(plan, packed, launched)
         if order:
-            self._graphs.head(len(order))
+            self._graphs.head(len(order), adapted=packed.adapted)
         return launched
 
     def _start_copy_back(self, launched: LaunchedCudaStep) -> None:
@@ -142,12 +146,13 @@ class CudaRunner(Runner):
                 continue
             targets = prompt[start + 1 : start + 1 + len(chunk)]
             pieces = [
-                self._describe_piece(packed.begins[i] + first, targets[first : first + _PIECE_TOKENS], num_top)
+                self._describe_piece(packed.begins[i] + first, targets[first : first + _PIECE_TOKENS], num_top, row)
                 for first in range(0, len(targets), _PIECE_TOKENS)
             ]
             launched.described.append((i, pieces))
 
-    def _describe_piece(self, first: int, targets: list[int], num_top: int) -> RawLogprobs:
-        """Of the tokens that followed the step's tokens from `first` on."""
+    def _describe_piece(self, first: int, targets: list[int], num_top: int, row: int) -> RawLogprobs:
+        """Of the tokens that followed the step's tokens from `first` on, which are those of a row."""
         indices = torch.arange(first, first + len(targets), device=self._device)
-        return raw_logprobs(self._net.describe(indices), targets, num_top)
+        logits = self._net.describe(indices, int(self._packer.adapter_slots[row]))
+        return raw_logprobs(logits, targets, num_top)

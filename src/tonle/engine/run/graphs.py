@@ -1,7 +1,8 @@
 """CUDA graphs of whole decode steps and of the two parts of mixed ones, over ladders of sizes.
 
 Does: capture once at start, replay the smallest that fits, run without where none does. Does not: know plans. All graphs work on
-the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n.
+the model's fixed buffers and read counts from the device, so a graph for n tokens serves every step of up to n. Where adapters
+may be used there are two of each: a step none of whose rows has an adapter runs as it would without them.
 """
 
 from __future__ import annotations
@@ -33,63 +34,93 @@ def max_tiles(tokens: int) -> int:
     return tokens // 32 + 8
 
 
+class GraphSet:
+    """The graphs of steps with adapters, or of those without."""
+
+    def __init__(self, model: CudaModel, *, adapted: bool) -> None:
+        self.adapted = adapted
+        self._model = model
+        self.decode: dict[int, torch.cuda.CUDAGraph] = {}
+        self.mixed: dict[int, torch.cuda.CUDAGraph] = {}
+        self.head: dict[int, torch.cuda.CUDAGraph] = {}
+        self.decode_rungs: list[int] = []
+        self.mixed_rungs: list[int] = []
+        self.head_rungs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.decode) + len(self.mixed) + len(self.head)
+
+    def capture(self, pool: Any) -> None:
+        model, sizes, adapted = self._model, self._model.sizes, self.adapted
+        self.decode_rungs = rungs(_DECODE, sizes.max_rows)
+        self.mixed_rungs = rungs(_MIXED, sizes.max_tokens)
+        self.head_rungs = rungs(_HEAD, sizes.max_rows)
+        for rows in reversed(self.decode_rungs):
+            self.decode[rows] = _captured(lambda n=rows: model.decode(n, adapted=adapted), pool)  # type: ignore[misc]
+        for tokens in reversed(self.mixed_rungs):
+            self.mixed[tokens] = _captured(
+                lambda n=tokens: model.body(n, tiles=max_tiles(n), adapted=adapted),  # type: ignore[misc]
+                pool,
+            )
+        for samples in reversed(self.head_rungs):
+            self.head[samples] = _captured(lambda n=samples: model.head(n, adapted=adapted), pool)  # type: ignore[misc]
+
+
 class Graphs:
     """Runs steps, from a graph where there is one."""
 
     def __init__(self, model: CudaModel, *, capture: bool) -> None:
         self._model = model
-        self._decode: dict[int, torch.cuda.CUDAGraph] = {}
-        self._mixed: dict[int, torch.cuda.CUDAGraph] = {}
-        self._head: dict[int, torch.cuda.CUDAGraph] = {}
+        self._base = GraphSet(model, adapted=False)
+        self._adapted = GraphSet(model, adapted=True)
         self.capture_s = 0.0
         if capture:
             with _no_garbage():
                 self._capture_all()
-        self._decode_rungs, self._mixed_rungs, self._head_rungs = (
-            sorted(self._decode),
-            sorted(self._mixed),
-            sorted(self._head),
-        )
 
     @property
     def num_graphs(self) -> int:
-        return len(self._decode) + len(self._mixed) + len(self._head)
+        return len(self._base) + len(self._adapted)
 
-    def decode(self, num_rows: int) -> None:
+    @property
+    def num_adapted(self) -> int:
+        """Of them, those of steps with adapters."""
+        return len(self._adapted)
+
+    def decode(self, num_rows: int, *, adapted: bool = False) -> None:
         """The whole of a step where every row goes on from its last token."""
-        rung = _smallest(self._decode_rungs, num_rows)
+        graphs = self._adapted if adapted else self._base
+        rung = _smallest(graphs.decode_rungs, num_rows)
         if rung is None:
-            self._model.decode(num_rows)
+            self._model.decode(num_rows, adapted=adapted)
         else:
-            self._decode[rung].replay()
+            graphs.decode[rung].replay()
 
-    def body(self, num_tokens: int, num_tiles: int) -> None:
+    def body(self, num_tokens: int, num_tiles: int, *, adapted: bool = False) -> None:
         """A mixed step up to the last layer's attention."""
-        rung = _smallest(self._mixed_rungs, num_tokens)
+        graphs = self._adapted if adapted else self._base
+        rung = _smallest(graphs.mixed_rungs, num_tokens)
         if rung is None or num_tiles > max_tiles(rung):
-            self._model.body(num_tokens, tiles=num_tiles)
+            self._model.body(num_tokens, tiles=num_tiles, adapted=adapted)
         else:
-            self._mixed[rung].replay()
+            graphs.mixed[rung].replay()
 
-    def head(self, num_samples: int) -> None:
+    def head(self, num_samples: int, *, adapted: bool = False) -> None:
         """The rest of a mixed step, for the tokens that sample."""
-        rung = _smallest(self._head_rungs, num_samples)
+        graphs = self._adapted if adapted else self._base
+        rung = _smallest(graphs.head_rungs, num_samples)
         if rung is None:
-            self._model.head(num_samples)
+            self._model.head(num_samples, adapted=adapted)
         else:
-            self._head[rung].replay()
+            graphs.head[rung].replay()
 
     def _capture_all(self) -> None:
         began = time.monotonic()
-        model, sizes = self._model, self._model.sizes
-        model.batch.all.zero_()  # no rows: kernels run and write nothing
+        self._model.batch.all.zero_()  # no rows: kernels run and write nothing
         pool = torch.cuda.graph_pool_handle()
-        for rows in reversed(rungs(_DECODE, sizes.max_rows)):
-            self._decode[rows] = _captured(lambda n=rows: model.decode(n), pool)  # type: ignore[misc]
-        for tokens in reversed(rungs(_MIXED, sizes.max_tokens)):
-            self._mixed[tokens] = _captured(lambda n=tokens: model.body(n, tiles=max_tiles(n)), pool)  # type: ignore[misc]
-        for samples in reversed(rungs(_HEAD, sizes.max_rows)):
-            self._head[samples] = _captured(lambda n=samples: model.head(n), pool)  # type: ignore[misc]
+        self._base.capture(pool)
+        if self._model.adapters is not None:
+            self._adapted.capture(pool)
         torch.cuda.synchronize()
         self.capture_s = time.monotonic() - began
 

@@ -1,7 +1,8 @@
 """Plans to the integers of a CUDA step.
 
-Does: order the rows, fill a pinned `StepBuffer`, mirror the block tables. Does not: touch the device. Everything here is
-on the path between two steps: lists become arrays once, and there is no loop over rows except where lists force one.
+Does: order the rows, fill a pinned `StepBuffer`, mirror the block tables and the slots of rows' adapters. Does not: touch the
+device. Everything here is on the path between two steps: lists become arrays once, and there is no loop over rows except where
+lists force one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tonle.engine.plan import Plan
+from tonle.engine.plan import Join, Plan
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
 from tonle.models.cuda.decode_tiling import stretch_tokens
+from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, cut_by_slot
 
 RING = 4  # buffers: a step's is written while those of earlier ones may still be on their way to the device
 
@@ -29,6 +31,7 @@ class PackedStep:
     sampling: list[int] | None
     begins: list[int] = field(default_factory=list)  # by plan index: first token among the step's; only in mixed steps
     long_rows: list[int] = field(default_factory=list)  # rows whose block tables did not fit among the updates
+    adapted: bool = False  # some row has an adapter
 
 
 class Packer:
@@ -42,6 +45,13 @@ class Packer:
         self._ring = [StepBuffer(sizes, pinned=pinned) for _ in range(RING)]
         self._turn = 0
         self._identity = np.arange(sizes.max_rows, dtype=np.int32)
+        self.adapter_slots = np.full(sizes.max_rows, -1, dtype=np.int32)  # of each row's adapter, -1 = none
+        self._any_adapter = False  # of any row, whether it is in a step or not
+
+    def join(self, joins: list[Join]) -> None:
+        for join in joins:
+            self.adapter_slots[join.row] = join.adapter_slot
+        self._any_adapter = bool(self.adapter_slots.max() >= 0)
 
     def pack(self, plan: Plan) -> PackedStep:
         buffer = self._ring[self._turn]
@@ -84,7 +94,19 @@ class Packer:
         counts[Count.ROWS] = counts[Count.DECODING] = counts[Count.CONTINUING] = count
         counts[Count.TOKENS] = counts[Count.SAMPLES] = count
         counts[Count.TILES] = 0
-        return PackedStep(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
+        packed = PackedStep(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
+        if self._any_adapter and (slots := self.adapter_slots[rows[:count]]).max() >= 0:
+            counts[Count.SAMPLE_TILES] = self._cut_by_slot(buffer, "sample", slots, DECODE_WIDTH)
+            packed.adapted = True
+        return packed
+
+    def _cut_by_slot(self, buffer: StepBuffer, of: str, slots: np.ndarray, width: int) -> int:
+        """Sort and tile tokens by the slots (n,) of their adapters. Returns how many tiles."""
+        order, tiles = cut_by_slot(slots, self._sizes.adapter_slots, width)
+        buffer.host(f"{of}_slots")[: len(slots)] = slots
+        buffer.host(f"{of}_order")[: len(slots)] = order
+        buffer.host(f"{of}_slot_tiles")[: tiles.size] = tiles.ravel()
+        return len(tiles)
 
     def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
         """Cut the contexts (n,) of decoding rows into stretches."""
@@ -131,10 +153,15 @@ class Packer:
         counts[Count.ROWS], counts[Count.DECODING], counts[Count.CONTINUING] = count, num_decoding, num_continuing
         counts[Count.TOKENS], counts[Count.SAMPLES], counts[Count.TILES] = num_tokens, len(sampling), num_tiles
         begins_of = dict(zip(order, begins.tolist(), strict=True))
-        return PackedStep(
-            buffer, len(buffer.numpy), num_tokens, num_tiles, [order[place] for place in sampling],
+        packed = PackedStep(
+            buffer, buffer.token_slots_at, num_tokens, num_tiles, [order[place] for place in sampling],
             begins=[begins_of[i] for i in range(count)],
         )  # fmt: skip
+        if self._any_adapter and (adapters := self.adapter_slots[rows]).max() >= 0:
+            counts[Count.SAMPLE_TILES] = self._cut_by_slot(buffer, "sample", adapters[sampling], DECODE_WIDTH)
+            counts[Count.TOKEN_TILES] = self._cut_by_slot(buffer, "token", adapters[row_of], MIXED_WIDTH)
+            packed.adapted, packed.size = True, len(buffer.numpy)
+        return packed
 
     @staticmethod
     def _tile(buffer: StepBuffer, sizes: np.ndarray, num_decoding: int) -> int:

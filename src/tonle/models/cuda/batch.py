@@ -12,6 +12,8 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, max_slot_tiles
+
 _ALIGN = 32  # int32 numbers: sections begin at multiples of 128 bytes
 
 
@@ -26,6 +28,8 @@ class Count(IntEnum):
     UPDATES = 5  # new entries of block tables
     TILES = 6  # pieces of at most `TILE_TOKENS` queries of one row, for prefill attention
     ITEMS = 7  # stretches of decoding rows' contexts, for decode attention
+    SAMPLE_TILES = 8  # samples of one adapter, at most `DECODE_WIDTH`
+    TOKEN_TILES = 9  # tokens of one adapter, at most `MIXED_WIDTH`
 
 
 TILE_TOKENS = 64  # queries one program of prefill attention handles
@@ -37,6 +41,7 @@ class Sizes:
     max_tokens: int
     max_updates: int
     max_items: int
+    adapter_slots: int = 0  # 0: no adapters
 
     @property
     def max_tiles(self) -> int:
@@ -49,6 +54,8 @@ class StepBuffer:
     def __init__(self, sizes: Sizes, *, device: torch.device | None = None, pinned: bool = False) -> None:
         self.sizes = sizes
         rows, tokens, updates, tiles = sizes.max_rows, sizes.max_tokens, sizes.max_updates, sizes.max_tiles
+        adapters = sizes.adapter_slots
+        adapted_rows, adapted_tokens = (rows, tokens) if adapters else (0, 0)
         lengths = {
             "counts": len(Count),
             "rows": rows,  # the row each entry of the step belongs to
@@ -58,6 +65,10 @@ class StepBuffer:
             "row_items": rows,  # the row's first item
             "row_stretches": rows,  # tokens of context in each of its items, the last one's excepted
             "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
+            # Of steps with adapters: `SlotTiles` of the samples, which are all tokens of a pure decode step.
+            "sample_slots": adapted_rows,
+            "sample_order": adapted_rows,
+            "sample_slot_tiles": 3 * max_slot_tiles(adapted_rows, adapters, DECODE_WIDTH),
             "updates": 2 * updates,  # pairs: row * table width + place, block
             "sample_indices": rows,  # tokens of a mixed step whose logits are wanted; a pure decode step does not send it
             "row_begins": rows,  # the row's first token among the step's
@@ -67,6 +78,10 @@ class StepBuffer:
             "tokens": tokens,
             "positions": tokens,
             "slots": tokens,  # block * block_size + offset
+            # Of mixed steps with adapters: `SlotTiles` of all tokens.
+            "token_slots": adapted_tokens,
+            "token_order": adapted_tokens,
+            "token_slot_tiles": 3 * max_slot_tiles(adapted_tokens, adapters, MIXED_WIDTH),
         }
         offsets = {}
         total = 0
@@ -74,6 +89,7 @@ class StepBuffer:
             offsets[name] = total
             total += -(-length // _ALIGN) * _ALIGN
         self.updates_at = offsets["updates"]  # a pure decode step copies up to here, and its updates
+        self.token_slots_at = offsets["token_slots"]  # a mixed step without adapters copies up to here
         self.all = torch.zeros(total, dtype=torch.int32, device=device, pin_memory=pinned)
         self.numpy: np.ndarray = self.all.numpy() if device is None else np.empty(0, np.int32)
         self._views = {name: self.all[offsets[name] : offsets[name] + length] for name, length in lengths.items()}

@@ -17,8 +17,13 @@ from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
 
-def angle_table(rotary: Rotary, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(positions, 2, head_dim): cos, and sin with its first half negated, as `rope.rotate` wants them."""
+def angle_table(
+    rotary: Rotary | None, num_positions: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """(positions, 2, head_dim): cos, and sin with its first half negated, as `rope.rotate` wants them. None: nothing turns."""
+    if rotary is None:
+        still = torch.tensor([1.0, 0.0], dtype=dtype, device=device)
+        return still[None, :, None].expand(num_positions, 2, head_dim).contiguous()
     cos, sin = rotary.angles(torch.arange(num_positions, device=device), dtype)
     return torch.stack((cos.squeeze(1), sin.squeeze(1)), dim=1).contiguous()
 

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tonle.models.cuda.gemv_adapter import OneRowAdapter, b_rows, begin, expanded, shrink, words_of
 from tonle.models.cuda.launch import follow, launch
 
 
@@ -44,12 +45,13 @@ def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.cons
 
 
 @triton.jit
-def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                   AHEAD: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-                   SETTLED: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+              SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """A few rows of W, all their columns unrolled: the first blocks are under way before the kernel ahead has ended."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tile * BN + tl.arange(0, BN)
     live = n < N
+    OUTPUTS: tl.constexpr = 2 * N if GLU else N
     k = tl.arange(0, BK)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
     ws = ()
@@ -59,6 +61,9 @@ def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr,
         ws += (tl.load(own + first, mask=some, other=0.0),)
         if GLU:
             us += (tl.load(own + N * K + first, mask=some, other=0.0),)
+    if CUT is not None:
+        b = b_rows(B, SLOT, n, live, OUTPUTS, CUT)
+        b_up = b_rows(B, SLOT, N + n, live, OUTPUTS, CUT) if GLU else b
     if ADD and SETTLED:
         before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
@@ -85,23 +90,52 @@ def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr,
             else:
                 u = tl.load(own + N * K + first, mask=some, other=0.0)
             up += u.to(tl.float32) * x[None, :]
+    if CUT is not None:  # here: mostly they are there, and read by the time the sums are
+        words = words_of(WORDS, tile * BN, CUT)
+        words_up = words_of(WORDS, N + tile * BN, CUT) if GLU else words
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    y = tl.sum(acc, 1)
+    y_up = tl.sum(up, 1)
+    if CUT is not None:
+        y += expanded(words, b, WORDS, tile * BN, CUT)
+        if GLU:
+            y_up += expanded(words_up, b_up, WORDS, N + tile * BN, CUT)
+    y = _finish(y, y_up, scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
         y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
 
 
 @triton.jit
-def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                 STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-                 SETTLED: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, A, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
+                   BK: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+                   SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    if CUT is None:
+        _unrolled(program, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, AHEAD, NORM, HAS_BIAS, ADD, SETTLED, GLU,
+                  CUT, PDL)  # fmt: skip
+    else:
+        if program < CUT.programs:
+            shrink(X, GAIN, A, SLOT, WORDS, K, NORM, CUT, PDL)
+        else:
+            _unrolled(program - CUT.programs, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, AHEAD, NORM, HAS_BIAS,
+                      ADD, SETTLED, GLU, CUT, PDL)  # fmt: skip
+
+
+@triton.jit
+def _looped(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
+            BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+            SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """A few rows of W, column block by column block: where unrolled ones are too many, or did worse."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tile * BN + tl.arange(0, BN)
     live = n < N
+    OUTPUTS: tl.constexpr = 2 * N if GLU else N
     k = tl.arange(0, BK)
+    if CUT is not None:
+        b = b_rows(B, SLOT, n, live, OUTPUTS, CUT)
+        b_up = b_rows(B, SLOT, N + n, live, OUTPUTS, CUT) if GLU else b
     if ADD and SETTLED:
         before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
@@ -121,13 +155,38 @@ def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, B
         acc += tl.load(own + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
         if GLU:
             up += tl.load(own + N * K + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
+    if CUT is not None:  # here: mostly they are there, and read by the time the sums are
+        words = words_of(WORDS, tile * BN, CUT)
+        words_up = words_of(WORDS, N + tile * BN, CUT) if GLU else words
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    y = _finish(tl.sum(acc, 1), tl.sum(up, 1), scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    y = tl.sum(acc, 1)
+    y_up = tl.sum(up, 1)
+    if CUT is not None:
+        y += expanded(words, b, WORDS, tile * BN, CUT)
+        if GLU:
+            y_up += expanded(words_up, b_up, WORDS, N + tile * BN, CUT)
+    y = _finish(y, y_up, scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
         y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
+
+
+@triton.jit
+def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, A, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
+                 BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+                 SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    if CUT is None:
+        _looped(program, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, STAGES, NORM, HAS_BIAS, ADD, SETTLED, GLU,
+                CUT, PDL)  # fmt: skip
+    else:
+        if program < CUT.programs:
+            shrink(X, GAIN, A, SLOT, WORDS, K, NORM, CUT, PDL)
+        else:
+            _looped(program - CUT.programs, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, STAGES, NORM, HAS_BIAS,
+                    ADD, SETTLED, GLU, CUT, PDL)  # fmt: skip
 
 
 def gemv_tiling(outputs: int, inputs: int, *, norm: bool) -> GemvTiling:
@@ -165,27 +224,30 @@ def gemv(
     settled: bool = False,
     glu: bool = False,
     tiling: GemvTiling | None = None,
+    adapter: OneRowAdapter | None = None,
 ) -> torch.Tensor:
-    """x (1, K), weight (N, K), out (1, N), all contiguous.
+    """x (1, K), weight (N, K), out (1, N), all contiguous; a weight with more rows than that is read up to there.
 
     `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds;
-    `settled`: the kernel ahead does not write that, so it is read before that one has ended.
+    `settled`: the kernel ahead does not write that, so it is read before that one has ended. `adapter`: W is W + B A.
     """
     inputs, outputs = x.shape[1], out.shape[1]
     tiling = tiling or gemv_tiling(outputs, inputs, norm=gain is not None)
-    grid = (triton.cdiv(outputs, tiling.block_n),)
-    flags = (gain is not None, bias is not None, add, settled, glu)
-    if tiling.stages == 0:
-        ahead = tiling.ahead if x.element_size() == 2 else 1  # in registers
-        launch(
-            _gemv_unrolled, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, tiling.block_n, tiling.block_k, ahead, *flags,
-            num_warps=tiling.warps,
-        )  # fmt: skip
+    tiles = triton.cdiv(outputs, tiling.block_n)
+    if adapter is None:
+        programs, cut, parts = tiles, None, (None, None, None, None)
     else:
-        launch(
-            _gemv_looped, grid,
-            x, gain, weight, bias, out, eps, outputs, inputs, tiling.block_n, tiling.block_k, tiling.stages, *flags,
-            num_warps=tiling.warps,
-        )  # fmt: skip
+        assert glu or all(size % tiling.block_n == 0 for size in adapter.sizes[:-1])  # a tile is of one module
+        cut = begin(adapter, x, gain, tiling.warps)
+        programs, parts = cut.programs + tiles, (adapter.a, adapter.b, adapter.slot, adapter.scratch.words)
+    if tiling.stages == 0:
+        kernel, depth = _gemv_unrolled, tiling.ahead if x.element_size() == 2 else 1  # in registers
+    else:
+        kernel, depth = _gemv_looped, tiling.stages
+    launch(
+        kernel, (programs,),
+        x, gain, weight, bias, out, eps, *parts, outputs, inputs, tiling.block_n, tiling.block_k, depth,
+        gain is not None, bias is not None, add, settled, glu, cut,
+        num_warps=tiling.warps,
+    )  # fmt: skip
     return out

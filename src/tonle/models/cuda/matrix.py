@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from tonle.models.cuda.gemv import gemv
+from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.pointwise import rms_norm, silu_mul
-from tonle.models.cuda.skinny import MAX_ROWS, SplitScratch, skinny, skinny_tiling
-from tonle.models.layers import Linear
+from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, skinny, skinny_tiling
+from tonle.models.layers import Linear, LinearPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,8 @@ class Matrix:
     columns: torch.Tensor  # (in, out), a view
     bias: torch.Tensor | None
     scratch: SplitScratch | None = None  # of the model's; set by `share_scratch`
+    gate_up: bool = False  # two matrices of the same size side by side, for a gated activation
+    source: LinearPart | None = None  # whose memory `weight` is
 
     @classmethod
     def of(cls, linear: Linear) -> Matrix:
@@ -44,38 +47,63 @@ class Matrix:
         weights = [part.dense for part in linear.parts]
         biases = [part.bias for part in linear.parts if part.bias is not None]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
-        return cls(weight, weight.t(), torch.cat(biases) if biases else None)
+        source = linear.parts[0] if weight is linear.parts[0].weight else None
+        return cls(weight, weight.t(), torch.cat(biases) if biases else None, source=source)
 
-    def apply(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+    def move(self, weight: torch.Tensor) -> None:
+        """Use this memory, which has the same numbers, and let go of the memory there was."""
+        self.weight, self.columns = weight, weight.t()
+        if self.source is not None:
+            self.source.weight = weight
+
+    # `adapter`: of the one row there is; what it adds to W is added.
+
+    def apply(
+        self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor, adapter: OneRowAdapter | None = None
+    ) -> None:
         """out (n, out) = norm(x) @ W.T + bias."""
-        if x.shape[0] == 1:
-            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias)
-        elif (tiling := skinny_tiling(x.shape[0], *self.weight.shape, glu=False)) is not None:
-            skinny(norm(x), self.weight, out, tiling, bias=self.bias, scratch=self.scratch)
+        if x.shape[0] == 1 and norm is not None:
+            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, adapter=adapter)
         else:
-            self._cublas(norm(x), out)
+            self.product(x if norm is None else norm(x), out, adapter)
 
-    def add(self, x: torch.Tensor, out: torch.Tensor, *, settled: bool = False) -> None:
+    def product(self, x: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None) -> None:
+        """out (n, out) = x @ W.T + bias."""
+        if x.shape[0] == 1:
+            gemv(x, self.weight, out, bias=self.bias, adapter=adapter)
+        elif (tiling := self.tiling(x.shape[0])) is not None:
+            skinny(x, self.weight, out, tiling, bias=self.bias, scratch=self.scratch)
+        else:
+            self._cublas(x, out)
+
+    def add(
+        self, x: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None, *, settled: bool = False
+    ) -> None:
         """out (n, out) += x @ W.T + bias. `settled`: the kernel ahead does not write out."""
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled)
-        elif (tiling := skinny_tiling(x.shape[0], *self.weight.shape, glu=False)) is not None:
+            gemv(x, self.weight, out, bias=self.bias, add=True, settled=settled, adapter=adapter)
+        elif (tiling := self.tiling(x.shape[0])) is not None:
             skinny(x, self.weight, out, tiling, bias=self.bias, add=True, settled=settled, scratch=self.scratch)
         else:
             out.addmm_(x, self.columns)
             if self.bias is not None:
                 out.add_(self.bias)
 
-    def gate(self, x: torch.Tensor, norm: Norm, both: torch.Tensor, out: torch.Tensor) -> None:
+    def gate(
+        self, x: torch.Tensor, norm: Norm, both: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None
+    ) -> None:
         """W is gate and up: out (n, out / 2) = silu(gate) * up of norm(x). `both` (n, out) is scratch."""
         outputs, inputs = out.shape[1], x.shape[1]
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True)
+            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True, adapter=adapter)
         elif (tiling := skinny_tiling(x.shape[0], outputs, inputs, glu=True)) is not None:
             skinny(norm(x), self.weight, out, tiling, bias=self.bias, glu=True)
         else:
             self._cublas(norm(x), both)
             silu_mul(both, out)
+
+    def tiling(self, rows: int) -> SkinnyTiling | None:
+        return skinny_tiling(rows, *self.weight.shape, glu=False, gate_up=self.gate_up)
 
     def _cublas(self, x: torch.Tensor, out: torch.Tensor) -> None:
         if self.bias is None:
@@ -86,8 +114,6 @@ class Matrix:
 
 def share_scratch(matrices: Sequence[Matrix], device: torch.device) -> None:
     """One scratch for all of them: they are multiplied one after another."""
-    scratch = SplitScratch(
-        [(m.weight.shape[0], skinny_tiling(MAX_ROWS, *m.weight.shape, glu=False)) for m in matrices], device
-    )
+    scratch = SplitScratch([(m.weight.shape[0], m.tiling(MAX_ROWS)) for m in matrices], device)
     for matrix in matrices:
         matrix.scratch = scratch

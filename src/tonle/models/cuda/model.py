@@ -1,78 +1,34 @@
 """The forward pass on CUDA: a decoder's weights, fixed buffers, and the order of kernels.
 
 Does: `decode` (a whole step of rows that go on from their last tokens), or `body` and `head` (a step with prompts in it),
-for a given number of tokens, with no allocation and no word to the host, so that each can be captured in a graph. Does not:
-capture (`engine/run/`), fill the step's buffer, or choose how a matrix is multiplied (`matrix.py`).
+for a given number of tokens, with no word to the host, so that each can be captured in a graph; each with adapters or without.
+Does not: capture (`engine/run/`), fill the step's buffer, or compute a piece of a layer other than attention (`pieces.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 
+from tonle.models.adapters import Adapter
+from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, padded_rank
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
+from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
 from tonle.models.cuda.decode_attention import DecodeScratch, decode_attention
 from tonle.models.cuda.decode_tiling import few_rows
 from tonle.models.cuda.embed import embed, gather
-from tonle.models.cuda.gpu_features import roomy
+from tonle.models.cuda.gemv_adapter import OneRowScratch
 from tonle.models.cuda.launch import compiling_only
+from tonle.models.cuda.lora import SlotTiles, few_tokens
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
+from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
 from tonle.models.cuda.prefill_attention import prefill_attention
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
 from tonle.models.cuda.skinny import MAX_ROWS
+from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, max_slot_tiles
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
-from tonle.models.layers import Layer
-from tonle.models.spec import AttentionSpec, LayerSpec, MixerSpec, ModelSpec
-
-
-def unsupported(spec: ModelSpec) -> str | None:
-    """Why these kernels cannot run a model, or None."""
-    if spec.head_dim not in (16, 32, 64, 128, 256):
-        return f"head_dim {spec.head_dim} is none of 16, 32, 64, 128, 256"
-    if spec.head_dim == 256 and not roomy():
-        return "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
-    plain = LayerSpec(
-        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, rope=None), mixer=MixerSpec(size=1)
-    )
-    for layer in spec.layers:
-        attention, mixer = layer.attention, layer.mixer
-        same = replace(attention, scale=None, soft_cap=None, sinks=False, rope=spec.ropes[0])
-        if layer != replace(plain, attention=same, mixer=replace(plain.mixer, size=mixer.size, bias=mixer.bias)):
-            return "its layers are of a kind without CUDA kernels"
-    if spec.hidden_size % 16 or spec.intermediate_size % 16:
-        return "hidden_size and intermediate_size must be multiples of 16"
-    return None
-
-
-@dataclass(slots=True, eq=False)
-class _CudaLayer:
-    qkv: Matrix
-    o: Matrix
-    gate_up: Matrix
-    down: Matrix
-    input_norm: Norm
-    mlp_norm: Norm
-    q_gain: torch.Tensor | None
-    k_gain: torch.Tensor | None
-    window: int | None
-
-    @classmethod
-    def of(cls, layer: Layer, window: int | None, eps: float, normed: torch.Tensor) -> _CudaLayer:
-        assert layer.input_norm is not None and layer.mlp_norm is not None  # `unsupported` says so
-        return cls(
-            qkv=Matrix.of(layer.qkv),
-            o=Matrix.of(layer.o),
-            gate_up=Matrix.of(layer.gate_up),
-            down=Matrix.of(layer.down),
-            input_norm=Norm(layer.input_norm.weight, eps, normed),
-            mlp_norm=Norm(layer.mlp_norm.weight, eps, normed),
-            q_gain=None if layer.q_norm is None else layer.q_norm.weight,
-            k_gain=None if layer.k_norm is None else layer.k_norm.weight,
-            window=window,
-        )
+from tonle.models.layer_order import Piece, layer_order
 
 
 class CudaModel:
@@ -83,8 +39,9 @@ class CudaModel:
         self.spec = spec
         self.sizes = sizes
         self.kv: KVCache | None = None
+        self.adapters: AdapterSlots | None = None
+        self._weights = decoder.weights
         self._embedding = decoder.weights.embedding
-        self._angles = angle_table(next(iter(decoder.rotaries.values())), num_positions, dtype, device)
 
         def buffer(rows: int, columns: int) -> torch.Tensor:
             return torch.zeros(rows, columns, dtype=dtype, device=device)
@@ -94,7 +51,6 @@ class CudaModel:
         normed = buffer(tokens, spec.hidden_size)
         self._qkv = buffer(tokens, spec.q_size + 2 * spec.kv_size)
         self._attended = buffer(tokens, spec.q_size)
-        self._gate_up = buffer(tokens, 2 * spec.intermediate_size)
         self._active = buffer(tokens, spec.intermediate_size)
         self._wanted_hidden = buffer(rows, spec.hidden_size)  # of a mixed step's samples
         self._wanted_attended = buffer(rows, spec.q_size)
@@ -106,82 +62,191 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
+        angles = {rope: angle_table(None if rope is None else decoder.rotaries[rope], num_positions, spec.head_dim, dtype, device)
+                  for rope in spec.ropes}  # fmt: skip
         self._layers = [
-            _CudaLayer.of(layer, window, spec.norm_eps, normed)
-            for layer, window in zip(decoder.weights.layers, spec.windows, strict=True)
+            CudaLayer.of(layer, weights, spec.norm_eps, angles[layer.attention.rope], normed)
+            for layer, weights in zip(spec.layers, decoder.weights.layers, strict=True)
         ]
         self._final_norm = Norm(decoder.weights.final_norm.weight, spec.norm_eps, normed)
         self._lm_head = Matrix.of(decoder.weights.lm_head)
-        layers = [matrix for layer in self._layers for matrix in (layer.qkv, layer.o, layer.down)]
-        share_scratch([*layers, self._lm_head], device)
+        self._share()
+
+    def _share(self) -> None:
+        """What all layers use in turn, large enough for each."""
+        norms_after = any(layer.spec.norm_after for layer in self._layers)
+        matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]
+        inner = max(layer.gate_up.weight.shape[0] for layer in self._layers)
+        if self.adapters is not None:
+            wide = [matrix.wide for layer in self.adapters.layers for matrix in layer.matrices]
+            inner = max(matrix.weight.shape[0] for matrix in wide)
+            matrices += wide
+        share_scratch([*matrices, self._lm_head], self.logits.device)
+        self._buffers = Buffers(self.sizes.max_tokens, inner, self.spec.hidden_size if norms_after else 0, self.logits)
+
+    # -- adapters
+
+    def enable_adapters(self, num_slots: int, max_rank: int) -> None:
+        """Room for adapters in so many slots, the number `sizes` has. Weights move, so this comes before any graph."""
+        assert num_slots == self.sizes.adapter_slots
+        scratch = OneRowScratch(padded_rank(max_rank), self.logits.device)
+        slot = self.batch["sample_slots"][:1]
+        adapted = []
+        for layer, weights in zip(self._layers, self._weights.layers, strict=True):
+            layer.adapted = AdaptedLayer.of(weights, layer.matrices, num_slots, scratch, slot)
+            adapted.append(layer.adapted)
+            if self.logits.is_cuda:
+                torch.cuda.empty_cache()  # the memory the weights had before: of no size that the next ones need
+        self.adapters = AdapterSlots(adapted, num_slots, scratch.rank)
+        self._share()
+
+    @torch.inference_mode()
+    def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
+        """Steps launched from now on compute rows of this slot with this adapter; None: with none."""
+        assert self.adapters is not None, "enable_adapters comes first"
+        self.adapters.set(slot, adapter)
+
+    def _pieces(self, adapted: bool, tokens: int, of: str) -> Pieces:
+        """For so many tokens: `of` "sample" in steps without prompts and for samples, "token" in steps with prompts."""
+        if not adapted or tokens == 1:
+            return BasePieces(self._buffers, adapted=adapted)
+        counts, num_slots = self.batch["counts"], self.sizes.adapter_slots
+        count, tiles, width = (
+            (Count.SAMPLES, Count.SAMPLE_TILES, DECODE_WIDTH) if of == "sample"
+            else (Count.TOKENS, Count.TOKEN_TILES, MIXED_WIDTH)
+        )  # fmt: skip
+        return AdaptedPieces(self._buffers, SlotTiles(
+            counts[count:], counts[tiles:], self.batch[f"{of}_slots"], self.batch[f"{of}_order"],
+            self.batch[f"{of}_slot_tiles"], width, max_slot_tiles(tokens, num_slots, width),
+        ))  # fmt: skip
+
+    # -- compiling
 
     def compile(self) -> None:
         """Compile what steps of any size launch, side by side. Nothing of ours runs; cuBLAS does, on zeros."""
         every = self._layers
-        kinds = list({layer.window: layer for layer in every}.values())  # the others launch the same kernels
+        kinds = list({layer.spec: layer for layer in every}.values())  # the others launch the same kernels
         self._layers = [*kinds, kinds[0]][: len(every)]  # one more, for `body` stops before the last one's products
         with compiling_only():
-            # from each of these sizes on, steps launch other kernels; mixed steps are padded to MAX_ROWS tokens at least
-            many = few_rows(self.spec.num_kv_heads) + 1
-            for rows in {min(rows, self.sizes.max_rows) for rows in (1, 2, many, MAX_ROWS + 1)}:
-                self.decode(rows)
-                self.head(rows)
-            for tokens in {
-                min(tokens, self.sizes.max_tokens) for tokens in (MAX_ROWS, MAX_ROWS + 1, max(MAX_ROWS, many))
-            }:
-                self.body(tokens, tiles=1)
+            self._compile_steps(adapted=False)
+            if self.adapters is not None:
+                self._compile_steps(adapted=True)
             nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
             self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
         self._layers = every
 
+    def _compile_steps(self, *, adapted: bool) -> None:
+        # From each of these sizes on, steps launch other kernels; mixed steps are padded to MAX_ROWS tokens at least.
+        many = few_rows(self.spec.num_kv_heads) + 1
+        sizes = {1, 2, many, MAX_ROWS + 1}
+        if adapted:
+            assert self.adapters is not None
+            sizes.add(few_tokens(self.adapters.rank) + 1)
+            for tokens in {
+                min(tokens, self.sizes.max_tokens) for tokens in sizes
+            }:  # more, perhaps, than there are rows
+                self.describe(torch.zeros(tokens, dtype=torch.int64, device=self.logits.device), slot=0)
+        for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
+            self.decode(rows, adapted=adapted)
+            self.head(rows, adapted=adapted)
+        for tokens in {min(max(MAX_ROWS, tokens), self.sizes.max_tokens) for tokens in sizes}:
+            self.body(tokens, tiles=1, adapted=adapted)
+
     # -- steps
 
-    def decode(self, rows: int) -> None:
+    def decode(self, rows: int, *, adapted: bool = False) -> None:
         """A step where every row goes on from its last token, padded to `rows`: token i is sample i."""
-        hidden = self._hidden[:rows]
+        hidden, attended = self._hidden[:rows], self._attended[:rows]
         embed(self.batch, self.last, self._embedding, self.tables, hidden)
-        for index, layer in enumerate(self._layers):
-            self._attend(index, layer, hidden, None)
-            self._finish_layer(layer, self._attended[:rows], hidden)
-        self._choose(hidden)
+        pieces = self._pieces(adapted, rows, "sample")
+        for index in range(len(self._layers)):
+            self._until_attended(index, pieces, hidden, None)
+            self._from_attended(index, pieces, attended, hidden)
+        self._choose(pieces, hidden)
 
-    def body(self, tokens: int, *, tiles: int) -> None:
+    def body(self, tokens: int, *, tiles: int, adapted: bool = False) -> None:
         """A mixed step of up to `tokens` tokens and `tiles` tiles of prompts, up to the last layer's attention.
 
         All keys and values are in the cache then. What follows concerns only the tokens whose logits are wanted.
         """
-        hidden = self._hidden[:tokens]
+        hidden, attended = self._hidden[:tokens], self._attended[:tokens]
         embed(self.batch, self.last, self._embedding, self.tables, hidden)
+        pieces = self._pieces(adapted, tokens, "token")
         last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
-            self._attend(index, layer, hidden, tiles)
+        for index in range(len(self._layers)):
+            self._until_attended(index, pieces, hidden, tiles)
             if index < last:
-                self._finish_layer(layer, self._attended[:tokens], hidden)
+                self._from_attended(index, pieces, attended, hidden)
 
-    def head(self, samples: int) -> None:
+    def head(self, samples: int, *, adapted: bool = False) -> None:
         """The rest of a mixed step, for its samples alone, padded to `samples`: last layer, logits and tokens."""
         hidden, attended = self._wanted_hidden[:samples], self._wanted_attended[:samples]
         gather(self.batch, self._hidden, self._attended, hidden, attended)
-        self._finish_layer(self._layers[-1], attended, hidden)
-        self._choose(hidden)
+        pieces = self._pieces(adapted, samples, "sample")
+        self._from_attended(-1, pieces, attended, hidden)
+        self._choose(pieces, hidden)
 
-    def describe(self, indices: torch.Tensor) -> torch.Tensor:
+    def describe(self, indices: torch.Tensor, slot: int = -1) -> torch.Tensor:
         """Logits (n, vocab) float32 of tokens `indices` (n,) int64 of a mixed step, between its `body` and its `head`.
 
-        Works on copies, so `head` finds what `body` left. Allocates, so it is never captured.
+        All of them have the adapter in `slot`. Works on copies, so `head` finds what `body` left. Allocates, so it is never
+        captured.
         """
+        wanted = len(indices)
+        pieces: Pieces = BasePieces(self._buffers)
+        if slot >= 0:
+            indices = indices.expand(2) if wanted == 1 else indices  # steps of one row find its slot elsewhere
+            pieces = AdaptedPieces(self._buffers, self._tiles_of_one(len(indices), slot))
         hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
-        self._finish_layer(self._layers[-1], attended, hidden)
-        logits = self.logits.new_empty(indices.shape[0], self.spec.vocab_size)
-        self._lm_head.apply(hidden, self._final_norm, logits)
-        return logits.float()
+        self._from_attended(-1, pieces, attended, hidden)
+        logits = self.logits.new_empty(len(indices), self.spec.vocab_size)
+        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        return logits[:wanted].float()
+
+    def _tiles_of_one(self, tokens: int, slot: int) -> SlotTiles:
+        """So many tokens of one slot."""
+        order = torch.arange(tokens, dtype=torch.int32, device=self.logits.device)
+        firsts = order[::DECODE_WIDTH]
+        sizes = (tokens - firsts).clamp(max=DECODE_WIDTH)
+        tiles = torch.stack((firsts, sizes, torch.full_like(firsts, slot)), dim=1).flatten()
+        counts = [torch.full_like(order[:1], count) for count in (tokens, len(firsts))]
+        return SlotTiles(counts[0], counts[1], torch.full_like(order, slot), order, tiles, DECODE_WIDTH, len(firsts))
 
     # -- their parts
 
-    def _choose(self, hidden: torch.Tensor) -> None:
+    def _until_attended(self, index: int, pieces: Pieces, hidden: torch.Tensor, tiles: int | None) -> None:
+        """A layer up to its attention: hidden (T, hidden) -> `_attended`. `tiles` None: every row goes on."""
+        layer, tokens = self._layers[index], hidden.shape[0]
+        qkv = self._qkv[:tokens]
+        order = layer_order(layer.spec)
+        for piece in order[: order.index(Piece.ATTEND) + 1]:
+            if piece is Piece.PROJECT:
+                pieces.project(layer, hidden, qkv)
+            else:
+                assert piece is Piece.ATTEND
+                self._attention(index, layer, qkv, self._attended[:tokens], tiles)
+
+    def _from_attended(self, index: int, pieces: Pieces, attended: torch.Tensor, hidden: torch.Tensor) -> None:
+        """The rest of a layer: what attention (n, heads * D) and mixer give is added to hidden (n, hidden)."""
+        layer, count = self._layers[index], hidden.shape[0]
+        size = layer.spec.mixer.size
+        active = self._active.flatten()[: count * size].view(count, size)
+        order = layer_order(layer.spec)
+        for piece in order[order.index(Piece.ATTEND) + 1 :]:
+            match piece:
+                case Piece.ADD_ATTENDED:
+                    pieces.add_attended(layer, attended, hidden)
+                case Piece.MIX:
+                    pieces.mix(layer, hidden, active)
+                case Piece.ADD_MIXED:
+                    pieces.add_mixed(layer, active, hidden)
+                case _:
+                    raise AssertionError(piece)
+
+    def _choose(self, pieces: Pieces, hidden: torch.Tensor) -> None:
         """Logits and tokens of the step's samples, from their hidden states (S, hidden)."""
         logits = self.logits[: hidden.shape[0]]
-        self._lm_head.apply(hidden, self._final_norm, logits)
+        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
         counts = self.batch["counts"][Count.SAMPLES :]
         self.draw(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.sampled)
 
@@ -191,33 +256,16 @@ class CudaModel:
         """Tokens of the first `count[0]` of logits (S, vocab), by their rows' settings, to out (S,) and to `last`."""
         sample(count, rows, positions, logits, self.settings, self.sample_scratch, out, self.last)
 
-    def _attend(self, index: int, layer: _CudaLayer, hidden: torch.Tensor, tiles: int | None) -> None:
-        """A layer up to its attention: hidden (T, hidden) -> `_attended`. `tiles` None: every row goes on."""
-        tokens = hidden.shape[0]
-        qkv = self._qkv[:tokens]
-        layer.qkv.apply(hidden, layer.input_norm, qkv)
-        self._attention(index, layer, qkv, self._attended[:tokens], tiles)
-
-    def _finish_layer(self, layer: _CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None:
-        """A layer from its attention on: attended (n, heads * D) and the MLP are added to hidden (n, hidden)."""
-        count = hidden.shape[0]
-        active = self._active[:count]
-        layer.o.add(attended, hidden)
-        layer.gate_up.gate(hidden, layer.mlp_norm, self._gate_up[:count], active)
-        layer.down.add(active, hidden, settled=True)  # since `o`, two kernels ago
-
-    def _attention(
-        self, index: int, layer: _CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None
-    ) -> None:
+    def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
-        spec, cache = self.spec, self.kv.layer(index)
+        spec, cache, window = self.spec, self.kv.layer(index), layer.spec.attention.window
         if tiles is not None:
-            rotate_and_store(self.batch, qkv, cache, self._angles, layer.q_gain, layer.k_gain, spec.norm_eps,
+            rotate_and_store(self.batch, qkv, cache, layer.angles, layer.q_gain, layer.k_gain, spec.norm_eps,
                              spec.num_heads)  # fmt: skip
             prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles, num_heads=spec.num_heads,
-                              window=layer.window)  # fmt: skip
+                              window=window)  # fmt: skip
         decode_attention(
             self.batch, self.tables, qkv, cache, out, self._decode_scratch, rows=min(qkv.shape[0], self.sizes.max_rows),
-            num_heads=spec.num_heads, window=layer.window, angles=self._angles, q_gain=layer.q_gain,
+            num_heads=spec.num_heads, window=window, angles=layer.angles, q_gain=layer.q_gain,
             k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
         )  # fmt: skip

@@ -13,7 +13,17 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 
 from benchmarks.workload import SHAPES, write_config
 
-from tonle.models.cuda import cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny
+from tonle.models.cuda import (
+    cuda_rope,
+    decode_attention,
+    embed,
+    gemv,
+    lora,
+    pointwise,
+    prefill_attention,
+    sample,
+    skinny,
+)
 from tonle.models.cuda.batch import Sizes
 from tonle.models.cuda.decode_tiling import max_items
 from tonle.models.cuda.model import CudaModel
@@ -36,21 +46,25 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
         fixed = [value for parameter, value in named if parameter.annotation == "tl.constexpr"]
         seen.add((kernel.fn.__name__, *fixed, *sorted(options.items())))
 
-    for module in (cuda_rope, decode_attention, embed, gemv, pointwise, prefill_attention, sample, skinny):
+    for module in (cuda_rope, decode_attention, embed, gemv, lora, pointwise, prefill_attention, sample, skinny):
         monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(skinny, "roomy", lambda: True)
     return seen
 
 
-def model(kv_heads: int, layers: int, max_rows: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> CudaModel:
+def model(
+    kv_heads: int, layers: int, max_rows: int, root: Path, monkeypatch: pytest.MonkeyPatch, adapter_slots: int = 0
+) -> CudaModel:
     shape = {"num_attention_heads": kv_heads * 2, "num_key_value_heads": kv_heads, "head_dim": 16, "vocab_size": 64,
              "num_hidden_layers": layers}  # fmt: skip
     monkeypatch.setitem(SHAPES, "tiny", {**SHAPES["tiny"], **shape})
     spec = read_spec(ModelSource("folder", write_config("tiny", root), "tiny"))
-    sizes = Sizes(max_rows, MAX_TOKENS, 64, max_items(max_rows, kv_heads))
+    sizes = Sizes(max_rows, MAX_TOKENS, 64, max_items(max_rows, kv_heads), adapter_slots)
     made = CudaModel(Decoder.random(spec, CPU, torch.float32), sizes, 8, 128)
     made.kv = KVCache(num_layers=layers, num_blocks=1, block_size=16, num_kv_heads=kv_heads, head_dim=16,
                       dtype=torch.float32, device=CPU)  # fmt: skip
+    if adapter_slots:
+        made.enable_adapters(adapter_slots, 16)
     return made
 
 
@@ -69,3 +83,23 @@ def test_every_kernel_is_compiled(
     for tokens in range(skinny.MAX_ROWS, MAX_TOKENS + 1):
         steps.body(tokens, tiles=1)
     assert launched == compiled
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 40])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_every_kernel_of_adapters_is_compiled(
+    layers: int, max_rows: int, launched: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "_FEW_NUMBERS", 24 * 16)  # more than 24 tokens are many
+    steps = model(2, layers, max_rows, tmp_path, monkeypatch, adapter_slots=3)
+    steps.compile()
+    compiled = set(launched)
+    for rows in range(1, max_rows + 1):
+        steps.decode(rows, adapted=True)
+        steps.head(rows, adapted=True)
+    for tokens in range(skinny.MAX_ROWS, MAX_TOKENS + 1):
+        steps.body(tokens, tiles=1, adapted=True)
+    for tokens in range(1, MAX_TOKENS + 1):
+        steps.describe(torch.zeros(tokens, dtype=torch.int64), slot=0)
+    assert launched == compiled
+    assert {"_expand", "_gate_expand", "_residual_norm"} <= {name for name, *_ in launched}
