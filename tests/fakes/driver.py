@@ -54,11 +54,18 @@ class Driver:
         raise AssertionError("no reply came")
 
     def generate(
-        self, prompts: list[list[int]], config: GenerationConfig, *, arrive_every: int = 0, adapters: list[str | None] | None = None
+        self,
+        prompts: list[list[int]],
+        config: GenerationConfig,
+        *,
+        arrive_every: int = 0,
+        adapters: list[str | None] | None = None,
     ) -> list[list[int]]:
         """Run all prompts to their end; `arrive_every` steps lie between two arrivals (0 = all at once)."""
         names = adapters or [None] * len(prompts)
-        return self.run([self.ask(prompt, config, name) for prompt, name in zip(prompts, names, strict=True)], arrive_every)
+        return self.run(
+            [self.ask(prompt, config, name) for prompt, name in zip(prompts, names, strict=True)], arrive_every
+        )
 
     def run(self, requests: list[Request], arrive_every: int = 0) -> list[list[int]]:
         outputs: dict[int, list[int]] = {request.handle: [] for request in requests}

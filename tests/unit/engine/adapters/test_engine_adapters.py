@@ -129,7 +129,11 @@ def test_more_adapters_than_slots_and_memory_under_load(engine: InferenceEngine,
             except TonleError as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in (None, *(f"a{seed}" for seed in range(5))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=ask, args=(name,))
+        for name in (None, *(f"a{seed}" for seed in range(5)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     num_changes = 0
@@ -161,7 +165,7 @@ def test_files_that_changed_end_requests_with_the_reason(
 
 
 def test_what_cannot_be_loaded(engine: InferenceEngine, folder: Path, model: Any, answers: Any) -> None:
-    with pytest.raises(ModelError, match="adapter x cannot be loaded: .*missing"):
+    with pytest.raises(ModelError, match=r"adapter x cannot be loaded: .*missing"):
         engine.load_adapter("x", folder / "missing")
     write_adapter(folder / "wide", live_spec(model), rank=17, seed=1)
     with pytest.raises(ModelError, match="max_lora_rank"):

@@ -29,7 +29,9 @@ TWO = AdapterInfo("two", 2, "bb" * 32, 4, "/adapters/two")
 
 
 def card(engine_id: int = 1, max_loras: int = 8) -> ModelCard:
-    return ModelCard("L", 512, 10_000, [], "cpu", "float32", 16, 100, 8, 64, 1.0, max_loras=max_loras, engine_id=engine_id)
+    return ModelCard(
+        "L", 512, 10_000, [], "cpu", "float32", 16, 100, 8, 64, 1.0, max_loras=max_loras, engine_id=engine_id
+    )
 
 
 class Engine:
@@ -91,8 +93,9 @@ def test_a_load_waits_for_its_reply() -> None:
 def test_what_a_load_may_end_with() -> None:
     async def main() -> None:
         engine = Engine(ONE)
-        for name, path, words in (("one", "/x", "is loaded already"), ("../x", "/x", "cannot be called"), ("x", "", "path must be"),
-                                  ("tiny", "/x", "is the name of the model itself")):  # fmt: skip
+        wrong = [("one", "/x", "is loaded already"), ("../x", "/x", "cannot be called"), ("x", "", "path must be"),
+                 ("tiny", "/x", "is the name of the model itself")]  # fmt: skip
+        for name, path, words in wrong:
             with pytest.raises(InvalidRequest, match=words):
                 await engine.front.load_adapter(name, path)
         assert engine.sent == []

@@ -90,7 +90,9 @@ def test_what_cannot_be_read_is_said_and_changes_nothing(engine: Engine) -> None
     assert engine.numbers == {} and not any(isinstance(said, Adapters) for said in engine.said)
 
 
-@pytest.mark.parametrize("name", ["", "/etc/adapter", "../up", "https://host/x", "a b", "x" * 129, "ខ្មែរ", "a/../b", "a=b"])
+@pytest.mark.parametrize(
+    "name", ["", "/etc/adapter", "../up", "https://host/x", "a b", "x" * 129, "ខ្មែរ", "a/../b", "a=b"]
+)
 def test_a_name_that_is_none(engine: Engine, name: str) -> None:
     assert "cannot be called" in str(engine.load(name, "/a").error)
     assert engine.read == []
