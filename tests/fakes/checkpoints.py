@@ -131,9 +131,13 @@ def save_gguf(family: str, path: Path, *, quant: Quant = Quant.F32, seed: int = 
 
 def gguf_name(name: str) -> str:
     """By the gguf package's own table, not ours."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 64)  # the widest of the architectures we write
     stem, _, kind = name.rpartition(".")
-    return f"{names.get_name(stem)}.{kind}"
+    return f"{_gguf_names().get_name(stem)}.{kind}"
+
+
+@functools.cache
+def _gguf_names() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 64)  # the widest of the architectures we write
 
 
 def _as_stored(family: str, name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

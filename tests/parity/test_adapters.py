@@ -1,115 +1,110 @@
-"""A request with a LoRA adapter gets what the merged weights give, whatever adapters are computed beside it."""
+"""An adapter's truth: rows with adapters, mixed with others in one step, have the logits of the merged model alone."""
 
 from __future__ import annotations
 
-import random
+import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from gguf import GGMLQuantizationType as Quant
 
-from tests.fakes.adapters import merge, write_adapter
-from tests.fakes.checkpoints import tiny_model
-from tests.fakes.driver import Driver
-from tests.parity.test_engine import assert_same, prompts, reference
-from tonle.config.engine import EngineConfig
-from tonle.engine.request import GenerationConfig
-from tonle.models.load.transformers_model import live_spec
+from tests.fakes.adapters import merge, save_merged, write_adapter
+from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
+from tests.unit.models.stepper import Stepper, random_tokens
+from tonle.models.adapters import Adapter
+from tonle.models.adapters.read_adapter import read_adapter
+from tonle.models.decoder import Decoder
+from tonle.models.load import load
+from tonle.models.read_spec import read_spec
+from tonle.models.source import resolve
 
-NEW = 24
-GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
-NAMES = ("one", "two", "three", "four", "five")
-MODULES = {
-    "one": ("q", "k", "v", "o", "gate", "up", "down"),
-    "two": ("q", "v"),
-    "three": ("o", "down"),
-    "four": ("gate", "up"),
-}
-PROMPTS = prompts([40, 17, 3], 320)
+TOLERANCE = {"rtol": 0, "atol": 2e-4}
+LENGTHS = [33, 17, 60, 9, 1]
+SLOTS = [0, -1, 2, 0, 2]  # of each of these sequences; slot 1 stays empty
 
 
-def model_of(family: str) -> Any:
-    """With untied embeddings: tied ones make such small models repeat their last token, whatever the layers compute."""
-    return tiny_model(family, tie_word_embeddings=False)
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@torch.inference_mode()
+def reference(model: Any, prompt: list[int]) -> torch.Tensor:
+    return model(torch.tensor([prompt])).logits[0]
 
 
-@pytest.fixture(scope="module")
-def folders(family: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    spec = live_spec(model_of(family))
-    root = tmp_path_factory.mktemp(family)
-    for seed, name in enumerate(NAMES):
-        write_adapter(root / name, spec, rank=1 + 3 * seed, modules=MODULES.get(name, ("q", "up")), seed=seed)
-    return {name: root / name for name in NAMES}
+def adapters_for(folder: Path, spec: Any) -> dict[int, Adapter]:
+    """Two of different ranks, scalings and modules, by way of their files."""
+    write_adapter(folder / "all", spec, rank=4, alpha=8, seed=1)
+    write_adapter(folder / "some", spec, rank=16, alpha=5, use_rslora=True, modules=["k", "o", "down"], seed=2)
+    return {
+        0: read_adapter(folder / "all", spec, max_rank=16),
+        2: read_adapter(folder / "some", spec, max_rank=16),
+    }
 
 
-@pytest.fixture(scope="module")
-def answers(family: str, folders: dict[str, Path]) -> dict[str | None, tuple[Any, list[list[int]]]]:
-    """By adapter: the merged model, and what `transformers` computes with it for each prompt."""
-    spec = live_spec(model_of(family))
-    merged: dict[str | None, Any] = {None: model_of(family)}
-    for seed, name in enumerate(NAMES):
-        adapter = write_adapter(
-            folders[name], spec, rank=1 + 3 * seed, modules=MODULES.get(name, ("q", "up")), seed=seed
-        )
-        merged[name] = merge(model_of(family), adapter)
-    return {name: (model, [reference(model, prompt, NEW) for prompt in PROMPTS]) for name, model in merged.items()}
+def check(decoder: Decoder, adapters: dict[int, Adapter], models: dict[int, Any], chunk: int) -> None:
+    """`models`: what each slot's rows must equal, and -1 for rows without an adapter."""
+    decoder.enable_adapters(3, 16)
+    for slot, adapter in adapters.items():
+        decoder.set_adapter(slot, adapter)
+    asked = [random_tokens(length, decoder.spec.vocab_size) for length in LENGTHS]
+    stepper = Stepper(decoder, asked, adapter_slots=SLOTS)
+    stepper.run(chunk)
+    for row, prompt in enumerate(asked):
+        torch.testing.assert_close(stepper.of(row), reference(models[SLOTS[row]], prompt), **TOLERANCE)
 
 
-def config(folders: dict[str, Path], **settings: Any) -> EngineConfig:
-    lora = {name: str(folders[name]) for name in NAMES}
-    return EngineConfig(lora=lora, max_sequence_length=128, **settings)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mixed_batch_equals_the_merged_models(family: str, tmp_path: Path) -> None:
+    base = save_folder(family, tmp_path / "base")
+    source = resolve(tmp_path / "base")
+    adapters = adapters_for(tmp_path, read_spec(source))
+    models = {slot: save_merged(family, tmp_path / f"merged-{slot}", adapter) for slot, adapter in adapters.items()}
+    for chunk in (1000, 7, 1):
+        check(load(source), adapters, {-1: base, **models}, chunk)
+    merged = Stepper(load(resolve(tmp_path / "merged-0")), [random_tokens(33, 320)])  # the folder holds the same model
+    merged.run(1000)
+    torch.testing.assert_close(merged.of(0), reference(models[0], random_tokens(33, 320)), **TOLERANCE)
 
 
-def crowd() -> list[tuple[int, str | None]]:
-    """Prompts, by place, with each adapter and without, in an order of no meaning."""
-    every = [(i, name) for i in range(len(PROMPTS)) for name in (None, *NAMES)]
-    random.Random(3).shuffle(every)
-    return every
+@pytest.mark.parametrize("quant", [Quant.F32, Quant.Q8_0], ids=lambda quant: quant.name)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_over_a_gguf_base(family: str, quant: Quant, tmp_path: Path) -> None:
+    """llama-type files interleave the rows of q and k; adapters, in the order of Hugging Face checkpoints, fit as they are."""
+    base = save_gguf(family, tmp_path / "base.gguf", quant=quant)
+    source = resolve(tmp_path / "base.gguf")
+    adapters = adapters_for(tmp_path, read_spec(source))
+    models = {slot: merge(copy.deepcopy(base), adapter) for slot, adapter in adapters.items()}
+    check(load(source), adapters, {-1: base, **models}, 1000)
 
 
-def check(driver: Driver, answers: dict[str | None, tuple[Any, list[list[int]]]], arrive_every: int = 0) -> None:
-    asked = crowd()
-    outputs = driver.generate(
-        [PROMPTS[i] for i, _ in asked], GREEDY, adapters=[name for _, name in asked], arrive_every=arrive_every
-    )
-    for (i, name), ours in zip(asked, outputs, strict=True):
-        model, theirs = answers[name]
-        assert_same(model, PROMPTS[i], ours, theirs[i])
+def test_over_a_live_model(tmp_path: Path) -> None:
+    """Its own weights, which are shared, stay as they are."""
+    live = tiny_model("qwen3")
+    decoder = load(live)
+    adapters = adapters_for(tmp_path, decoder.spec)
+    models = {slot: merge(tiny_model("qwen3"), adapter) for slot, adapter in adapters.items()}
+    check(decoder, adapters, {-1: live, **models}, 1000)
+    for name, weight in tiny_model("qwen3").state_dict().items():
+        assert torch.equal(weight, live.state_dict()[name])
 
 
-def test_the_adapters_matter(answers: Any) -> None:
-    """Else the tests below would pass without them."""
-    for i in range(len(PROMPTS)):
-        assert len({tuple(theirs[i]) for _, theirs in answers.values()}) == len(NAMES) + 1
-
-
-def test_in_a_mixed_batch(family: str, folders: Any, answers: Any) -> None:
-    """Equal prompts with different adapters arrive together, and again: no cached prefix is shared between them."""
-    driver = Driver(model_of(family), config(folders))
-    check(driver, answers)
-    hits = driver.stats.prefix_hits
-    check(driver, answers)
-    assert driver.stats.prefix_hits - hits == len(NAMES) * (32 + 16) + 32 + 16, (
-        "each finds its own prefix, and only that"
-    )
-
-
-@pytest.mark.parametrize(("slots", "lag"), [(1, 0), (2, 1)])
-def test_more_adapters_than_slots_and_than_memory(
-    family: str, folders: Any, answers: Any, slots: int, lag: int
-) -> None:
-    driver = Driver(model_of(family), config(folders, max_loras=slots, max_cpu_loras=2, max_num_batched_tokens=48), lag)
-    check(driver, answers, arrive_every=2)
-
-
-def test_preempted(family: str, folders: Any, answers: Any) -> None:
-    own = Driver(model_of(family), config(folders))
-    per_block = 16 * 2**20 // own.card.num_blocks
-    driver = Driver(model_of(family), config(folders, max_loras=3, memory_pool_size=12 * per_block))
-    check(driver, answers)
-    assert driver.stats.num_preemptions > 0
+def test_a_slot_that_is_replaced_and_cleared(tmp_path: Path) -> None:
+    base = save_folder("llama", tmp_path / "base")
+    decoder = load(resolve(tmp_path / "base"))
+    adapters = adapters_for(tmp_path, decoder.spec)
+    models = {slot: merge(tiny_model("llama"), adapter) for slot, adapter in adapters.items()}
+    check(decoder, adapters, {-1: base, **models}, 1000)
+    prompt = random_tokens(20, 320)
+    for adapter, model in ((adapters[2], models[2]), (None, base), (adapters[0], models[0])):
+        decoder.set_adapter(0, adapter)  # what the one before changed and this one does not is as in the model
+        stepper = Stepper(decoder, [prompt], adapter_slots=[0])
+        stepper.run(1000)
+        torch.testing.assert_close(stepper.of(0), reference(model, prompt), **TOLERANCE)

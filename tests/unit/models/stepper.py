@@ -25,10 +25,12 @@ class Stepper:
         *,
         block_size: int = 16,
         table: list[list[int]] | None = None,
+        adapter_slots: list[int] | None = None,  # of each sequence
     ) -> None:
         self._decoder = decoder
         self._sequences = sequences
         self._block_size = block_size
+        self._adapter_slots = adapter_slots
         self._computed = [0] * len(sequences)
         self.logits: list[list[torch.Tensor]] = [[] for _ in sequences]  # per sequence, per token: (vocab,)
         needed = [-(-len(sequence) // block_size) for sequence in sequences]
@@ -86,4 +88,5 @@ class Stepper:
             block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
             num_decode=sum(counts[row] == 1 for row in rows),
             logit_indices=torch.arange(len(tokens), device=device),
+            adapter_slots=None if self._adapter_slots is None else [self._adapter_slots[row] for row in rows],
         )

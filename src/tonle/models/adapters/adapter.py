@@ -1,12 +1,25 @@
-"""`Adapter`: what a LoRA adapter adds to a model, as plain tensors on the host."""
+"""`Adapter`: what a LoRA adapter adds to a model, as plain tensors on the host; and its digest."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-MODULES = ("q", "k", "v", "o", "gate", "up", "down")  # the matrices of a layer that an adapter may change
+# The matrices of a layer that an adapter may change, and where checkpoints have them (model.layers.N. ….weight).
+MODULE_PATHS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+MODULES = tuple(MODULE_PATHS)
+MAX_RANK = 256  # no setting allows more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,3 +49,14 @@ class Adapter:
     @property
     def num_bytes(self) -> int:
         return sum(part.a.nbytes + part.b.nbytes for part in self.parts.values())
+
+
+def digest_of(parts: Mapping[tuple[int, str], AdapterPart]) -> str:
+    """SHA-256, hex, over each part's place, shapes and numbers, in the order of layers and `MODULES`."""
+    digest = hashlib.sha256()
+    for layer, module in sorted(parts, key=lambda place: (place[0], MODULES.index(place[1]))):
+        part = parts[layer, module]
+        digest.update(f"{layer} {module} {tuple(part.a.shape)} {tuple(part.b.shape)}\n".encode())
+        for tensor in (part.a, part.b):
+            digest.update(tensor.contiguous().numpy().astype("<f4", copy=False).data)
+    return digest.hexdigest()

@@ -6,17 +6,15 @@ checkpoints.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
 from tonle.models.load import default_dtype
 from tonle.models.read_spec import read_json, read_spec
+from tonle.models.safetensors_file import open_safetensors
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
 from tonle.models.weights import LM_HEAD, Fetch, Owned, Shape, assemble, check_tensors, tensor_shapes
@@ -34,7 +32,7 @@ def open_folder(source: ModelSource) -> tuple[ModelSpec, Fetch]:
     """The spec, and tensors as stored by our names. Everything is checked; tensors are read when asked for."""
     spec = read_spec(source)
     _refuse_quantized(source.path)
-    files = [_open(file) for file in _weight_files(source.path)]
+    files = [open_safetensors(file) for file in _weight_files(source.path)]
     homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
     shapes: dict[str, Shape] = {name: tuple(file.get_slice(name).get_shape()) for name, file in homes.items()}
     # Old checkpoints carry rotary tables; tied ones sometimes a second copy of the embedding.
@@ -74,32 +72,3 @@ def _weight_files(folder: Path) -> list[Path]:
     if any(folder.glob("*.bin")):
         raise ModelError(f"{folder}: holds pickled weights (.bin) only; convert them to safetensors")
     raise ModelError(f"{folder}: has neither {_SINGLE} nor {_INDEX}")
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ModelError(f"{file}: {_diagnose(file) or f'not a valid safetensors file: {error}'}") from error
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
-
-
-def _diagnose(file: Path) -> str | None:
-    """If the file was cut short, where. The format is a length, a JSON header of that length, the tensors' bytes."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        header_size = int.from_bytes(opened.read(8), "little")
-        if size < 8 or header_size > size - 8:
-            return (
-                f"truncated or not a safetensors file: its header should have {header_size} bytes, the file has {size}"
-            )
-        try:
-            header = json.loads(opened.read(header_size))
-            ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            return None
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        if 8 + header_size + end > size:
-            return f"truncated: tensor {name} ends at byte {8 + header_size + end} but the file has {size}"
-    return None

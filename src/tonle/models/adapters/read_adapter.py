@@ -1,0 +1,250 @@
+"""`read_adapter`: a LoRA adapter from a PEFT folder (adapter_config.json and adapter_model.safetensors).
+
+Does: check names, shapes and numbers of all tensors against the model, fold the scaling into B, compute the digest. Does not:
+fetch anything, run pickles, open any path that the files name, or permute rows: models from GGUF files have their rows in the
+order of Hugging Face checkpoints once they are loaded.
+
+The folder's files may be links to elsewhere (the hub's cache is made of such links): who may name a folder may read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from tonle.errors import ModelError
+from tonle.models.adapters.adapter import MAX_RANK, MODULE_PATHS, Adapter, AdapterPart, digest_of
+from tonle.models.adapters.adapter_config import MERGE, AdapterConfig, shown
+from tonle.models.safetensors_file import header_bytes, open_safetensors
+from tonle.models.spec import ModelSpec
+from tonle.models.weights import tensor_shapes
+
+log = logging.getLogger("tonle.models")
+
+_CONFIG, _WEIGHTS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_MODULES = {path: module for module, path in MODULE_PATHS.items()}
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?:model\.)?layers\.(\d{1,9})\.(.+)\.lora_([AB])(?:\.[\w-]+)?\.weight")
+_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_MAX_HEADER_BYTES = 16 * 2**20
+# What other kinds of tensors mean, by a piece of their names.
+_OTHER_TENSORS = {
+    "lora_magnitude_vector": "it belongs to a DoRA adapter, and these are not supported",
+    "lora_embedding_": "adapters of embeddings are not supported",
+    "embed_tokens": "adapters of embeddings are not supported",
+    "lm_head": "adapters of lm_head are not supported",
+    "trainable_tokens": "trained embeddings of single tokens are not supported",
+    "modules_to_save": "whole modules saved with an adapter are not supported",
+    "bias": "biases are not supported",
+}
+
+Place = tuple[int, str]  # layer, module
+Shape = tuple[int, ...]
+
+
+def read_adapter(path: Path, spec: ModelSpec, *, max_rank: int) -> Adapter:
+    """The adapter in the folder `path`, for the model of `spec`. Raises `ModelError` naming the file and the tensor or setting.
+
+    `max_rank` is the setting max_lora_rank: ranks beyond it are refused.
+    """
+    folder = _folder(path)
+    try:
+        config = AdapterConfig(_file(folder, _CONFIG))
+        adapter = _WeightsFile(_file(folder, _WEIGHTS), config, spec).read(max_rank)
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    log.info("read the adapter at %s: rank %d, %d matrices, made for %s", folder, adapter.rank, len(adapter.parts),
+             shown(config.base_model or "a model that it does not name"))  # fmt: skip
+    return adapter
+
+
+def matrix_shapes(spec: ModelSpec) -> dict[Place, tuple[int, int]]:
+    """(out, in) of every matrix that an adapter may change."""
+    shapes = tensor_shapes(spec)
+    found: dict[Place, tuple[int, int]] = {}
+    for layer in range(spec.num_layers):
+        for module, path in MODULE_PATHS.items():
+            shape = shapes.get(f"model.layers.{layer}.{path}.weight")
+            if shape is not None and len(shape) == 2:
+                found[layer, module] = (shape[0], shape[1])
+    return found
+
+
+def _folder(path: Path) -> Path:
+    folder = path.expanduser()
+    if folder.is_dir():
+        return folder
+    wanted = f"an adapter is a local folder with {_CONFIG} and {_WEIGHTS}"
+    if folder.exists():
+        raise ModelError(f"{shown(str(folder))}: is not a folder; {wanted}")
+    raise ModelError(
+        f"{shown(str(folder))}: there is no such folder; {wanted}. Adapters are not fetched from URLs or hubs: "
+        f"download it first (hf download ORG/NAME --local-dir FOLDER)"
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    if (folder / name).is_file():
+        return folder / name
+    if name == _WEIGHTS and (folder / _PICKLE).exists():
+        raise ModelError(
+            f"{folder / _PICKLE}: pickled weights are not read, since they can run code; "
+            f"save the adapter as {_WEIGHTS} (safe_serialization=True of peft's save_pretrained)"
+        )
+    if (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: is a model, not an adapter: it has no {name}")
+    raise ModelError(f"{folder}: is not an adapter: it has no {name}")
+
+
+def _stored_shapes(file: Path) -> dict[str, Shape]:
+    """By name. Only the header is read."""
+    size = header_bytes(file)
+    if _MAX_HEADER_BYTES < size < file.stat().st_size:
+        raise ModelError(f"{file}: its header has {size} bytes; an adapter's has at most {_MAX_HEADER_BYTES}")
+    opened: Any = open_safetensors(file)
+    shapes: dict[str, Shape] = {}
+    for name in opened.keys():  # noqa: SIM118 - not a mapping
+        tensor = opened.get_slice(name)
+        if tensor.get_dtype() not in _DTYPES:
+            raise ModelError(
+                f"{file}: tensor {shown(name)} has type {tensor.get_dtype()}, not one of: {', '.join(_DTYPES)}"
+            )
+        shapes[name] = tuple(tensor.get_shape())
+    if not shapes:
+        raise ModelError(f"{file}: holds no tensors")
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """One matrix that the adapter changes: the names of its tensors in the file, and what they should be."""
+
+    a: str
+    b: str
+    rank: int
+    scaling: float
+
+
+class _WeightsFile:
+    """adapter_model.safetensors. Everything is checked before any number is read."""
+
+    def __init__(self, file: Path, config: AdapterConfig, spec: ModelSpec) -> None:
+        self._file = file
+        self._config = config
+        self._num_layers = spec.num_layers
+        self._wanted = matrix_shapes(spec)
+
+    def read(self, max_rank: int) -> Adapter:
+        found = _stored_shapes(self._file)
+        matrices = self._arrange(found)
+        self._check_shapes(matrices, found)
+        self._check_rank(matrices, max_rank)
+        tensors = self._read_tensors(found)
+        parts: dict[Place, AdapterPart] = {}
+        for place, matrix in matrices.items():
+            a = self._finite(matrix.a, tensors[matrix.a], 1.0)
+            parts[place] = AdapterPart(a, self._finite(matrix.b, tensors[matrix.b], matrix.scaling))
+        return Adapter(digest_of(parts), parts)
+
+    def _arrange(self, names: Iterable[str]) -> dict[Place, _Matrix]:
+        """Every tensor at its place: no other kinds, none twice, no A without its B."""
+        sides: dict[str, dict[Place, str]] = {"A": {}, "B": {}}
+        for name in sorted(names):
+            place, side = self._place(name)
+            if place in sides[side]:
+                raise self._error(sides[side][place], f"is for the same matrix as {shown(name)}; keep one of them")
+            sides[side][place] = name
+        for side, other in (("A", "B"), ("B", "A")):
+            for place in sides[side].keys() - sides[other].keys():
+                raise self._error(sides[side][place], f"has no lora_{other} beside it")
+        matrices: dict[Place, _Matrix] = {}
+        without: list[str] = []
+        for layer, module in self._wanted:
+            path = f"model.layers.{layer}.{MODULE_PATHS[module]}"
+            targeted, present = self._config.targets(path, layer), (layer, module) in sides["A"]
+            if present and not targeted:
+                raise self._error(sides["A"][layer, module], f"is for a module that {_CONFIG} does not target")
+            if present:
+                matrices[layer, module] = _Matrix(
+                    sides["A"][layer, module],
+                    sides["B"][layer, module],
+                    self._config.rank(path),
+                    self._config.scaling(path),
+                )
+            elif targeted and self._config.says_targets:
+                without.append(path)
+        if without:
+            log.warning("%s: no tensors for %d of the modules that %s targets (the first: %s); they stay as they are",
+                        self._file, len(without), _CONFIG, without[0])  # fmt: skip
+        return matrices
+
+    def _place(self, name: str) -> tuple[Place, str]:
+        """The tensor's layer and module, and whether it is A or B."""
+        match = _TENSOR.fullmatch(name)
+        if match is not None and match[2] in _MODULES:
+            layer, module = int(match[1]), _MODULES[match[2]]
+            if layer >= self._num_layers:
+                last = self._num_layers - 1
+                raise self._error(name, f"is for layer {layer}, but the model's last one is {last}{self._made_for()}")
+            if (layer, module) in self._wanted:
+                return (layer, module), match[3]
+        for piece, reason in _OTHER_TENSORS.items():
+            if piece in name:
+                raise self._error(name, f"cannot be used: {reason}; {MERGE}")
+        modules = ", ".join(path.rpartition(".")[2] for path in _MODULES)
+        raise self._error(name, f"changes no matrix that an adapter may change in this model; it may change {modules}")
+
+    def _check_shapes(self, matrices: dict[Place, _Matrix], found: dict[str, Shape]) -> None:
+        for place, matrix in matrices.items():
+            out_size, in_size = self._wanted[place]
+            for name, wanted in ((matrix.a, (matrix.rank, in_size)), (matrix.b, (out_size, matrix.rank))):
+                if found[name] != wanted:
+                    raise self._error(
+                        name,
+                        f"has shape {found[name]}, wanted {wanted}: the rank is {matrix.rank} by {_CONFIG}, "
+                        f"and the model's matrix is {(out_size, in_size)}{self._made_for()}",
+                    )
+
+    def _check_rank(self, matrices: dict[Place, _Matrix], max_rank: int) -> None:
+        largest = max(matrices.values(), key=lambda matrix: matrix.rank)
+        if largest.rank > max_rank:
+            raise self._error(
+                largest.a,
+                f"has rank {largest.rank}, but adapters may have ranks up to {max_rank} here; "
+                f"start with --max-lora-rank {largest.rank} (max_lora_rank in Python and in files), {MAX_RANK} at most",
+            )
+
+    def _read_tensors(self, found: dict[str, Shape]) -> dict[str, torch.Tensor]:
+        """The file as a whole, not mapped memory: a mapped file that another program cuts short kills its reader."""
+        try:
+            tensors = load(self._file.read_bytes())
+        except SafetensorError:
+            tensors = {}
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != found:
+            raise ModelError(f"{self._file}: changed while it was read; load the adapter again once it is written")
+        return tensors
+
+    def _finite(self, name: str, tensor: torch.Tensor, scaling: float) -> torch.Tensor:
+        """In float32, in memory of its own, scaled."""
+        values = tensor.to(torch.float32, copy=True).mul_(scaling)
+        smallest, largest = torch.aminmax(values)  # NaN if any is; a third of the time of isfinite().all()
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
+            stored = bool(torch.isfinite(tensor.to(torch.float64)).all())
+            beyond = "that leave the range of float32 once they are scaled" if stored else "that are NaN or infinite"
+            raise self._error(name, f"holds numbers {beyond}")
+        return values
+
+    def _made_for(self) -> str:
+        base = self._config.base_model
+        return f"; the adapter was made for {shown(base)}" if base else ""
+
+    def _error(self, name: str, complaint: str) -> ModelError:
+        return ModelError(f"{self._file}: tensor {shown(name)} {complaint}")
