@@ -13,7 +13,16 @@ import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.gemv_adapter import OneRowAdapter, b_rows, begin, expanded, shrink, words_of
+from tonle.models.cuda.gemv_adapter import (
+    OneRowAdapter,
+    adapted_options,
+    ask_for_b,
+    b_of,
+    begin,
+    expanded,
+    shrink,
+    words_of,
+)
 from tonle.models.cuda.launch import follow, launch
 
 
@@ -29,17 +38,28 @@ class GemvTiling:
 
 
 @triton.jit
-def _finish(y, gate_up, scale, n, live, BIAS, N: tl.constexpr, HAS_BIAS: tl.constexpr, GLU: tl.constexpr,
+def _bias(BIAS, n, live, early):
+    if early is None:
+        return tl.load(BIAS + n, mask=live, other=0.0)
+    else:
+        return early
+
+
+@triton.jit
+def _finish(y, gate_up, scale, n, live, BIAS, early, early_up, N: tl.constexpr, HAS_BIAS: tl.constexpr, GLU: tl.constexpr,
             DTYPE: tl.constexpr):  # fmt: skip
-    """Norm scale, bias and activation on float32 sums; rounded where separate torch operations would round."""
+    """Norm scale, bias and activation on float32 sums; rounded where separate torch operations would round.
+
+    `early` is the bias where it has been read already, else None.
+    """
     y *= scale
     if HAS_BIAS:
-        y += tl.load(BIAS + n, mask=live, other=0.0).to(tl.float32)
+        y += _bias(BIAS, n, live, early).to(tl.float32)
     if GLU:
         gate = y.to(DTYPE).to(tl.float32)
         up = gate_up * scale
         if HAS_BIAS:
-            up += tl.load(BIAS + N + n, mask=live, other=0.0).to(tl.float32)
+            up += _bias(BIAS, N + n, live, early_up).to(tl.float32)
         y = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
     return y.to(DTYPE)
 
@@ -51,7 +71,6 @@ def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr,
     """A few rows of W, all their columns unrolled: the first blocks are under way before the kernel ahead has ended."""
     n = tile * BN + tl.arange(0, BN)
     live = n < N
-    OUTPUTS: tl.constexpr = 2 * N if GLU else N
     k = tl.arange(0, BK)
     own = W + n.to(tl.int64)[:, None] * K + k[None, :]  # (BN, BK) pointers
     ws = ()
@@ -61,9 +80,19 @@ def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr,
         ws += (tl.load(own + first, mask=some, other=0.0),)
         if GLU:
             us += (tl.load(own + N * K + first, mask=some, other=0.0),)
-    if CUT is not None:
-        b = b_rows(B, SLOT, n, live, OUTPUTS, CUT)
-        b_up = b_rows(B, SLOT, N + n, live, OUTPUTS, CUT) if GLU else b
+    bias = None
+    bias_up = None
+    if CUT is not None:  # weights, too: they need not wait
+        slot = tl.load(SLOT)
+        if HAS_BIAS:
+            bias = _bias(BIAS, n, live, None)
+        if GLU:
+            ask_for_b(B, slot, n, live, CUT)
+            ask_for_b(B, slot, N + n, live, CUT)
+            if HAS_BIAS:
+                bias_up = _bias(BIAS, N + n, live, None)
+        else:
+            b = b_of(B, slot, n, live, CUT)
     if ADD and SETTLED:
         before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
@@ -90,9 +119,12 @@ def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr,
             else:
                 u = tl.load(own + N * K + first, mask=some, other=0.0)
             up += u.to(tl.float32) * x[None, :]
-    if CUT is not None:  # here: mostly they are there, and read by the time the sums are
+    if CUT is not None:  # first read here: mostly it is there, and read by the time the sums are
         words = words_of(WORDS, tile * BN, CUT)
-        words_up = words_of(WORDS, N + tile * BN, CUT) if GLU else words
+        if GLU:
+            words_up = words_of(WORDS, N + tile * BN, CUT)
+            b = b_of(B, slot, n, live, CUT)  # twice as many as others have: too much to hold all the time
+            b_up = b_of(B, slot, N + n, live, CUT)
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -102,7 +134,7 @@ def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr,
         y += expanded(words, b, WORDS, tile * BN, CUT)
         if GLU:
             y_up += expanded(words_up, b_up, WORDS, N + tile * BN, CUT)
-    y = _finish(y, y_up, scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    y = _finish(y, y_up, scale, n, live, BIAS, bias, bias_up, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
         y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
@@ -112,15 +144,16 @@ def _unrolled(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr,
 def _gemv_unrolled(X, GAIN, W, BIAS, OUT, eps, A, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
                    BK: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
                    SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    SHRINKING: tl.constexpr = 0 if CUT is None else CUT.programs  # the first ones
     program = tl.program_id(0)
-    if CUT is None:
+    if SHRINKING == 0:
         _unrolled(program, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, AHEAD, NORM, HAS_BIAS, ADD, SETTLED, GLU,
                   CUT, PDL)  # fmt: skip
     else:
-        if program < CUT.programs:
+        if program < SHRINKING:
             shrink(X, GAIN, A, SLOT, WORDS, K, NORM, CUT, PDL)
         else:
-            _unrolled(program - CUT.programs, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, AHEAD, NORM, HAS_BIAS,
+            _unrolled(program - SHRINKING, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, AHEAD, NORM, HAS_BIAS,
                       ADD, SETTLED, GLU, CUT, PDL)  # fmt: skip
 
 
@@ -131,11 +164,20 @@ def _looped(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K
     """A few rows of W, column block by column block: where unrolled ones are too many, or did worse."""
     n = tile * BN + tl.arange(0, BN)
     live = n < N
-    OUTPUTS: tl.constexpr = 2 * N if GLU else N
     k = tl.arange(0, BK)
-    if CUT is not None:
-        b = b_rows(B, SLOT, n, live, OUTPUTS, CUT)
-        b_up = b_rows(B, SLOT, N + n, live, OUTPUTS, CUT) if GLU else b
+    bias = None
+    bias_up = None
+    if CUT is not None:  # weights, too: they need not wait
+        slot = tl.load(SLOT)
+        if HAS_BIAS:
+            bias = _bias(BIAS, n, live, None)
+        if GLU:
+            ask_for_b(B, slot, n, live, CUT)
+            ask_for_b(B, slot, N + n, live, CUT)
+            if HAS_BIAS:
+                bias_up = _bias(BIAS, N + n, live, None)
+        else:
+            b = b_of(B, slot, n, live, CUT)
     if ADD and SETTLED:
         before = tl.load(OUT + n, mask=live, other=0.0)
     follow(PDL)
@@ -155,9 +197,12 @@ def _looped(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K
         acc += tl.load(own + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
         if GLU:
             up += tl.load(own + N * K + first, mask=some, other=0.0).to(tl.float32) * x[None, :]
-    if CUT is not None:  # here: mostly they are there, and read by the time the sums are
+    if CUT is not None:  # first read here: mostly it is there, and read by the time the sums are
         words = words_of(WORDS, tile * BN, CUT)
-        words_up = words_of(WORDS, N + tile * BN, CUT) if GLU else words
+        if GLU:
+            words_up = words_of(WORDS, N + tile * BN, CUT)
+            b = b_of(B, slot, n, live, CUT)  # twice as many as others have: too much to hold all the time
+            b_up = b_of(B, slot, N + n, live, CUT)
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -167,7 +212,7 @@ def _looped(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K
         y += expanded(words, b, WORDS, tile * BN, CUT)
         if GLU:
             y_up += expanded(words_up, b_up, WORDS, N + tile * BN, CUT)
-    y = _finish(y, y_up, scale, n, live, BIAS, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
+    y = _finish(y, y_up, scale, n, live, BIAS, bias, bias_up, N, HAS_BIAS, GLU, OUT.dtype.element_ty)
     if ADD:
         y = (y.to(tl.float32) + before.to(tl.float32)).to(OUT.dtype.element_ty)
     tl.store(OUT + n, y, mask=live)
@@ -177,15 +222,16 @@ def _looped(tile, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N: tl.constexpr, K
 def _gemv_looped(X, GAIN, W, BIAS, OUT, eps, A, B, SLOT, WORDS, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
                  BK: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
                  SETTLED: tl.constexpr, GLU: tl.constexpr, CUT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    SHRINKING: tl.constexpr = 0 if CUT is None else CUT.programs  # the first ones
     program = tl.program_id(0)
-    if CUT is None:
+    if SHRINKING == 0:
         _looped(program, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, STAGES, NORM, HAS_BIAS, ADD, SETTLED, GLU,
                 CUT, PDL)  # fmt: skip
     else:
-        if program < CUT.programs:
+        if program < SHRINKING:
             shrink(X, GAIN, A, SLOT, WORDS, K, NORM, CUT, PDL)
         else:
-            _looped(program - CUT.programs, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, STAGES, NORM, HAS_BIAS,
+            _looped(program - SHRINKING, X, GAIN, W, BIAS, OUT, eps, B, SLOT, WORDS, N, K, BN, BK, STAGES, NORM, HAS_BIAS,
                     ADD, SETTLED, GLU, CUT, PDL)  # fmt: skip
 
 
@@ -235,11 +281,13 @@ def gemv(
     tiling = tiling or gemv_tiling(outputs, inputs, norm=gain is not None)
     tiles = triton.cdiv(outputs, tiling.block_n)
     if adapter is None:
-        programs, cut, parts = tiles, None, (None, None, None, None)
+        programs, cut, parts, options = tiles, None, (None, None, None, None), {}
     else:
         assert glu or all(size % tiling.block_n == 0 for size in adapter.sizes[:-1])  # a tile is of one module
         cut = begin(adapter, x, gain, tiling.warps)
         programs, parts = cut.programs + tiles, (adapter.a, adapter.b, adapter.slot, adapter.scratch.words)
+        share = tiling.block_n * inputs * (2 if glu else 1) // (tiling.warps * 32)
+        options = adapted_options(share) if tiling.stages == 0 else {}
     if tiling.stages == 0:
         kernel, depth = _gemv_unrolled, tiling.ahead if x.element_size() == 2 else 1  # in registers
     else:
@@ -248,6 +296,6 @@ def gemv(
         kernel, (programs,),
         x, gain, weight, bias, out, eps, *parts, outputs, inputs, tiling.block_n, tiling.block_k, depth,
         gain is not None, bias is not None, add, settled, glu, cut,
-        num_warps=tiling.warps,
+        num_warps=tiling.warps, **options,
     )  # fmt: skip
     return out

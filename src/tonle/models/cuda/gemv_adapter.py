@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment,var-annotated"
 """A LoRA adapter inside the product of one row: what `gemv.py` adds to its kernels for W x + B (A x).
 
-Does: `shrink`, by which the first programs of a product's grid compute y = A x; `b_rows` and `expanded`, by which all others
+Does: `shrink`, by which the first programs of a product's grid compute y = A x; `b_of`, `words_of` and `expanded`, by which all others
 add B y to their own sums; and what the two kinds share, `OneRowScratch`. Does not: choose an adapter (a row's slot is read from
 device memory), or serve more rows than one.
 
@@ -96,11 +96,13 @@ class AdapterCut:
     all_rows: int  # of A: modules * rank
     rank: int
     padded_rank: int  # a power of two
+    outputs: int  # of all modules
     second: int  # the output with which the second module begins, and the third
     third: int
     place: int
     width: int  # words of one copy of y
     wait: bool  # for words that are EMPTY
+    fetch: bool  # ask for B early where it is read late
 
 
 @triton.jit
@@ -152,12 +154,23 @@ def shrink(X, GAIN, A, SLOT, WORDS, K: tl.constexpr, NORM: tl.constexpr, CUT: tl
 
 
 @triton.jit
-def b_rows(B, SLOT, n, live, OUTPUTS: tl.constexpr, CUT: tl.constexpr):
+def b_of(B, slot, n, live, CUT: tl.constexpr):
     """Rows n of the slot's B: (BN, padded rank)."""
-    slot = tl.load(SLOT)
     r = tl.arange(0, CUT.padded_rank)
-    rows = B + (slot.to(tl.int64) * OUTPUTS + n)[:, None] * CUT.rank + r[None, :]
+    rows = B + (slot.to(tl.int64) * CUT.outputs + n)[:, None] * CUT.rank + r[None, :]
     return tl.load(rows, mask=(live & (slot >= 0))[:, None] & (r < CUT.rank)[None, :], other=0.0)
+
+
+@triton.jit
+def ask_for_b(B, slot, n, live, CUT: tl.constexpr):
+    """Let rows n of the slot's B come as far as L2; `b_of` reads them later."""
+    if CUT.fetch:
+        rows = B + (slot.to(tl.int64) * CUT.outputs + n) * CUT.rank
+        rows = tl.where(live & (slot >= 0), rows, B)
+        RANK: tl.constexpr = CUT.rank
+        for first in tl.static_range(0, RANK, 64):  # 128 bytes, in half precision
+            tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [rows + first], dtype=tl.int32,
+                                      is_pure=False, pack=1)  # fmt: skip
 
 
 @triton.jit
@@ -200,6 +213,11 @@ def _shrink_alone(X, GAIN, A, SLOT, WORDS, K: tl.constexpr, NORM: tl.constexpr, 
     shrink(X, GAIN, A, SLOT, WORDS, K, NORM, CUT, PDL)
 
 
+def _ahead(place: str, blocks: int, rows: int) -> int:
+    """qkv's programs begin when down's end: reading A first, which waits for the slot, would only put off reading x."""
+    return 0 if place == "qkv" else min(blocks, 8 // rows)
+
+
 def adapter_cut(adapter: OneRowAdapter, inputs: int, warps: int, *, half: bool) -> AdapterCut:
     """How a product's kernel of so many warps brings in an adapter. `half`: weights have 16 bits."""
     never = sum(adapter.sizes)
@@ -212,16 +230,26 @@ def adapter_cut(adapter: OneRowAdapter, inputs: int, warps: int, *, half: bool) 
         programs=triton.cdiv(all_rows, rows) if adapter.fused else 0,
         rows=rows,
         block_k=block,
-        ahead=min(triton.cdiv(inputs, block), 8 // rows) if half else 1,  # in registers
+        ahead=_ahead(adapter.place, triton.cdiv(inputs, block), rows) if half else 1,  # in registers
         all_rows=all_rows,
         rank=adapter.rank,
         padded_rank=triton.next_power_of_2(adapter.rank),
+        outputs=never,
         second=second,
         third=third,
         place=PLACES.index(adapter.place),
         width=adapter.scratch.width,
         wait=adapter.fused and not INTERPRETED,
+        fetch=not INTERPRETED,
     )
+
+
+def adapted_options(share: int) -> dict[str, int]:
+    """Compiler options for an unrolled product of which each thread reads `share` weights.
+
+    Left alone, ptxas takes fewer registers than these here, and reads a part of W only after another has come.
+    """
+    return {"maxnreg": 112 if share <= 96 else 168} if share <= 192 else {}
 
 
 def begin(adapter: OneRowAdapter, x: torch.Tensor, gain: torch.Tensor | None, warps: int) -> AdapterCut:
