@@ -1,4 +1,5 @@
-"""Model files from anywhere: broken headers of GGUF and safetensors files are refused with `ModelError`, cheaply."""
+"""Model files from anywhere: broken headers of GGUF and safetensors files, broken configs and broken adapters are refused with
+`ModelError`, cheaply."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ import gguf
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.fakes.adapters import write_adapter
 from tests.fuzz.bodies import ANYTHING, written
 from tests.fuzz.target import FunctionTarget
 from tonle.errors import ModelError
+from tonle.models.adapters.read_adapter import read_adapter
 from tonle.models.gguf_file import GGUFFile
 from tonle.models.load.folder import open_folder
-from tonle.models.read_spec import from_gguf
+from tonle.models.read_spec import from_gguf, from_hf_config
 from tonle.models.source import ModelSource
 
 MAX_BYTES = 32 * 1024**2  # of memory, for files of a few kB
@@ -155,8 +158,46 @@ def _configs() -> st.SearchStrategy[Any]:
     )
 
 
+@functools.cache
+def _adapter() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapter(Path(folder), from_hf_config(_CONFIG), rank=2)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _adapters() -> st.SearchStrategy[Any]:
+    """One of the two files changed."""
+    config, weights = "adapter_config.json", "adapter_model.safetensors"
+    settings = [
+        *json.loads(_adapter()[config]),
+        "exclude_modules",
+        "init_lora_weights",
+        "trainable_token_indices",
+        "lora_bias",
+    ]
+    values = st.one_of(
+        ANYTHING, st.sampled_from([r".*_proj", "(", "(?:.{1,9999}){1,9999}[0-9]", ["q_proj"], {"q_proj": 2}])
+    )
+    changed = st.dictionaries(st.sampled_from(settings), values, min_size=1, max_size=2)
+    return st.one_of(
+        st.tuples(st.just(weights), _changed(lambda: _adapter()[weights])),
+        st.tuples(st.just(weights), ANYTHING.map(lambda value: _with_length(written(value)) + bytes(12))),
+        st.tuples(st.just(config), _changed(lambda: _adapter()[config])),
+        st.tuples(st.just(config), changed.map(lambda new: written({**json.loads(_adapter()[config]), **new}))),
+        st.tuples(st.just(config), ANYTHING.map(written)),
+    )
+
+
+def check_adapter(case: tuple[str, bytes], folder: Path) -> str:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for name, content in {**_adapter(), case[0]: case[1]}.items():
+            (Path(place) / name).write_bytes(content)
+        return _bounded(lambda: read_adapter(Path(place), from_hf_config(_CONFIG), max_rank=16))
+
+
 FILE_TARGETS = [
     FunctionTarget("gguf headers", 14, st.one_of(_changed(_gguf), _changed(_gguf), _nested_arrays()), check_gguf),
     FunctionTarget("safetensors headers", 6, _HEADERS, check_safetensors),
     FunctionTarget("model configs", 6, _configs(), check_config),
+    FunctionTarget("adapters", 10, st.deferred(_adapters), check_adapter),
 ]

@@ -19,7 +19,12 @@ from tonle.models.load.transformers_model import live_spec
 NEW = 24
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
 NAMES = ("one", "two", "three", "four", "five")
-MODULES = {"one": ("q", "k", "v", "o", "gate", "up", "down"), "two": ("q", "v"), "three": ("o", "down"), "four": ("gate", "up")}
+MODULES = {
+    "one": ("q", "k", "v", "o", "gate", "up", "down"),
+    "two": ("q", "v"),
+    "three": ("o", "down"),
+    "four": ("gate", "up"),
+}
 PROMPTS = prompts([40, 17, 3], 320)
 
 
@@ -48,7 +53,9 @@ def answers(family: str, folders: dict[str, Path]) -> dict[str | None, tuple[Any
     spec = live_spec(model_of(family))
     merged: dict[str | None, Any] = {None: model_of(family)}
     for seed, name in enumerate(NAMES):
-        adapter = write_adapter(folders[name], spec, rank=1 + 3 * seed, modules=MODULES.get(name, ("q", "up")), seed=seed)
+        adapter = write_adapter(
+            folders[name], spec, rank=1 + 3 * seed, modules=MODULES.get(name, ("q", "up")), seed=seed
+        )
         merged[name] = merge(model_of(family), adapter)
     return {name: (model, [reference(model, prompt, NEW) for prompt in PROMPTS]) for name, model in merged.items()}
 
@@ -87,11 +94,15 @@ def test_in_a_mixed_batch(family: str, folders: Any, answers: Any) -> None:
     check(driver, answers)
     hits = driver.stats.prefix_hits
     check(driver, answers)
-    assert driver.stats.prefix_hits - hits == len(NAMES) * (32 + 16) + 32 + 16, "each finds its own prefix, and only that"
+    assert driver.stats.prefix_hits - hits == len(NAMES) * (32 + 16) + 32 + 16, (
+        "each finds its own prefix, and only that"
+    )
 
 
 @pytest.mark.parametrize(("slots", "lag"), [(1, 0), (2, 1)])
-def test_more_adapters_than_slots_and_than_memory(family: str, folders: Any, answers: Any, slots: int, lag: int) -> None:
+def test_more_adapters_than_slots_and_than_memory(
+    family: str, folders: Any, answers: Any, slots: int, lag: int
+) -> None:
     driver = Driver(model_of(family), config(folders, max_loras=slots, max_cpu_loras=2, max_num_batched_tokens=48), lag)
     check(driver, answers, arrive_every=2)
 

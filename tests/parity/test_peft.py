@@ -73,7 +73,8 @@ def theirs(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("settings", [
     {"r": 8, "lora_alpha": 16, "target_modules": ATTENTION},
     {"r": 64, "lora_alpha": 16, "target_modules": "all-linear", "use_rslora": True},
-    {"r": 4, "target_modules": ["q_proj", "up_proj", "down_proj"], "rank_pattern": {"q_proj": 2, r"1\.mlp\.up_proj": 9},
+    {"r": 4, "target_modules": ["q_proj", "up_proj", "down_proj"],
+     "rank_pattern": {"0.self_attn.q_proj": 5, "q_proj": 2, r"1\.mlp\.up_proj": 9},
      "alpha_pattern": {"down_proj": 24, r"layers\.0\.self_attn\..*": 3}},
     {"r": 3, "target_modules": r".*\.1\.(self_attn\.[kv]|mlp\.gate)_proj"},
     {"r": 1, "lora_alpha": 2, "target_modules": ["o_proj", "gate_proj"], "layers_to_transform": [1]},

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from itertools import islice
 from typing import Any, NamedTuple, Self, TypeVar
 
 from tonle.config.engine import EngineConfig
@@ -24,6 +23,7 @@ from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
 from tonle.engine.given_model import open_given
+from tonle.engine.kept_results import KeptResults
 from tonle.engine.loop import Loop
 from tonle.engine.machine import give_back
 from tonle.engine.mailbox import ThreadMailbox
@@ -36,7 +36,7 @@ from tonle.engine.request import (
 )
 from tonle.engine.text import Text
 from tonle.engine.text.no_text import NoText
-from tonle.errors import ConfigError, InternalError, InvalidRequest, NotFound, TonleError
+from tonle.errors import ConfigError, InternalError, InvalidRequest, TonleError
 from tonle.telemetry import logs
 
 log = logging.getLogger("tonle.engine")
@@ -46,7 +46,6 @@ T = TypeVar("T")
 Prompt = str | list[int] | list[dict[str, Any]]  # text, token ids, or chat messages
 DRAIN_S = 30.0  # as a server waits
 _DRAIN_POLL_S = 0.005
-_KEPT_RESULTS = 10_000  # finished results kept for `result()`; the oldest go first
 
 _running: weakref.WeakSet[InferenceEngine] = weakref.WeakSet()
 _leaving = threading.Event()  # the interpreter ends
@@ -79,10 +78,9 @@ class InferenceEngine(EngineAdapters):
         self._mailbox: ThreadMailbox | None = None
         self._aio = asyncio.new_event_loop()
         self._threads: list[threading.Thread] = []
-        self._requests: dict[str, Future[GenerationResult]] = {}
+        self._results = KeptResults()
         self._generations: dict[str, Generation] = {}
         self._stats = EngineStats(self.config)
-        self._lock = threading.Lock()
 
     # -- life
 
@@ -156,9 +154,7 @@ class InferenceEngine(EngineAdapters):
         """
         order = self._prepare(text, generation_config, config, priority=priority, adapter=adapter)
         request_id, future = self._call(self._begin(order, callback)).result()
-        with self._lock:
-            self._requests[request_id] = future
-            self._forget_old()
+        self._results.add(request_id, future)
         return request_id
 
     def begin(
@@ -187,13 +183,7 @@ class InferenceEngine(EngineAdapters):
 
     def result(self, request_id: str, timeout: float | None = None) -> GenerationResult:
         """Wait for a request. Raises `TimeoutError`, or what ended it."""
-        future = self._requests.get(request_id)
-        if future is None:
-            raise NotFound(f"no request {request_id!r} is known here (results are kept for the last {_KEPT_RESULTS})")
-        try:
-            return future.result(timeout)
-        except TimeoutError:
-            raise TimeoutError(f"request {request_id} has not ended after {timeout} s; it goes on") from None
+        return self._results.wait(request_id, timeout)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request and free what it holds. True if it was still under way; its result then says "cancelled"."""
@@ -343,13 +333,6 @@ class InferenceEngine(EngineAdapters):
                 await (asyncio.to_thread(callback, result) if not _leaving.is_set() else _call_here(callback, result))
             except Exception:
                 log.exception("the callback of request %s raised", generation.request_id)
-
-    def _forget_old(self) -> None:
-        too_many = len(self._requests) - _KEPT_RESULTS
-        if too_many > 0:
-            done = (request_id for request_id, future in self._requests.items() if future.done())
-            for request_id in list(islice(done, too_many)):
-                del self._requests[request_id]
 
     def _hand_over(self, message: ToFront) -> None:
         """From the loop's thread to the front's."""

@@ -98,9 +98,8 @@ class Loop:
             wait_s = None
         elif not self._launched and not self._scheduler.running:
             wait_s = self._scheduler.wake_s(time.monotonic())
-        if self._adapters is not None and self._adapters.is_reading and not self._scheduler.running:
-            if wait_s is None or self._scheduler.waiting.peek() is None:  # nothing can run before it is read
-                wait_s = _READING_S
+        if self._adapters is not None and self._adapters.is_reading:
+            wait_s = self._wait_for_adapters(wait_s)
         mail = self._mailbox.take(wait_s)
         for message in mail:
             match message:
@@ -125,6 +124,11 @@ class Loop:
         if self._adapters is not None:
             self._take_adapters(self._adapters)
         return bool(mail)
+
+    def _wait_for_adapters(self, wait_s: float | None) -> float | None:
+        """How long to sleep while one is being read: not longer than that may take, and not at all if other work is left."""
+        nothing_else = not self._scheduler.running and self._scheduler.waiting.peek() is None
+        return _READING_S if nothing_else else wait_s
 
     def _take_adapters(self, adapters: LoadedAdapters) -> None:
         """Those that have been read since. Requests that wait for one that cannot be read again end."""

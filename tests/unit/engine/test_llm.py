@@ -147,7 +147,7 @@ def test_a_template_that_will_not_do_is_told_at_the_start(
 
 def test_a_batch_may_have_more_prompts_than_results_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of prompts, with a bounded number of them under way at a time."""
-    monkeypatch.setattr("tonle.engine.inference_engine._KEPT_RESULTS", 5)
+    monkeypatch.setattr("tonle.engine.kept_results.MAX_KEPT", 5)
     monkeypatch.setattr("tonle.engine.llm._WINDOW", 8, raising=False)
     front, most = llm.engine._front, 0
     assert front is not None
@@ -164,7 +164,7 @@ def test_a_batch_may_have_more_prompts_than_results_are_kept(llm: LLM, monkeypat
     results = llm.generate(prompts, config)
     assert [result.prompt_ids for result in results] == prompts
     assert results[50].output_ids == results[0].output_ids
-    assert most == 8 and len(llm.engine._requests) <= 5
+    assert most == 8 and len(llm.engine._results) <= 5
 
 
 def test_a_prompt_that_is_refused_ends_the_batch_and_leaves_nothing_running(llm: LLM) -> None:

@@ -15,7 +15,21 @@ import pytest
 
 from tonle.child.frames import Frames, frame
 from tonle.engine import peer
-from tonle.engine.messages import Cancel, LoopStats, ModelCard, Step, Stop, Submit, ToEngine, ToFront
+from tonle.engine.messages import (
+    AdapterInfo,
+    AdapterReply,
+    Adapters,
+    Cancel,
+    LoadAdapter,
+    LoopStats,
+    ModelCard,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFront,
+    UnloadAdapter,
+)
 from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.socket_mailbox import SocketMailbox, split
 
@@ -141,6 +155,31 @@ def test_a_front_that_connects_later_gets_the_card(engine: Engine) -> None:
     assert early.read() == []
     engine.mailbox.publish(CARD)
     assert early.read() == [CARD] and engine.front().read() == [CARD] and engine.parent.read() == [CARD]
+
+
+def test_all_fronts_hear_of_adapters_and_one_gets_the_reply(engine: Engine) -> None:
+    one, two = engine.front(), engine.front()
+    one.send(LoadAdapter(1, "a", "/a"))
+    (first,) = engine.mailbox.take(60)
+    two.send(UnloadAdapter(1, "b"))
+    (second,) = engine.mailbox.take(60)
+    assert isinstance(first, LoadAdapter) and isinstance(second, UnloadAdapter) and first.reply != second.reply
+    known = Adapters([AdapterInfo("a", 1, "aa", 4, "/a")])
+    engine.mailbox.publish(known)
+    engine.mailbox.publish(AdapterReply(first.reply))
+    assert one.read() == [known, AdapterReply(1)] and two.read() == [known] and engine.parent.read() == [known]
+    engine.mailbox.publish(AdapterReply(second.reply, "no"))
+    assert two.read() == [AdapterReply(1, "no")] and one.read() == []
+    one.sock.close()
+    engine.mailbox.take(60)
+    engine.mailbox.publish(AdapterReply(first.reply))  # to a front that is gone
+
+
+def test_a_front_that_connects_later_knows_the_adapters_before_it_is_ready(engine: Engine) -> None:
+    old, known = Adapters([]), Adapters([AdapterInfo("a", 1, "aa", 4, "/a")])
+    for message in (old, CARD, known):
+        engine.mailbox.publish(message)
+    assert engine.front().read() == [known, CARD]
 
 
 def test_fronts_without_tokens_hear_the_state_when_the_engine_falls_idle(engine: Engine) -> None:

@@ -27,7 +27,7 @@ class FrontAdapters:
         self._asked: dict[int, asyncio.Future[None]] = {}  # by the number of the reply
         self._engine_id: int | None = None
         self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
-        self._restoring: set[str] = set()  # names that the next engine does not have yet
+        self._restoring: dict[str, AdapterInfo] = {}  # of those, what the next engine does not have yet
 
     # -- down
 
@@ -75,7 +75,8 @@ class FrontAdapters:
     def deliver(self, message: Adapters | AdapterReply) -> None:
         if isinstance(message, Adapters):
             self.known = {info.name: info for info in message.adapters}
-            self._restoring -= self.known.keys()
+            for name in self.known.keys() & self._restoring.keys():
+                del self._restoring[name]
             return
         asked = self._asked.pop(message.reply, None)
         if asked is None or asked.done():  # the caller has left
@@ -87,7 +88,7 @@ class FrontAdapters:
 
     def lose(self, error: TonleError) -> None:
         """The engine is gone, or the connection to it."""
-        self._before = self._before or self.known
+        self._before = self._before or self._restoring | self.known
         self.known = {}
         asked, self._asked = self._asked, {}
         for future in asked.values():
@@ -99,7 +100,7 @@ class FrontAdapters:
         before, self._before = self._before, {}
         is_new = card.engine_id != self._engine_id
         self._engine_id = card.engine_id
-        self._restoring = set()
+        self._restoring = {}
         if not is_new or not before or not card.max_loras:
             return
         for name in self.known.keys() - before.keys():  # it was unloaded since the first engine was started
@@ -107,14 +108,15 @@ class FrontAdapters:
         for name, info in before.items():
             now = self.known.get(name)
             if now is None:
-                self._restoring.add(name)
+                self._restoring[name] = info
             if now is None or now.path != info.path:
                 self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
 
     def _restore(self, message: LoadAdapter | UnloadAdapter) -> None:
         def restored(asked: asyncio.Future[None]) -> None:
-            self._restoring.discard(message.name)
             error = asked.exception()
+            if not isinstance(error, EngineDied):  # else the next engine gets it
+                self._restoring.pop(message.name, None)
             if error is not None and (message.name in self.known) == isinstance(message, UnloadAdapter):
                 log.error("after the engine came back: %s", error)  # else another front was faster
 

@@ -24,7 +24,7 @@ _MAX_FILE_BYTES = 4 * 2**20
 _MAX_PATTERNS = 2_000  # of one setting: a rank of its own for every matrix of a large model takes some hundreds
 _MAX_PATTERN_LENGTH = 10_000  # letters
 _PLAIN = re.compile(r"[\w.]+")  # a name: most keys are
-_MATCHING_SECONDS = 2.0  # for all patterns together: one that was made to be slow holds up nothing else
+_MATCHING_SECONDS = 1.0  # for all patterns together: one that was made to be slow holds up nothing else
 
 MERGE = "merge the adapter into the model (merge_and_unload of peft) and serve the result"
 

@@ -61,8 +61,8 @@ def read_adapter(path: Path, spec: ModelSpec, *, max_rank: int) -> Adapter:
         adapter = _WeightsFile(_file(folder, _WEIGHTS), config, spec).read(max_rank)
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read: {error.strerror or error}") from error
-    log.info("read the adapter at %s: rank %d, %d matrices, made for %s", folder, adapter.rank, len(adapter.parts),
-             shown(config.base_model or "a model that it does not name"))  # fmt: skip
+    if config.base_model is not None:
+        log.info("the adapter at %s was made for %s", folder, shown(config.base_model))
     return adapter
 
 
