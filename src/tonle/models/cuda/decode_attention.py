@@ -233,7 +233,8 @@ def decode_attention(
         _decode, (kv_heads, max_items(rows, kv_heads)),
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
         tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        (dim**-0.5 if scale is None else scale) * LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
+        (dim**-0.5 if scale is None else scale) * LOG2E,
+        tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
         tiling.block_keys, window or 0, fused, tiling.eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
