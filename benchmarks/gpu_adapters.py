@@ -182,8 +182,7 @@ async def serve(options: argparse.Namespace) -> None:
             ready = await engine.start()
             print(f"ready after {ready:.1f} s", flush=True)
             try:
-                for case in cases:
-                    await drive(engine.generate, serving(32, seed=77), 32)  # warm
+                await drive(engine.generate, serving(64, seed=77), 32)  # warm
                 for repeat in range(options.repeats):
                     for case in cases:
                         await case.measure(engine, options, seed=100 + repeat)

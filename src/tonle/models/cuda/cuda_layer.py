@@ -27,6 +27,8 @@ def support(layer: LayerSpec, piece: Piece) -> Support:
             return Support(
                 "none", "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
             )
+        if attention.soft_cap is not None or attention.sinks:
+            return Support("none", "attention with soft caps or sinks has no CUDA kernels")
     if piece in (Piece.MIX, Piece.ADD_MIXED):
         if mixer.kind == "experts":
             return Support("none", "mixers of experts have no CUDA kernels")

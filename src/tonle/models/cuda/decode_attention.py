@@ -219,11 +219,12 @@ def decode_attention(
     k_gain: torch.Tensor | None,
     eps: float,
     fused: bool,
+    scale: float | None = None,
 ) -> None:
     """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
 
     Tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
-    turned already and the new keys and values are in the cache.
+    turned already and the new keys and values are in the cache. `scale` of scores; None = dim ** -0.5.
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
@@ -232,7 +233,8 @@ def decode_attention(
         _decode, (kv_heads, max_items(rows, kv_heads)),
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
         tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        dim**-0.5 * LOG2E, tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
+        (dim**-0.5 if scale is None else scale) * LOG2E,
+        tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
         tiling.block_keys, window or 0, fused, tiling.eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

@@ -258,14 +258,15 @@ class CudaModel:
 
     def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
-        spec, cache, window = self.spec, self.kv.layer(index), layer.spec.attention.window
+        spec, cache = self.spec, self.kv.layer(index)
+        window, scale = layer.spec.attention.window, layer.spec.attention.scale
         if tiles is not None:
             rotate_and_store(self.batch, qkv, cache, layer.angles, layer.q_gain, layer.k_gain, spec.norm_eps,
                              spec.num_heads)  # fmt: skip
             prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles, num_heads=spec.num_heads,
-                              window=window)  # fmt: skip
+                              window=window, scale=scale)  # fmt: skip
         decode_attention(
             self.batch, self.tables, qkv, cache, out, self._decode_scratch, rows=min(qkv.shape[0], self.sizes.max_rows),
             num_heads=spec.num_heads, window=window, angles=layer.angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None,
+            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, scale=scale,
         )  # fmt: skip

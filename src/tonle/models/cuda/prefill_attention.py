@@ -124,6 +124,7 @@ def prefill_attention(
     tiles: int,
     num_heads: int,
     window: int | None,
+    scale: float | None = None,
 ) -> None:
     """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
     block, kv_heads, dim = cache.k.shape[-3:]
@@ -132,7 +133,8 @@ def prefill_attention(
     launch(
         _prefill, (num_heads, max(1, tiles)),  # never an empty grid: decode attention counts on the wait of this kernel
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
-        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, dim**-0.5 * LOG2E,
+        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out,
+        (dim**-0.5 if scale is None else scale) * LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, tiling.block_keys,
         window or 0, tiling.twice and window is None, exact, num_warps=tiling.warps, num_stages=2,
     )  # fmt: skip
