@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from tonle.config.adapter_names import wrong_adapter_name
 from tonle.engine.adapters.host_adapters import HostAdapters
@@ -39,8 +38,8 @@ class LoadedAdapters:
         return self._reader.is_busy
 
     def add(self, name: str, path: str, adapter: Adapter) -> None:
-        """`adapter` was read from `path`, and has this name from now on."""
-        path, before = str(Path(path).absolute()), self._infos.get(name)
+        """`adapter` was read from `path`, which is absolute, and has this name from now on."""
+        before = self._infos.get(name)
         if before is not None and before.digest == adapter.digest:
             self.host.move(before.id, path)
             self._infos[name] = AdapterInfo(name, before.id, adapter.digest, adapter.rank, path)

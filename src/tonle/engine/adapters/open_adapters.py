@@ -19,9 +19,10 @@ log = logging.getLogger("tonle.engine")
 
 
 def read_given(config: EngineConfig, spec: ModelSpec) -> tuple[dict[str, Adapter], EngineConfig]:
-    """The adapters of `config.lora`, and the settings with a rank that holds them all. Raises `ModelError`."""
+    """The adapters of `config.lora`, and the settings with whole paths and a rank that holds them all. Raises `ModelError`."""
     given = {}
-    for name, path in config.lora.items():
+    paths = {name: str(Path(path).expanduser().absolute()) for name, path in config.lora.items()}
+    for name, path in paths.items():
         try:
             given[name] = read_adapter(Path(path), spec, max_rank=MAX_LORA_RANK)
         except ModelError as error:
@@ -29,7 +30,7 @@ def read_given(config: EngineConfig, spec: ModelSpec) -> tuple[dict[str, Adapter
         log.info("adapter %s: rank %d, %.1f MB, sha256:%s, from %s",
                  name, given[name].rank, given[name].num_bytes / 1e6, given[name].digest[:16], path)  # fmt: skip
     rank = max([config.max_lora_rank, *(adapter.rank for adapter in given.values())])
-    return given, replace(config, max_lora_rank=rank)
+    return given, replace(config, lora=paths, max_lora_rank=rank)
 
 
 def open_adapters(

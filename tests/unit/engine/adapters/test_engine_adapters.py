@@ -16,6 +16,7 @@ from tests.fakes.checkpoints import tiny_model, tiny_tokenizer
 from tests.parity.test_engine import reference
 from tonle.config.engine import EngineConfig
 from tonle.engine import LLM, GenerationConfig, InferenceEngine
+from tonle.engine.adapters.open_adapters import enable_adapters
 from tonle.errors import ConfigError, InvalidRequest, ModelError, TonleError, UnknownModel
 from tonle.models.load.transformers_model import live_spec
 
@@ -209,6 +210,15 @@ def test_without_adapters_the_setting_is_named(model: Any, folder: Path) -> None
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineConfig(**settings).validate()
+
+
+def test_a_decoder_without_adapters_is_refused() -> None:
+    class Bare:
+        pass
+
+    with pytest.raises(ConfigError, match="this model runs on Bare, which takes no LoRA adapters") as refused:
+        enable_adapters(Bare(), EngineConfig(enable_lora=True))
+    assert refused.value.param == "enable_lora"
 
 
 def test_a_batch(model: Any, folder: Path, answers: Any) -> None:
