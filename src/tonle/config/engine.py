@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tonle.config.adapter_names import wrong_adapter_name
 from tonle.config.setting_names import named_settings, unknown_setting
 from tonle.config.types import wrong_type
 from tonle.errors import ConfigError
 
 GIB = 1024**3
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id")
+MAX_LORA_RANK = 256
 
 
 @named_settings
@@ -51,6 +53,13 @@ class EngineConfig:
         16  # 16 | 8: what 4- and 8-bit weights are multiplied with on a CPU that has dot products of bytes
     )
     load_format: str = "auto"  # auto = the files | random: weights made on the device, to measure speed without files
+
+    # Adapters (LoRA)
+    lora: dict[str, str] = field(default_factory=dict)  # name -> a PEFT folder: loaded at the start
+    enable_lora: bool = False  # allow adapters to be loaded and unloaded while it runs; implied by `lora`
+    max_loras: int = 8  # slots on the device: adapters computed together in one step
+    max_lora_rank: int = 16  # largest rank that fits a slot; raised to the largest of `lora`
+    max_cpu_loras: int = 32  # adapters kept in the host's memory, at least max_loras; others are read again when needed
 
     # Answers
     hold_clusters: str = "auto"  # auto | always: whether a stream's last letter waits where no mark is likely to follow
@@ -126,6 +135,7 @@ class EngineConfig:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}", param="dtype")
         self._check_adaptive()
+        self._check_adapters()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A name that is no setting raises `AttributeError`, with the closest one that is."""
@@ -159,6 +169,25 @@ class EngineConfig:
                 "target_ttft_ms (time to the first one) or both, in milliseconds",
                 param="adaptive",
             )
+
+    def _check_adapters(self) -> None:
+        for name in self.lora:
+            if (wrong := wrong_adapter_name(name)) is not None:
+                raise ConfigError(wrong, param="lora")
+            if not self.lora[name]:
+                raise ConfigError(f"lora has no path for adapter {name}; give the folder with its files", param="lora")
+        for name in ("max_loras", "max_cpu_loras"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
+        if not 1 <= self.max_lora_rank <= MAX_LORA_RANK:
+            raise ConfigError(
+                f"max_lora_rank must be between 1 and {MAX_LORA_RANK}, not {self.max_lora_rank}", param="max_lora_rank"
+            )
+
+    @property
+    def uses_adapters(self) -> bool:
+        """Whether requests may name an adapter."""
+        return self.enable_lora or bool(self.lora)
 
     @property
     def tunes_itself(self) -> bool:

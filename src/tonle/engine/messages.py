@@ -20,6 +20,22 @@ class DropCache(msgspec.Struct, tag="drop_cache", array_like=True):
     """Forget every idle cached block."""
 
 
+class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
+    """Read a LoRA adapter from `path` and serve it as `name`. Answered by an `AdapterReply` with the same number."""
+
+    reply: int
+    name: str
+    path: str
+    replace: bool = False  # another adapter may have the name: requests from now on get the new one
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", array_like=True):
+    """Take the name away. Requests under way end as they would have."""
+
+    reply: int
+    name: str
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """End the loop. Whatever still runs is cancelled."""
 
@@ -41,6 +57,38 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     stored: str = ""  # what the model's files hold: a dtype, or a GGML type such as Q4_1; empty if weights are made up
     defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave a field out
     gpu: str = ""  # UUID of the NVIDIA GPU that computes; empty if none does
+    max_loras: int = 0  # adapters that can be computed together; 0: the engine takes none
+    engine_id: int = 0  # drawn when the engine starts, so that a front knows whether it is another one
+
+
+class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A LoRA adapter that requests can name."""
+
+    name: str
+    id: int  # given by the engine, never to another content; 0 would be the base model
+    digest: str  # SHA-256, hex, of what it computes
+    rank: int
+    path: str
+
+
+class Adapters(msgspec.Struct, tag="adapters", array_like=True):
+    """All adapters there are: before the `ModelCard`, and after each change."""
+
+    adapters: list[AdapterInfo]
+
+
+class AdapterReply(msgspec.Struct, tag="adapter_reply", array_like=True):
+    """What became of a `LoadAdapter` or an `UnloadAdapter`; comes after the `Adapters` that it led to."""
+
+    reply: int
+    error: str | None = None
+    caller_fault: bool = True  # wrong files or a wrong name rather than a bug
+
+    @property
+    def exception(self) -> TonleError | None:
+        if self.error is None:
+            return None
+        return ModelError(self.error) if self.caller_fault else InternalError(self.error)
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
@@ -89,6 +137,8 @@ class LoopStats(msgspec.Struct, array_like=True):
     busy_s: float = 0.0  # time spent in steps
     profile: dict[str, float] = {}  # seconds per part of the step, if asked for
     adaptive: AdaptiveStats | None = None
+    running_adapters: list[str] = []  # names of those that running requests use,
+    waiting_adapters: list[str] = []  # and of those that waiting ones do
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):
@@ -105,5 +155,5 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 
-ToEngine = Submit | Cancel | DropCache | Stop
-ToFront = ModelCard | Failed | Step
+ToEngine = Submit | Cancel | DropCache | LoadAdapter | UnloadAdapter | Stop
+ToFront = ModelCard | Failed | Step | Adapters | AdapterReply

@@ -31,6 +31,7 @@ class Card:
     block_size: int = 16
     num_blocks: int = 100
     gpu: str = ""
+    max_loras: int = 0
 
 
 @dataclass

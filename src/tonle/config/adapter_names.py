@@ -1,0 +1,19 @@
+"""What a LoRA adapter may be called. Does: check a name. Does not: know which adapters there are."""
+
+from __future__ import annotations
+
+import re
+
+MAX_NAME_CHARS = 128
+# Parts between slashes, as in names of the hub. No part is empty or begins with a dot: a name is never a path or an address.
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._:-]*)*")
+
+
+def wrong_adapter_name(name: str) -> str | None:
+    """What is wrong with it, as a sentence, or None. Names travel in headers, metrics and `NAME=PATH`."""
+    if len(name) <= MAX_NAME_CHARS and _NAME.fullmatch(name):
+        return None
+    return (
+        f"an adapter cannot be called {name[:MAX_NAME_CHARS]!r}: a name has 1 to {MAX_NAME_CHARS} letters of A-Z and a-z, digits "
+        "and the characters . _ - : / and is neither a path nor a URL"
+    )
