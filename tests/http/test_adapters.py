@@ -165,7 +165,8 @@ def test_what_is_refused_and_why(url: str, front: FakeFront, khmer: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "model", ["/adapters/khmer", "./khmer", "../khmer", "~/khmer", "https://host/khmer", "s3://b/k", "C:\\khmer", "a/../b"]
+    "model",
+    ["/adapters/khmer", "./khmer", "../khmer", "~/khmer", "https://host/khmer", "s3://b/k", "C:\\khmer", "a/../b"],
 )
 def test_a_model_that_is_a_path_or_a_url_is_refused(url: str, model: str) -> None:
     refused = ask(url, model)
@@ -242,7 +243,11 @@ def test_name_and_digest_are_on_record(khmer: str, tmp_path: Path) -> None:
         ask(url, "/etc/passwd", key=None)
     *used, cached, base, refused, path = read_records(trail)
     for record in (*used, cached):
-        assert (record["model"], record["adapter"], record["adapter_digest"]) == ("khmer-qa", "khmer-qa", digest_of("K:"))
+        assert (record["model"], record["adapter"], record["adapter_digest"]) == (
+            "khmer-qa",
+            "khmer-qa",
+            digest_of("K:"),
+        )
         assert record["model_config"]["parent"] == "scripted"
     assert cached["status"] == "cached"
     assert (base["adapter"], base["adapter_digest"]) == (None, None)
