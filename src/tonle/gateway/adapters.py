@@ -262,9 +262,8 @@ class AdapterAdmin:
     async def _ask(self, backend: Backend, path: str, body: dict[str, Any]) -> Told:
         """Never raises: what went wrong is in the result."""
         reply = BufferedReply()
-        headers = {"Content-Type": "application/json"}
         try:
-            await backend.send("POST", path, msgspec.json.encode(body), headers, reply, first_s=backend.timeout_s)
+            await backend.send("POST", path, msgspec.json.encode(body), {}, reply, first_s=backend.timeout_s)
         except UpstreamError as error:
             return Told(backend, body=f"no answer: {error}".encode())
         digest = digest_in(reply.headers.get(ADAPTER_HEADER))
