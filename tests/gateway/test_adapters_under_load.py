@@ -225,6 +225,41 @@ def test_replaced_in_place_under_load(world: World, tmp_path: Path) -> None:
     assert verify(tmp_path / "audit").ok
 
 
+def test_requests_that_race_with_its_removal_are_answered_or_not_found(world: World, tmp_path: Path) -> None:
+    """They go on naming it all the while, through the gateway and past it: a removal never breaks an answer."""
+    direct = world.servers[1].url
+
+    def test(url: str) -> None:
+        stop = threading.Event()
+
+        def caller(number: int) -> set[int]:
+            statuses = set()
+            for turn in itertools.count(number):
+                reply = complete((url, direct)[number % 2], "racing", PROMPTS[turn % len(PROMPTS)], stream=turn % 3 == 0)
+                assert reply.status in (200, 404), reply.body
+                if reply.status == 200:
+                    assert reply.tokens == world.answers["medical-qa"][turn % len(PROMPTS)]
+                statuses.add(reply.status)
+                if stop.is_set():
+                    return statuses
+            return statuses
+
+        with ThreadPoolExecutor() as pool:
+            callers = [pool.submit(caller, number) for number in range(6)]
+            try:
+                for _ in range(8):
+                    body = {"lora_name": "racing", "lora_path": world.path("medical-qa")}
+                    assert post(url, LOAD, body, ADMIN).status == 200
+                    assert complete(url, "racing", PROMPTS[0]).status == 200
+                    assert post(url, UNLOAD, {"lora_name": "racing"}, ADMIN).status == 200
+            finally:
+                stop.set()
+            assert set().union(*(each.result(60) for each in callers)) == {200, 404}
+
+    behind_a_gateway(world, tmp_path, test, cache=None)
+    assert verify(tmp_path / "audit").ok
+
+
 def test_what_is_broken_is_refused_by_the_name_of_its_tensor(world: World, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
