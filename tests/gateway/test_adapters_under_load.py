@@ -235,7 +235,9 @@ def test_requests_that_race_with_its_removal_are_answered_or_not_found(world: Wo
         def caller(number: int) -> set[int]:
             statuses = set()
             for turn in itertools.count(number):
-                reply = complete((url, direct)[number % 2], "racing", PROMPTS[turn % len(PROMPTS)], stream=turn % 3 == 0)
+                reply = complete(
+                    (url, direct)[number % 2], "racing", PROMPTS[turn % len(PROMPTS)], stream=turn % 3 == 0
+                )
                 assert reply.status in (200, 404), reply.body
                 if reply.status == 200:
                     assert reply.tokens == world.answers["medical-qa"][turn % len(PROMPTS)]

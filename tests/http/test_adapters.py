@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +226,9 @@ def test_a_load_goes_on_when_its_caller_hangs_up(url: str, front: FakeFront, khm
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN}"}
     line.request("POST", LOAD, json.dumps({"lora_name": "khmer-qa", "lora_path": khmer}), headers)
     assert ask(url).status == 404  # which gives the load time to begin
+    line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing sends a reset
     line.close()
+    assert {ask(url).status for _ in range(10)} == {404}  # and the server time to see that its caller is gone
     front.loading._loop.call_soon_threadsafe(front.loading.set)  # type: ignore[attr-defined]
     for _ in range(600):
         if ask(url).status == 200:

@@ -94,7 +94,10 @@ def test_adapters_for_vllm_are_one_list() -> None:
     config = replace(ServeConfig(), lora=(("a", "/x"), ("b", "/y")), max_lora_rank=64)
     flags = vllm_flags(config, gpus=1)
     assert flags[3:] == ["--enable-lora", "--max-loras=8", "--lora-modules", "a=/x", "b=/y", "--max-lora-rank=64"]
-    assert vllm_flags(replace(ServeConfig(), enable_lora=True, max_loras=2), gpus=1)[3:] == ["--enable-lora", "--max-loras=2"]
+    assert vllm_flags(replace(ServeConfig(), enable_lora=True, max_loras=2), gpus=1)[3:] == [
+        "--enable-lora",
+        "--max-loras=2",
+    ]
 
 
 def test_names_for_vllm_are_one_list() -> None:
