@@ -1,23 +1,26 @@
 """A scripted twin of an engine's front: a byte tokenizer, and answers that are written down beforehand.
 
 Does: everything a replica may expect of a front, on one event loop, with no engine behind it. It obeys max_length,
-stop, n, logprobs and cancel; it samples nothing. Tests turn its screws: `reply`, `stall_after`, `die_after`...
+stop, n, logprobs and cancel; it samples nothing. An adapter is a folder with one file, whose text every answer begins with.
+Tests turn its screws: `reply`, `stall_after`, `die_after`...
 """
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+import hashlib
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tonle.engine.messages import LoopStats, ModelCard
+from tonle.engine.messages import AdapterInfo, LoopStats, ModelCard
 from tonle.engine.request import Delta, GenerationConfig, RequestPriority, Timings, TokenLogprob, Usage
-from tonle.errors import EngineDied, EngineRestarting, TonleError
+from tonle.errors import EngineDied, EngineRestarting, ModelError, TonleError, UnknownModel
 
 BEGIN, END = 256, 257  # the special tokens; 0..255 are bytes
 CACHED_TOKENS = 4  # of every prompt, so that tests can see the number arrive
@@ -66,8 +69,12 @@ class ByteText:
 
 
 class FakeGeneration:
-    def __init__(self, front: FakeFront, prompt: list[int], config: GenerationConfig, request_id: str) -> None:
+    def __init__(
+        self, front: FakeFront, prompt: list[int], config: GenerationConfig, request_id: str, opening: str = ""
+    ) -> None:
         self.request_id = request_id
+        self.opening = opening  # an adapter's
+        self.adapter: AdapterInfo | None = None
         self.prompt = prompt
         self.config = config
         self.usage = Usage(prompt_tokens=len(prompt), cached_tokens=min(CACHED_TOKENS, len(prompt)))
@@ -103,7 +110,7 @@ class FakeGeneration:
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         front, config = self._front, self.config
-        choices = [front.script(self.prompt, config, index) for index in range(config.n)]
+        choices = [front.script(self.prompt, config, index, self.opening) for index in range(config.n)]
         self.timings.scheduled_s = self.timings.arrived_s + front.queue_s if front.queue_s else time.monotonic()
         num_tokens = 0
         while any(choices):
@@ -136,9 +143,13 @@ class FakeFront:
         self.created = 1_700_000_000
         self.card: ModelCard | None = ModelCard(
             architecture="Scripted", context_length=512, vocab_size=258, eos_ids=[END], device="none", dtype="none",
-            block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, load_s=0.0,
+            block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, load_s=0.0, max_loras=4,
         )  # fmt: skip
         self.stats = LoopStats()
+        self.adapters: dict[str, AdapterInfo] = {}
+        self.loading = asyncio.Event()  # while not set, an adapter is being read
+        self.loading.set()
+        self._openings: dict[int, str] = {}  # by id of an adapter
         self.failure: TonleError | None = None
         self.reply = reply or (lambda prompt, index: "សួស្តី, I am scripted." + "!" * index)
         self.refusal: TonleError | None = None  # raised by submit
@@ -161,13 +172,18 @@ class FakeFront:
         priority: RequestPriority = RequestPriority.NORMAL,
         salt: bytes = b"",
         request_id: str | None = None,
+        adapter: str | None = None,
     ) -> FakeGeneration:
         config.validate()
         if self.refusal is not None:
             raise self.refusal
         if self.card is None:
             raise EngineRestarting("scripted to be away")
-        generation = FakeGeneration(self, prompt, config, request_id or f"req-{len(self.submitted)}")
+        if adapter is not None and adapter not in self.adapters:
+            raise UnknownModel(f"there is no adapter {adapter!r}", param="model")
+        opening = "" if adapter is None else self._openings[self.adapters[adapter].id]
+        generation = FakeGeneration(self, prompt, config, request_id or f"req-{len(self.submitted)}", opening)
+        generation.adapter = None if adapter is None else self.adapters[adapter]
         self.submitted.append((generation, priority))
         cached = generation.usage.cached_tokens
         self.count(prompt_tokens=len(prompt) - cached, prefix_hits=cached, prefix_queries=len(prompt))
@@ -177,9 +193,27 @@ class FakeFront:
         totals = {name: getattr(self.stats, name) + number for name, number in more.items()}
         self.stats = msgspec.structs.replace(self.stats, **totals)
 
-    def script(self, prompt: list[int], config: GenerationConfig, index: int) -> list[Delta]:
+    async def load_adapter(self, name: str, path: str, replace: bool = False) -> AdapterInfo:
+        await self.loading.wait()
+        if name in self.adapters and not replace:
+            raise ModelError(f"there is an adapter {name} already")
+        try:
+            content = (Path(path) / "adapter.txt").read_text()
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+        if "broken" in content:
+            raise ModelError("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has the wrong shape")
+        info = AdapterInfo(name, len(self._openings) + 1, hashlib.sha256(content.encode()).hexdigest(), 8, path)
+        self._openings[info.id] = content
+        self.adapters = {**self.adapters, name: info}
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        self.adapters = {known: info for known, info in self.adapters.items() if known != name}
+
+    def script(self, prompt: list[int], config: GenerationConfig, index: int, opening: str = "") -> list[Delta]:
         """One delta per token. The text of a character comes with its last byte, so tokens run ahead of text."""
-        tokens = [*self.reply(self.text.decode(prompt), index).encode(), END]
+        tokens = [*(opening + self.reply(self.text.decode(prompt), index)).encode(), END]
         if not config.early_stopping:
             tokens = (tokens[:-1] * config.max_length)[: config.max_length]
         decoder = codecs.getincrementaldecoder("utf-8")()

@@ -46,6 +46,10 @@ class Upstream:
         self.kv_params: dict[str, Any] | None = None  # of a prefill server's answer
         self.extra_headers: list[tuple[str, str]] = []  # of whole answers and of the list of models
         self.warnings: list[dict[str, str]] = []  # of its answers, as a Tonle replica gives them
+        self.adapters: dict[str, str] = {}  # name -> folder, loaded with vLLM's endpoints
+        self.digests: dict[str, str] | None = None  # of a Tonle replica: folder -> digest of what it holds
+        self.changes: list[dict[str, Any]] = []  # bodies of loads, and of unloads
+        self.refuse_change = ""  # the path of changes that it refuses
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_hangups = 0
@@ -71,10 +75,19 @@ class Upstream:
             exchange.reply(b"{}", status=401)
             return
         if exchange.path == "/v1/models":
-            data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
+            data: list[dict[str, Any]] = [
+                {"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models
+            ]
+            data += [self._listed(name) for name in self.adapters]
             exchange.reply(msgspec.json.encode({"object": "list", "data": data}), headers=self.extra_headers)
             return
         body = json.loads(exchange.body)
+        if exchange.path.endswith("_lora_adapter"):
+            self._change(exchange, body)
+            return
+        if self.changes and body["model"] not in (*self.models, *self.adapters):
+            exchange.reply(b'{"error": {"message": "The model does not exist."}}', status=404)
+            return
         self.requests.append(body)
         self.headers.append(exchange.headers)
         poisoned = self.poison if b"poison" in exchange.body else ""
@@ -88,7 +101,7 @@ class Upstream:
             elif body.get("stream"):
                 await self._stream(exchange, body)
             else:
-                headers = [*self._warning_headers(), *self.extra_headers]
+                headers = [*self._warning_headers(), *self._adapter_headers(body), *self.extra_headers]
                 exchange.reply(msgspec.json.encode(self._whole(body)), headers=headers)
         except asyncio.CancelledError:
             self.num_hangups += 1
@@ -108,13 +121,45 @@ class Upstream:
         names = ", ".join(warning["param"] for warning in self.warnings)
         return [("x-tonle-warnings", f"{len(self.warnings)}; {names}")] if self.warnings else []
 
+    def _listed(self, name: str) -> dict[str, Any]:
+        folder = self.adapters[name]
+        entry = {"id": name, "root": folder, "parent": self.models[0], "owned_by": self.owned_by}
+        return entry if self.digests is None else entry | {"digest": self.digests[folder]}
+
+    def _adapter_headers(self, body: dict[str, Any]) -> list[tuple[str, str]]:
+        folder = self.adapters.get(body["model"])
+        if folder is None or self.digests is None:
+            return []
+        return [("x-tonle-adapter", f"{body['model']}@sha256:{self.digests[folder]}")]
+
+    def _change(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """Load or unload, with vLLM's replies."""
+        name, loads = body["lora_name"], exchange.path == "/v1/load_lora_adapter"
+        self.changes.append(body)
+        problem, status = "", 400
+        if self.refuse_change == exchange.path:
+            problem = "layers.3.mlp.up_proj.lora_B.weight has the wrong shape"
+        elif loads and name in self.adapters and not body.get("load_inplace"):
+            problem = f"The lora adapter '{name}' has already been loaded."
+        elif not loads and name not in self.adapters:
+            problem, status = f"The lora adapter '{name}' cannot be found.", 404
+        if problem:
+            exchange.reply(msgspec.json.encode({"error": {"message": problem}}), status=status)
+            return
+        self.adapters.pop(name, None)
+        if loads:
+            self.adapters[name] = body["lora_path"]
+        done = f"Success: LoRA adapter '{name}' {'added' if loads else 'removed'} successfully."
+        exchange.reply(done.encode(), content_type="text/plain", headers=self._adapter_headers({"model": name}))
+
     def _usage(self) -> dict[str, int]:
         return {"prompt_tokens": 7, "completion_tokens": len(self.words), "total_tokens": 7 + len(self.words)}
 
     async def _stream(self, exchange: Exchange, body: dict[str, Any]) -> None:
         head = {"id": f"chatcmpl-{len(self.requests)}", "object": "chat.completion.chunk", "created": 1,
                 "model": body["model"]}  # fmt: skip
-        exchange.start(content_type="text/event-stream", headers=self._warning_headers())
+        headers = [*self._warning_headers(), *self._adapter_headers(body)]
+        exchange.start(content_type="text/event-stream", headers=headers)
         for index, word in enumerate(self.words):
             if index == self.pause_after:
                 await self.resume.wait()

@@ -20,6 +20,7 @@ from tonle.audit.facts import Facts
 from tonle.audit.plain_values import kind_of, plain, plain_fields
 from tonle.audit.redaction import MASKED, Redactor
 from tonle.audit.seal import REMOVED, SEALED
+from tonle.protocol.adapters import is_digest
 from tonle.protocol.answers import Answer
 
 SCHEMA = "tonle.audit/1"
@@ -64,6 +65,7 @@ def document(
         "model": record.model or _text(request.get("model")) or answer.model,
         "model_config": record.model_config,
         "adapter": record.adapter,
+        "adapter_digest": _digest(record.adapter_digest),
         "stream": request.get("stream") is True,
         "system_prompt": _system_prompt(request),
         "user_input": _user_input(request),
@@ -136,6 +138,11 @@ def _plain_field(value: Any) -> Any:
         return made
     fields = plain_fields(value)  # of many parameters, only one may be odd
     return fields if kind_of(fields) == "plain" else made
+
+
+def _digest(value: Any) -> str | None:
+    """Nothing else stands in this field: it is not searched for what must be masked."""
+    return value if isinstance(value, str) and is_digest(value) else None
 
 
 def _text(value: Any) -> str | None:

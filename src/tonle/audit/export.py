@@ -22,7 +22,8 @@ Format = Literal["jsonl", "csv", "parquet"]
 COLUMNS: dict[str, tuple[str, ...]] = {
     "time": ("time",), "id": ("id",), "request_id": ("request_id",), "response_id": ("response_id",),
     "endpoint": ("endpoint",), "status": ("status",), "http_status": ("http_status",), "key_id": ("key_id",),
-    "client": ("client",), "model": ("model",), "adapter": ("adapter",), "system_prompt": ("system_prompt",),
+    "client": ("client",), "model": ("model",), "adapter": ("adapter",),
+    "adapter_digest": ("adapter_digest",), "system_prompt": ("system_prompt",),
     "user_input": ("user_input",), "output": ("output",), "finish_reason": ("finish_reason",),
     "prompt_tokens": ("usage", "prompt_tokens"), "completion_tokens": ("usage", "completion_tokens"),
     "total_tokens": ("usage", "total_tokens"), "queue_ms": ("latency_ms", "queue"), "prefill_ms": ("latency_ms", "prefill"),

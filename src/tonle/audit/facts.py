@@ -33,6 +33,7 @@ class Facts(msgspec.Struct, array_like=True):
     model: Any
     model_config: Any
     adapter: Any
+    adapter_digest: Any
     cache: Any
     route: Any
     experiment: Any
@@ -63,7 +64,8 @@ class Facts(msgspec.Struct, array_like=True):
 
     def without_content(self) -> Facts:
         """What can always be written: of the body its length and hash, of the rest who asked for what, and when."""
-        names = ("request_id", "client", "key_id", "status", "model", "adapter", "response_id", "finish_reason")
+        names = ("request_id", "client", "key_id", "status", "model", "adapter", "adapter_digest", "response_id",
+                 "finish_reason")  # fmt: skip
         texts = {name: None if (value := getattr(self, name)) is None else said(value) for name in names}
         unread = summary_of(self.body) if isinstance(self.body, bytes) else self.unread
         if unread is not None:

@@ -25,7 +25,8 @@ from tonle.errors import InternalError, InvalidRequest, NotFound
 
 INDEX_NAME = "index.sqlite"
 _SUFFIXES = ("", "-wal", "-shm", "-journal")  # files of one database
-_VERSION = 1
+_VERSION = 2
+_DIGEST_PREFIX = "sha256:"
 _MAX_NUMBER = 2**63
 _TRIGRAM = 3  # characters; shorter texts are searched without the text index
 
@@ -33,8 +34,9 @@ _SCHEMA = """
 CREATE TABLE days (day TEXT PRIMARY KEY, size INTEGER NOT NULL);
 CREATE TABLE records (
     rowid INTEGER PRIMARY KEY, day TEXT NOT NULL, file TEXT NOT NULL, seq INTEGER NOT NULL, id TEXT, request_id TEXT,
-    response_id TEXT, time TEXT, key_id TEXT, model TEXT, adapter TEXT, endpoint TEXT, status TEXT, http_status INTEGER,
-    prompt_tokens INTEGER, completion_tokens INTEGER, total_ms REAL, content TEXT, UNIQUE (day, file)
+    response_id TEXT, time TEXT, key_id TEXT, model TEXT, adapter TEXT, adapter_digest TEXT, endpoint TEXT,
+    status TEXT, http_status INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, total_ms REAL, content TEXT,
+    UNIQUE (day, file)
 );
 CREATE INDEX by_time ON records (time);
 CREATE INDEX by_id ON records (id);
@@ -45,9 +47,9 @@ _TEXT_INDEX = (
     "CREATE VIRTUAL TABLE words USING fts5(content, content='records', content_rowid='rowid', tokenize='trigram')"
 )
 _INSERT = """
-INSERT INTO records (day, file, seq, id, request_id, response_id, time, key_id, model, adapter, endpoint, status, http_status,
-    prompt_tokens, completion_tokens, total_ms, content)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO records (day, file, seq, id, request_id, response_id, time, key_id, model, adapter, adapter_digest, endpoint,
+    status, http_status, prompt_tokens, completion_tokens, total_ms, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -59,7 +61,7 @@ class Query:
     until: str | None = None
     key_id: str | None = None
     model: str | None = None
-    adapter: str | None = None
+    adapter: str | None = None  # its name, or sha256:DIGEST
     status: str | None = None
     endpoint: str | None = None
     text: str | None = None  # contained in prompt, messages or output; case does not matter
@@ -80,6 +82,7 @@ class Row(msgspec.Struct, frozen=True):
     key_id: str | None
     model: str | None
     adapter: str | None
+    adapter_digest: str | None
     endpoint: str | None
     status: str | None
     http_status: int | None
@@ -195,6 +198,7 @@ class Index:
             "key_id",
             "model",
             "adapter",
+            "adapter_digest",
             "endpoint",
             "status",
         )
@@ -237,6 +241,10 @@ class Index:
         for field in fields(query):
             value = getattr(query, field.name)
             if value is None or field.name in ("limit", "newest_first", "text"):
+                continue
+            if field.name == "adapter" and value.startswith(_DIGEST_PREFIX):
+                conditions.append("adapter_digest = ?")
+                values.append(value.removeprefix(_DIGEST_PREFIX))
                 continue
             operator = {"since": "time >= ?", "until": "time < ?"}.get(field.name, f"{field.name} = ?")
             conditions.append(operator)

@@ -26,6 +26,7 @@ from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.audit.usage import ask_for_usage
 from tonle.errors import CapacityError
+from tonle.protocol.adapters import ADAPTER_HEADER, LOAD_PATH, UNLOAD_PATH, digest_in
 from tonle.protocol.answers import EVENT_STREAM, Answer, Collector
 from tonle.protocol.errors import error_reply
 
@@ -41,6 +42,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/me
 MAX_ID_CHARS = 128  # of a caller's X-Request-Id
 MAX_LENGTH_DIGITS = 19
 _WITH_USAGE_OPTION = ENDPOINTS[:2]
+_ADAPTER_HEADER = ADAPTER_HEADER.encode()
 _NOT_ADMITTED = (401, 403)  # what servers say to a caller they do not know
 
 
@@ -61,6 +63,8 @@ class AuditMiddleware:
             return
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ENDPOINTS:
             await self.app(scope, receive, send)
+            if scope["type"] == "http" and scope["path"] in (LOAD_PATH, UNLOAD_PATH):
+                self.catalog.forget()
             return
         self._start()
         await Visit(self, scope, receive, send).run()
@@ -108,6 +112,7 @@ class Visit:
         self._first = b""  # of a body that is not kept
         self._digest = hashlib.sha256()  # likewise
         self._is_encoded = False  # the reply is compressed
+        self._adapter_digest: str | None = None  # as the reply tells
 
     async def run(self) -> None:
         if not await self._admit():
@@ -234,6 +239,7 @@ class Visit:
         headers = {name.lower(): value for name, value in message.get("headers", ())}
         content_type = bytes(headers.get(b"content-type", b"")).decode("latin-1")
         self._http_status = message["status"]
+        self._adapter_digest = digest_in(bytes(headers.get(_ADAPTER_HEADER, b"")).decode("latin-1"))
         self._is_encoded = bytes(headers.get(b"content-encoding", b"identity")) != b"identity"
         self._swallow = self._swallow and content_type.startswith(EVENT_STREAM) and not self._is_encoded
         self._collector = Collector(content_type, swallow_usage=self._swallow)
@@ -254,6 +260,7 @@ class Visit:
         record.model = _model_asked(record.body) or answer.model
         if entry := self._middleware.catalog.entry(record.model):
             record.note(model_config=entry.config, adapter=entry.adapter)
+        record.adapter_digest = self._adapter_digest
         if record.body is None:
             record.unread = self._summary()
         record.unauthenticated = self._http_status in _NOT_ADMITTED

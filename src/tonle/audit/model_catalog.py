@@ -32,6 +32,11 @@ class ModelCatalog:
     def entry(self, model: str | None) -> ListedModel | None:
         return self._entries.get(model) if model is not None else None
 
+    def forget(self) -> None:
+        """The server's models may have changed."""
+        self._entries.clear()
+        self._asked_s = None
+
     async def learn(self, model: str | None, scope: MutableMapping[str, Any]) -> None:
         """Ask, unless the model is known or was just looked for. Never raises: a record can do without."""
         now = time.monotonic()

@@ -35,8 +35,8 @@ class Record:
     """Open from the first byte of a request to the last of its reply. Set attributes as facts become known."""
 
     __slots__ = (
-        "_written", "adapter", "answer", "body", "cache", "client", "closed_ns", "closed_s", "endpoint", "error",
-        "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config", "opened_ns",
+        "_written", "adapter", "adapter_digest", "answer", "body", "cache", "client", "closed_ns", "closed_s", "endpoint",
+        "error", "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config", "opened_ns",
         "opened_s", "output", "packed", "request_id", "response_id", "route", "size_bytes", "status", "timings_ms",
         "unauthenticated", "unread", "usage", "warnings",
     )  # fmt: skip
@@ -68,7 +68,8 @@ class Record:
         self.key_id: str | None = None
         self.model: str | None = None  # None: what the request or the answer says
         self.model_config: Mapping[str, Any] | None = None
-        self.adapter: str | None = None
+        self.adapter: str | None = None  # its name
+        self.adapter_digest: str | None = None  # SHA-256 of the content that computed the answer, if that is known
         self.cache: Mapping[str, Any] | None = None
         self.route: Mapping[str, Any] | None = None
         self.experiment: Mapping[str, Any] | None = None

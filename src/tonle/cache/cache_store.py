@@ -19,6 +19,7 @@ class CachedResponse:
     content_type: str
     stream: bool
     request_id: str  # of the request it was computed for
+    adapter: str = ""  # that had a part in it: NAME@sha256:DIGEST
 
 
 class Flight:

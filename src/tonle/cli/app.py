@@ -60,7 +60,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load_verb(str(name)), rest
+        verb = load_verb(str(name))
+        return name, verb, _one_value_each(rest) if name == "serve" else rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -80,6 +81,25 @@ class Verbs(TyperGroup):
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(_INTERRUPTED) from interrupt
+
+
+def _one_value_each(args: list[str]) -> list[str]:
+    """vLLM's `--lora-modules a=x b=y` as `--lora-modules a=x --lora-modules b=y`: an option here takes one value."""
+    from tonle.config.vllm import VLLM_FLAGS
+
+    several = {flag.flag for flag in VLLM_FLAGS.values() if flag.many}
+    found: list[str] = []
+    current = ""  # the flag that the next value belongs to
+    for arg in args:
+        if arg.startswith("-"):
+            current = arg if arg in several else ""
+        elif current and found[-1] != current:
+            if not ("=" in arg or arg.startswith("{")):  # the model
+                current = ""
+            else:
+                found.append(current)
+        found.append(arg)
+    return found
 
 
 def _named(error: Exception) -> TonleError | None:

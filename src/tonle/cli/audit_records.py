@@ -34,6 +34,12 @@ KeyIdOption = Annotated[
     str | None, typer.Option("--key", metavar="KEY_ID", help="Only requests made with the key of this id.")
 ]
 ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Only requests for this model.")]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADAPTER", help="Only requests for this LoRA adapter: its name, or sha256:DIGEST of its content."
+    ),
+]
 StatusOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Only this status: ok, cached, refused, failed, cancelled or interrupted."),
@@ -61,13 +67,14 @@ def query(
     until: UntilOption = None,
     key: KeyIdOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
     status: StatusOption = None,
     text: TextOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
     newest: Annotated[bool, typer.Option("--newest", metavar="", help="Newest first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object per line.")] = False,
 ) -> None:
-    """List records by time, key, model, status and text.
+    """List records by time, key, model, adapter, status and text.
 
     [dim]Example:[/dim]  tonle audit query audit --since 2025-01-31 --status failed --text សួស្តី
     """
@@ -76,7 +83,7 @@ def query(
     from tonle.audit.index import Index
     from tonle.audit.record_file import escape_controls
 
-    wanted = _query(since, until, key, model, status, text, limit, newest=newest)
+    wanted = _query(since, until, key, model, status, text, limit, adapter=adapter, newest=newest)
     with Index(directory) as index:
         rows = list(index.find(wanted))
     if as_json:
@@ -116,6 +123,7 @@ def export(
     until: UntilOption = None,
     key: KeyIdOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
     status: StatusOption = None,
     text: TextOption = None,
 ) -> None:
@@ -125,7 +133,7 @@ def export(
     """
     from tonle.audit import export as writers
 
-    wanted = _query(since, until, key, model, status, text, None)
+    wanted = _query(since, until, key, model, status, text, None, adapter=adapter)
     skipped: list[str] = []
     records = writers.read_records(_files(directory, wanted), skipped)
     try:
@@ -177,6 +185,7 @@ def replay(
     until: UntilOption = None,
     key: KeyIdOption = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
     text: TextOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
     timeout: Annotated[float, typer.Option(metavar="N", help="Seconds to wait for one answer.")] = 600.0,
@@ -193,7 +202,7 @@ def replay(
     from tonle.cli.remote_server import RemoteServer
 
     if record_id is None:
-        files = list(_files(directory, _query(since, until, key, model, None, text, limit)))
+        files = list(_files(directory, _query(since, until, key, model, None, text, limit, adapter=adapter)))
     else:
         with Index(directory) as index:
             files = [index.locate(record_id)]
@@ -267,6 +276,7 @@ def _query(
     text: str | None,
     limit: int | None,
     *,
+    adapter: str | None = None,
     newest: bool = False,
 ) -> Query:
     from tonle.audit.index import Query
@@ -275,8 +285,8 @@ def _query(
     if status is not None and status not in STATUSES:
         raise InvalidRequest(f"status must be one of {', '.join(STATUSES)}, not {status!r}", param="status")
     return Query(
-        since=_time(since), until=_time(until), key_id=key, model=model, status=status, text=text, limit=limit,
-        newest_first=newest,
+        since=_time(since), until=_time(until), key_id=key, model=model, adapter=adapter, status=status, text=text,
+        limit=limit, newest_first=newest,
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def with_flags(
             given = {name: arguments.pop(name) for name in (*settings, *theirs)}
             flags = {name: given[name] for name in settings if given[name] not in (None, [], ())}
             for name, flag in theirs.items():
-                if given[name] is not None and (translated := flag.translate(given[name])) is not None:
+                if given[name] not in (None, []) and (translated := flag.translate(given[name])) is not None:
                     setting, value = translated
                     if setting in flags or arguments.get(setting):
                         raise typer.BadParameter(_twice(flag, table[setting]))
@@ -124,7 +124,7 @@ def _hidden(name: str, flag: VllmFlag, table: Mapping[str, Setting]) -> inspect.
     """A flag of vLLM's: not in help, and checked as soon as it is read."""
 
     def check(value: Any) -> Any:
-        if value is not None:
+        if value not in (None, []):
             try:
                 translated = flag.translate(value)
                 if translated is not None:
@@ -138,7 +138,7 @@ def _hidden(name: str, flag: VllmFlag, table: Mapping[str, Setting]) -> inspect.
         *((spelled,) if flag.short is None else (spelled, flag.short)),
         metavar="", hidden=True, show_default=False, callback=check,
     )  # fmt: skip
-    plain: Any = bool if flag.switch else str
+    plain: Any = bool if flag.switch else list[str] if flag.many else str
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
     )

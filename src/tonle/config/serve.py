@@ -10,9 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.config import values
+from tonle.config.adapter_settings import adapters
 from tonle.config.engine import EngineConfig
 from tonle.config.server import ServerConfig, cache_by_default_setting, log_level_setting
-from tonle.config.setting import ANSWERS, CACHE, MODEL, SCHEDULING, SECURITY, SERVER, Setting, setting, settings_of
+from tonle.config.setting import (
+    ADAPTERS,
+    ANSWERS,
+    CACHE,
+    MODEL,
+    SCHEDULING,
+    SECURITY,
+    SERVER,
+    Setting,
+    setting,
+    settings_of,
+)
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -30,6 +42,11 @@ def _engine(engine_field: str, type: ValueType, help: str, *, group: str = SCHED
 def _answers(engine_field: str, type: ValueType, help: str) -> Any:
     """A setting of how requests are answered."""
     return _engine(engine_field, type, help, group=ANSWERS)
+
+
+def _adapters(engine_field: str, type: ValueType, help: str) -> Any:
+    """A setting of LoRA adapters."""
+    return _engine(engine_field, type, help, group=ADAPTERS)
 
 
 _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context", also=("auto", "-1"))
@@ -181,6 +198,28 @@ class ServeConfig(ServerConfig):
         "or emoji; the first decomposed letter of a text can be split. always: after every letter.",
     )
 
+    lora: tuple[tuple[str, str], ...] = setting(
+        ADAPTERS,
+        (),
+        adapters(),
+        "LoRA adapter to serve: the name that requests give as model, and its PEFT folder. Repeat the flag for more.",
+        engine="lora",
+    )
+    enable_lora: bool = _adapters(
+        "enable_lora",
+        values.boolean(),
+        "Allow adapters to be loaded and removed while the server runs (POST /v1/load_lora_adapter). Implied by --lora.",
+    )
+    max_loras: int = _adapters("max_loras", values.integer(1), "Most different adapters computed at the same time.")
+    max_lora_rank: int = _adapters(
+        "max_lora_rank",
+        values.integer(1, 256),
+        "Largest rank of an adapter; raised to the largest among those given with --lora.",
+    )
+    max_cpu_loras: int = _adapters(
+        "max_cpu_loras", values.integer(1), "Most adapters kept in memory; others are read from their folders again."
+    )
+
     generation_config: str = _answers(
         "generation_config",
         values.text("auto|none|FOLDER"),
@@ -216,9 +255,15 @@ class ServeConfig(ServerConfig):
         self.check_origins()
         self.check_requests()
         self.check_cache()
+        self._check_adapters()
         if self.frontends > 1:
             self._check_frontends()
         self.engine().validate()
+
+    def _check_adapters(self) -> None:
+        for name, _ in self.lora:
+            if name in self.served_model_name:
+                raise ConfigError(f"--lora {name}: the model itself is served under that name", param="lora")
 
     def _check_frontends(self) -> None:
         for name in _OF_ONE_PROCESS:
@@ -247,7 +292,8 @@ class ServeConfig(ServerConfig):
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""
-        return EngineConfig(**{each.engine: getattr(self, each.field) for each in SETTINGS.values() if each.engine})
+        own = {each.engine: getattr(self, each.field) for each in SETTINGS.values() if each.engine}
+        return EngineConfig(**own | {"lora": dict(self.lora)})
 
 
 SETTINGS: dict[str, Setting] = settings_of(ServeConfig)

@@ -17,6 +17,7 @@ ENV_PREFIX = "TONLE_"
 # Headings in help texts, in the order they are shown.
 MODEL = "Model"
 ANSWERS = "Answers"
+ADAPTERS = "LoRA adapters"
 ROUTING = "Backends and routing"
 SERVER = "Server"
 SCHEDULING = "Scheduling and memory"
@@ -33,7 +34,7 @@ POD = "Pods"
 SCALING = "Replicas"
 SECRETS = "Secrets"
 GROUPS = (
-    MODEL, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, INFERENCE, AUDIT, LOGGING,
+    MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, INFERENCE, AUDIT, LOGGING,
     PLACE, POD, SCALING, SECRETS,
 )  # fmt: skip
 

@@ -21,13 +21,14 @@ class VllmFlag:
     anyway: tuple[str, ...] = ()  # without a setting: values that ask for what Tonle does anyway; "*": any
     refusal: str = ""  # of other values: what to do instead
     switch: bool = False  # takes no value: --name or --no-name
+    many: bool = False  # takes several values, or can be given several times
     short: str | None = None  # -tp
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
-    def translate(self, value: str | bool) -> tuple[str, object] | None:
+    def translate(self, value: str | bool | list[str]) -> tuple[str, object] | None:
         """The setting to change and its value; None if there is nothing to change. `ValueError` says what to do."""
         if self.setting is not None:
             return self.setting, self.read(value) if self.read and isinstance(value, str) else value
@@ -49,9 +50,6 @@ def _origins(text: str) -> object:
 _ONE_GPU = (
     "a model runs on one GPU. Start one `tonle serve` per GPU and put `tonle gateway --backend …` in front of them"
 )
-_NO_LORA = (
-    "LoRA adapters are not supported. Merge the adapter into the model (peft: merge_and_unload) and serve the result"
-)
 _NO_TOOLS = "tool calling is not supported in this version"
 _NO_SPECULATION = "speculative decoding is not available in this version"
 _NO_REQUEST_LOG = "prompts and parameters are not logged. Use --audit-dir DIR to record every request"
@@ -68,6 +66,7 @@ _TABLE = (
     VllmFlag("api_server_count", "frontends", short="-asc"),
     VllmFlag("allowed_origins", "cors_origins", read=_origins),
     VllmFlag("shutdown_timeout", "drain"),
+    VllmFlag("lora_modules", "lora", many=True),
     # what Tonle does anyway
     VllmFlag("enable_chunked_prefill", switch=True, anyway=("true",),
              refusal="long prompts are always computed in chunks; --max-num-batched-tokens sets their size"),
@@ -85,6 +84,8 @@ _TABLE = (
              refusal="usage always has prompt_tokens_details"),
     VllmFlag("scheduling_policy", anyway=("priority",),
              refusal="requests run by priority, and first come, first served within one; leave it out"),
+    VllmFlag("lora_dtype", anyway=("auto",), refusal="adapters are computed in the model's own precision; leave it out"),
+    VllmFlag("fully_sharded_loras", switch=True, anyway=("false",), refusal=_ONE_GPU),
     VllmFlag("tokenizer_mode", anyway=("auto",), refusal=_OWN_TOKENIZER),
     VllmFlag("config_format", anyway=("auto", "hf"), refusal="models are read from config.json or a GGUF file"),
     VllmFlag("runner", anyway=("auto", "generate"), refusal="only models that generate text are served"),
@@ -122,10 +123,6 @@ _TABLE = (
     VllmFlag("disable_fastapi_docs", switch=True, anyway=("false",),
              refusal="/docs and /openapi.json cannot be switched off; block them in the proxy in front"),
     VllmFlag("num_gpu_blocks_override", refusal="use --kv-cache-memory SIZE"),
-    VllmFlag("enable_lora", switch=True, anyway=("false",), refusal=_NO_LORA),
-    VllmFlag("lora_modules", refusal=_NO_LORA),
-    VllmFlag("max_loras", refusal=_NO_LORA),
-    VllmFlag("max_lora_rank", refusal=_NO_LORA),
     VllmFlag("reasoning_parser", refusal="reasoning is not separated from the answer; it is part of content"),
     VllmFlag("tool_call_parser", refusal=_NO_TOOLS),
     VllmFlag("enable_auto_tool_choice", switch=True, anyway=("false",), refusal=_NO_TOOLS),

@@ -46,12 +46,15 @@ _VLLM_FLAGS = {  # ours: vLLM's, where vLLM has the setting
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "load_format": "--load-format",
     "frontends": "--api-server-count",
+    "max_loras": "--max-loras",
+    "max_lora_rank": "--max-lora-rank",
+    "max_cpu_loras": "--max-cpu-loras",
 }
 _VLLM_WORDS = {("generation_config", "none"): "vllm", ("load_format", "random"): "dummy"}  # for the same thing
 # Written below, or into the environment (`workload.py`), or without a counterpart that could change an answer.
 _VLLM_ELSEWHERE = (
     "max_model_len", "gpu_memory_utilization", "kv_cache_memory", "drain", "log_level", "log_json", "device", "prefix_caching",
-    "cors_origins",
+    "cors_origins", "lora", "enable_lora",
 )  # fmt: skip
 
 
@@ -63,7 +66,7 @@ def tonle_flags(serve: ServeConfig) -> list[str]:
         if isinstance(value, bool):
             flags.append(setting.flag if value else f"--no-{setting.flag[2:]}")
         elif isinstance(value, tuple):
-            flags += [f"{setting.flag}={part}" for part in value]
+            flags += [f"{setting.flag}={'='.join(part) if isinstance(part, tuple) else part}" for part in value]
         else:
             flags.append(f"{setting.flag}={setting.type.show(value)}")
     return flags
@@ -83,6 +86,7 @@ def vllm_flags(serve: ServeConfig, *, gpus: int) -> list[str]:
         flags.append("--no-enable-prefix-caching")
     if serve.cors_origins:
         flags.append(f"--allowed-origins={json.dumps(serve.cors_origins)}")
+    flags += _vllm_adapters(serve)
     for name, value in _changed(serve):
         if name in _VLLM_FLAGS:
             shown = _VLLM_WORDS.get((name, str(value))) or SETTINGS[name].type.show(value)
@@ -93,6 +97,16 @@ def vllm_flags(serve: ServeConfig, *, gpus: int) -> list[str]:
                 param=name,
             )
     return flags
+
+
+def _vllm_adapters(serve: ServeConfig) -> list[str]:
+    if not serve.lora and not serve.enable_lora:
+        return []
+    flags = ["--enable-lora"]
+    if serve.max_loras == SETTINGS["max_loras"].default:  # vLLM's is 1
+        flags.append(f"--max-loras={serve.max_loras}")
+    modules = [f"{name}={path}" for name, path in serve.lora]
+    return [*flags, "--lora-modules", *modules] if modules else flags
 
 
 def _changed(serve: ServeConfig) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ class CachedReplies:
         self._by_default = by_default
 
     def applies_to(self, accepted: AcceptedRequest) -> bool:
-        return self.cache is not None and _wanted(accepted, by_default=self._by_default)
+        return self.cache is not None and _is_known(accepted) and _wanted(accepted, by_default=self._by_default)
 
     async def find(self, accepted: AcceptedRequest) -> CacheLookup:
         """Only for requests that `applies_to` accepts. May wait for an identical request to end."""
@@ -35,6 +35,12 @@ class CachedReplies:
         if isinstance(found, CachedResponse):
             return CacheLookup("hit", response=found)
         return CacheLookup("miss", flight=found)
+
+
+def _is_known(accepted: AcceptedRequest) -> bool:
+    """False for an adapter whose server does not tell its content: it may be replaced under its name."""
+    entry = accepted.model.entry
+    return not entry.parent or entry.adapter_digest is not None
 
 
 def _wanted(accepted: AcceptedRequest, *, by_default: bool) -> bool:

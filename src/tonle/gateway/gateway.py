@@ -30,6 +30,7 @@ from tonle.edge.interpreter import freeze_objects
 from tonle.edge.listening import most_connections, tls_context
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
+from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
@@ -50,6 +51,7 @@ from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
+from tonle.gateway.under_way import UnderWay
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -64,7 +66,7 @@ class LocalServer:
     """An engine in this process that takes the place of backends."""
 
     transport: Transport
-    models: tuple[str, ...]  # the names it answers to
+    models: Callable[[], dict[str, ModelEntry]]  # the names it answers to, which change as adapters come and go
     metrics: Metrics
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
@@ -98,10 +100,11 @@ class Gateway:
             metrics.registry.register(AuditMetrics(self.trail))
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
+        under_way = UnderWay()
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
-            shadows=self.shadows, metrics=metrics,
+            shadows=self.shadows, metrics=metrics, under_way=under_way,
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
@@ -110,6 +113,7 @@ class Gateway:
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
+            adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases)),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics,
         ))  # fmt: skip
@@ -284,10 +288,9 @@ def _trail(config: GatewayConfig) -> AuditTrail | None:
 def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:
     if local is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
-        row = BackendConfig(url="local:", name="local", models=local.models, kind="tonle", max_concurrent=NO_LIMIT)
-        backend = Backend(row, config, local.transport)
-        backend.models = {name: ModelEntry(id=name, root=local.models[0]) for name in local.models}
-        return BackendPool([backend], probe_interval_s=0)
+        names = tuple(local.models())
+        row = BackendConfig(url="local:", name="local", models=names, kind="tonle", max_concurrent=NO_LIMIT)
+        return BackendPool([Backend(row, config, local.transport, local.models)], probe_interval_s=0)
     if not config.backends:
         raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
                           param="backends")  # fmt: skip

@@ -36,6 +36,8 @@ from tonle.gateway.routing.router import Router, salt_of
 from tonle.gateway.sending import Sender
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.stage_results import BYPASS, AcceptedRequest, CacheLookup, StageResults
+from tonle.gateway.under_way import UnderWay
+from tonle.protocol.adapters import ADAPTER_HEADER, digest_in
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 
@@ -51,6 +53,7 @@ class Stages:
     sender: Sender
     shadows: Shadows
     metrics: GatewayMetrics
+    under_way: UnderWay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,8 @@ class Pipeline:
         facts = ReplyFacts()
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
+        if refusal is None and accepted.model.entry.parent:
+            self._stages.under_way.enter(accepted.model.name, relay)
         ending = Ending("failed")
         try:
             if refusal is not None:
@@ -138,7 +143,8 @@ class Pipeline:
         self._stages.recorder.admit()
         lookup = results.lookup = await self._look_up(accepted, relay)
         if lookup.response is not None:
-            relay.replay(lookup.response.body, lookup.response.content_type)
+            found = lookup.response
+            relay.replay(found.body, found.content_type, adapter=found.adapter)
             return
         try:
             relay.keep_copy = lookup.flight is not None
@@ -164,6 +170,9 @@ class Pipeline:
     def _leave(self, call: Call, relay: Relay, record: Record | None, results: StageResults, ending: Ending) -> None:
         """Settle, close audit, count; the only place that tells the log why a request failed."""
         relay.close()
+        if results.model is not None and results.model.entry.parent:
+            self._stages.under_way.leave(results.model.name, relay)
+            self._note_adapter(relay, results)
         try:
             answer = relay.answer()
         except Exception as error:
@@ -183,6 +192,13 @@ class Pipeline:
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
+
+    def _note_adapter(self, relay: Relay, results: StageResults) -> None:
+        """What computed the answer, as its sender tells; if the lists of models say something else, they are old."""
+        assert results.model is not None
+        digest = results.adapter_digest = digest_in(relay.headers.get(ADAPTER_HEADER))
+        if digest is not None and results.backend and digest != results.model.entry.adapter_digest:
+            self._stages.router.refresh_soon(results.backend)
 
 
 def _shown(call: Call, results: StageResults, failure: Exception, *, began: bool) -> Exception:
@@ -207,13 +223,16 @@ def _explained(error: UpstreamError, results: StageResults, *, began: bool) -> U
 
 
 def _copy(accepted: AcceptedRequest, relay: Relay) -> CachedResponse | None:
-    body = relay.copy
-    if body is None:
+    """What may be replayed. With an adapter, only what its listed content computed: the key is made of that."""
+    body, adapter = relay.copy, relay.headers.get(ADAPTER_HEADER, "")
+    entry = accepted.model.entry
+    if body is None or (entry.parent and digest_in(adapter) != entry.adapter_digest):
         return None
     content_type = relay.headers.get("content-type", "application/json")
     return CachedResponse(
-        body=body, content_type=content_type, stream=accepted.request.stream, request_id=accepted.call.request_id
-    )
+        body=body, content_type=content_type, stream=accepted.request.stream, request_id=accepted.call.request_id,
+        adapter=adapter if entry.parent else "",
+    )  # fmt: skip
 
 
 def _tokens(answer: Answer) -> tuple[int, int] | None:

@@ -79,6 +79,7 @@ class Recorder:
             record.warnings = [f"{warning.param}: {warning.message}" for warning in request.warnings] or None
         if model is not None:
             _note_model(record, model)
+            record.adapter_digest = results.adapter_digest
         cached_from = None if lookup.response is None else lookup.response.request_id
         record.cache = {"state": lookup.state, "request_id": cached_from}
         record.route = _route(results)

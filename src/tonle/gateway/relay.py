@@ -23,6 +23,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Outlet, ReplyFacts
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.protocol import sse
+from tonle.protocol.adapters import ADAPTER_HEADER
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
 
@@ -59,6 +60,7 @@ class Relay:
         self.status = 0  # of the backend's answer
         self.began = False
         self.asked = False  # the request was sent, or is being sent, to the backend of this attempt
+        self.asked_s: float | None = None  # monotonic; when it was
         self.headers: dict[str, str] = {}
         self.keep_copy = False
         self.facts = facts
@@ -88,13 +90,14 @@ class Relay:
     def expect(self, backend: Backend, queued_s: float, waiting_for: Callable[[], str] = _working) -> None:
         """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
         self.facts.backend, self.facts.is_local, self.facts.queued_s = backend.name, backend.local, queued_s
+        self.asked_s = None
         self._waiting_for = waiting_for
 
     # -- the backend's side (`Sink`)
 
     def attach(self, press: Callable[[bool], None]) -> None:
         self._known = None
-        self.asked = True
+        self.asked, self.asked_s = True, time.monotonic()
         self._exchange.on_pressure = press
         if self._exchange.full:
             press(True)
@@ -136,6 +139,8 @@ class Relay:
         if self.keep_copy:
             self._keep(piece, MAX_COPY_BYTES)
         if not self.began:
+            if self._started and ADAPTER_HEADER in self.headers:  # too late for a header
+                self._outlet.write(f": {ADAPTER_HEADER} {self.headers[ADAPTER_HEADER]}\n\n".encode())
             self._begin()
             if self._warnings:
                 piece = field_warnings.in_stream(piece, self._warnings)
@@ -195,9 +200,10 @@ class Relay:
             content_type = self.headers.get("content-type", "application/json")
             self._outlet.reply(body, status=self.status, content_type=content_type, headers=self._reply_headers())
 
-    def replay(self, body: bytes, content_type: str) -> None:
-        """An answer that was given before."""
+    def replay(self, body: bytes, content_type: str, *, adapter: str = "") -> None:
+        """An answer that was given before. `adapter`: as the header of that answer named it."""
         self._stop_timer()
+        self.headers = {"content-type": content_type} | ({ADAPTER_HEADER: adapter} if adapter else {})
         self.status = 200
         self.began = True
         self._known = None
@@ -206,7 +212,6 @@ class Relay:
         if not self._stream:
             self._reply_whole(body, content_type)
             return
-        self.headers = {"content-type": content_type}
         self.start_stream()
         self._outlet.write(field_warnings.in_stream(body, self._warnings) if self._warnings else body)
         self._outlet.end()

@@ -21,11 +21,12 @@ from tonle.config.gateway import GatewayConfig
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
+from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.backends.transport import TRUST_SALT_HEADER
+from tonle.gateway.backends.transport import SHOW_PATHS_HEADER, TRUST_SALT_HEADER
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call
 from tonle.gateway.gateway_metrics import GatewayMetrics
@@ -36,7 +37,9 @@ from tonle.gateway.proxies import Proxies
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.routing.router import Router
 from tonle.gateway.web_pages import WebPages, check_json
+from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
+from tonle.protocol.replies import ModelEntry
 from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
 from tonle.telemetry.metrics import Metrics
@@ -90,6 +93,7 @@ class Services:
     replay: CachedReplies
     metrics: GatewayMetrics
     admin: Admin
+    adapters: AdapterAdmin
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
@@ -118,6 +122,8 @@ class Routes:
             "/version": {"GET": Entry(None, self.version, is_probe=True)},
             "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
             "/cache/clear": {"POST": Entry("admin", self.clear_cache, needs_keys=False)},
+            LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, needs_keys=False)},
+            UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, needs_keys=False)},
             "/admin/keys": {
                 "GET": Entry("admin", admin.list_keys),
                 "POST": Entry("admin", admin.create_key, takes_json=True),
@@ -273,9 +279,10 @@ class Routes:
                 "object": "model",
                 "created": entry.created,
                 "owned_by": entry.owned_by or "tonle",
-                "root": entry.root or entry.id,
+                "root": _root(entry, key),
                 "parent": entry.parent,
                 "max_model_len": entry.max_model_len,
+                **({} if entry.adapter_digest is None else {"digest": entry.adapter_digest}),
             }
             for name, entry in self._services.router.public_models().items()
             if key.may_use(name)
@@ -343,6 +350,8 @@ class Routes:
         answer = BufferedReply()
         headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
         headers["x-request-id"] = exchange.request_id
+        if not self._services.auth.has_keys or (exchange.key is not None and exchange.key.may("admin")):
+            headers[SHOW_PATHS_HEADER] = "1"
         await backend.send("GET", exchange.path, b"", headers, answer, first_s=backend.timeout_s)
         return answer
 
@@ -352,6 +361,12 @@ class Routes:
         names = ("retry-after", "x-process-time", TRUST_SALT_HEADER)
         passed = [(name, value) for name, value in answer.headers.items() if name in names]
         exchange.reply(answer.body, status=answer.status, content_type=content_type, headers=passed)
+
+
+def _root(entry: ModelEntry, key: Key) -> str:
+    """Of an adapter, only those who may load one see where it came from."""
+    hidden = entry.parent is not None and not key.may("admin")
+    return (entry.parent if hidden else entry.root) or entry.id
 
 
 def _note(exchange: Exchange) -> str:

@@ -110,6 +110,7 @@ class StageResults(msgspec.Struct):
     lookup: CacheLookup = BYPASS
     sent: SendResult | None = None
     shadow: ShadowCopy | None = None
+    adapter_digest: str | None = None  # of the adapter that computed the answer, as its server tells
 
     @property
     def backend(self) -> str:

@@ -35,7 +35,7 @@ _STRUCTURED = Refusal("structured output is not supported in this version")
 _TOOLS = Refusal("tool calling is not supported in this version; leave it out", ([], "none", "auto"))
 _TEXT_ONLY = Refusal("this server reads and writes text only")
 _BEAMS = Refusal("beam search is not supported")
-_ADAPTER = Refusal("adapters are not supported in this version")
+_ADAPTER = Refusal("give the name of an adapter as model; GET /v1/models lists those there are")
 _TOKENS = Refusal("restricting the vocabulary is not supported; use logit_bias", ([],))
 _REASONING = Refusal("the server has no such control; use chat_template_kwargs if the chat template has", ("none",))
 

@@ -262,9 +262,10 @@ class ModelInfo(Struct, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tonle"
-    root: str  # the model behind an alias
+    root: str  # the model behind an alias; of an adapter its folder, for callers that may load adapters
     parent: str | None = None
     max_model_len: int
+    digest: Annotated[str | UnsetType, about("Of an adapter: SHA-256 of its content.")] = UNSET
 
 
 class ModelList(Struct, kw_only=True):

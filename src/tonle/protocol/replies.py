@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tonle.protocol import sse
+from tonle.protocol.adapters import is_digest
 from tonle.protocol.sse import DATA, END, EventSplitter, payload
 
 
@@ -170,12 +171,22 @@ class ModelEntry(msgspec.Struct):
     created: int | float | None = 0
     owned_by: str | None = None
     root: str | None = None
-    parent: str | None = None
+    parent: str | None = None  # of an adapter: the model it is for
     max_model_len: int | None = None
+    digest: Any = None  # of an adapter's content; other servers than Tonle do not tell it
+
+    @property
+    def adapter_digest(self) -> str | None:
+        """As SHA-256, hexadecimal; None if it is no adapter, or its content is not known."""
+        digest = self.digest
+        return digest if self.parent and isinstance(digest, str) and is_digest(digest) else None
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal as long as it is the same model, adapter and length; times of listing do not count."""
+        """Equal as long as it is the same model and length, and of an adapter the same content; times of listing and, if
+        its content is known, the folder it came from do not count."""
+        if (digest := self.adapter_digest) is not None:
+            return (self.id, self.parent, self.max_model_len, digest)
         return (self.id, self.root, self.parent, self.max_model_len)
 
 

@@ -23,8 +23,6 @@ UNSUPPORTED: dict[str, str] = {
     "/v1/assistants": "assistants",
     "/v1/threads": "threads",
     "/v1/organization": "the organization API",
-    "/v1/load_lora_adapter": "loading adapters at run time",
-    "/v1/unload_lora_adapter": "loading adapters at run time",
     "/pooling": "pooling",
     "/classify": "classification",
     "/invocations": "SageMaker invocations",

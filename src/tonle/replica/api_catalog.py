@@ -16,6 +16,7 @@ from tonle import __version__
 from tonle.gateway.admin import KeyRequest
 from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol import sse
+from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH, LoadAdapterRequest, UnloadAdapterRequest
 from tonle.protocol.openai import (
     ChatChunk,
     ChatCompletion,
@@ -81,8 +82,8 @@ ENTRIES = (
         "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
         InferenceRequest, streams=True, example={"user_input": "What is the capital of France?"},
     ),
-    CatalogEntry("GET", "/v1/models", "The names of the model.", reply=ModelList),
-    CatalogEntry("GET", "/v1/models/{id}", "One of these models.", reply=ModelInfo),
+    CatalogEntry("GET", "/v1/models", "The names of the model, and its LoRA adapters.", reply=ModelList),
+    CatalogEntry("GET", "/v1/models/{id}", "One of these.", reply=ModelInfo),
     CatalogEntry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},
@@ -95,6 +96,14 @@ ENTRIES = (
     CatalogEntry("GET", "/metrics", "Prometheus metrics.", media="text/plain"),
     CatalogEntry("GET", "/version", "The version of Tonle."),
     CatalogEntry("POST", "/cache/clear", "Empty the response cache; needs an admin key where there are keys."),
+    CatalogEntry(
+        "POST", LOAD_PATH, "Load a LoRA adapter from a folder on the server's machine; needs an admin key where there are keys.",
+        LoadAdapterRequest, media="text/plain",
+    ),
+    CatalogEntry(
+        "POST", UNLOAD_PATH, "Remove a LoRA adapter; needs an admin key where there are keys.", UnloadAdapterRequest,
+        media="text/plain",
+    ),
     CatalogEntry("GET", "/admin/keys", "List the API keys. Everything under /admin needs an admin key."),
     CatalogEntry("POST", "/admin/keys", "Create a key; its secret is shown once.", KeyRequest),
     CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),

@@ -14,9 +14,10 @@ import msgspec
 from tonle.edge.client import Sink, UpstreamError
 from tonle.errors import TonleError
 from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import ChatRequest, CompletionRequest
-from tonle.replica import endpoints
+from tonle.replica import adapter_endpoints, endpoints
 from tonle.replica.chat_answer import ChatAnswer
 from tonle.replica.completion_answer import CompletionAnswer
 from tonle.replica.endpoints import EndpointReply
@@ -35,6 +36,8 @@ GENERATING = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 ENDPOINTS: dict[tuple[str, str], Endpoint] = {
     ("POST", "/tokenize"): endpoints.tokenize,
     ("POST", "/detokenize"): endpoints.detokenize,
+    ("POST", LOAD_PATH): adapter_endpoints.load_adapter,
+    ("POST", UNLOAD_PATH): adapter_endpoints.unload_adapter,
     ("GET", "/v1/models"): endpoints.models,
     ("GET", "/health"): endpoints.health,
     ("GET", "/health/ready"): endpoints.ready,

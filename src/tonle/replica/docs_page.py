@@ -34,6 +34,10 @@ _HEADERS = (
         "X-Tonle-Max-Tokens",
         "In generated replies: how many tokens the answer was allowed, also where none were asked for.",
     ),
+    (
+        "X-Tonle-Adapter",
+        "In answers of a LoRA adapter: its name and the SHA-256 of its content, <code>NAME@sha256:DIGEST</code>.",
+    ),
     ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
     ("Retry-After", "With 429 and 503: seconds to wait before trying again."),
 )

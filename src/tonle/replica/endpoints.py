@@ -15,7 +15,8 @@ from msgspec import UNSET, UnsetType
 
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest, NotFound
-from tonle.gateway.backends.transport import TRUST_SALT_HEADER
+from tonle.gateway.backends.transport import SHOW_PATHS_HEADER, TRUST_SALT_HEADER
+from tonle.protocol.adapters import PLAIN_TEXT
 from tonle.protocol.openai import (
     Detokenized,
     DetokenizeRequest,
@@ -41,6 +42,10 @@ class EndpointReply:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+def text_reply(text: str, *, headers: dict[str, str] | None = None) -> EndpointReply:
+    return EndpointReply(text.encode(), content_type=PLAIN_TEXT, headers=headers or {})
+
+
 def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> EndpointReply:
     return EndpointReply(msgspec.json.encode(body), status=status, headers=headers or {})
 
@@ -48,16 +53,22 @@ def _json(body: object, *, status: int = 200, headers: dict[str, str] | None = N
 async def models(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     """503 until the model is there: some orchestrators use this as their readiness probe."""
     headers = {TRUST_SALT_HEADER: "1"} if replica.options.trust_salt else {}
-    return _json(ModelList(data=[_model(replica, name) for name in replica.names]), headers=headers)
+    return _json(ModelList(data=[_model(replica, request, name) for name in replica.entries()]), headers=headers)
 
 
 async def model(replica: Replica, request: ReplicaRequest) -> EndpointReply:
-    return _json(_model(replica, replica.resolve(request.path.removeprefix("/v1/models/"))))
+    return _json(_model(replica, request, replica.resolve(request.path.removeprefix("/v1/models/"))))
 
 
-def _model(replica: Replica, name: str) -> ModelInfo:
-    front = replica.front
-    return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=replica.card().context_length)
+def _model(replica: Replica, request: ReplicaRequest, name: str) -> ModelInfo:
+    front, context_length = replica.front, replica.card().context_length
+    if replica.adapter(name) is None:
+        return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=context_length)
+    info = front.adapters[name]
+    return ModelInfo(
+        id=name, created=front.created, root=info.path if request.header(SHOW_PATHS_HEADER) else front.name,
+        parent=front.name, max_model_len=context_length, digest=info.digest,
+    )  # fmt: skip
 
 
 async def tokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply:

@@ -24,6 +24,7 @@ from tonle.engine.request import Delta, Usage
 from tonle.engine.text import Text
 from tonle.errors import CapacityError, InternalError, TonleError
 from tonle.protocol import sse
+from tonle.protocol.adapters import ADAPTER_HEADER, header_value
 from tonle.protocol.answers import Answer, Choice
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import FieldWarning, PromptTokensDetails, SamplingFields, WireUsage
@@ -72,7 +73,8 @@ async def generate(
         order = kind.translate(asked, text, card, max_choices)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
-    submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt)
+    adapter = replica.adapter(model)
+    submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt, adapter=adapter)
     answer_format = kind.make_format(asked, envelope, submission, text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
     await delivery.run(envelope, first_s)
@@ -81,13 +83,16 @@ async def generate(
 class Submission:
     """The work one HTTP request causes in the engine. Choice = place of the prompt x n + index."""
 
-    def __init__(self, front: Front, order: EngineRequest, *, request_id: str, salt: bytes = b"") -> None:
+    def __init__(
+        self, front: Front, order: EngineRequest, *, request_id: str, salt: bytes = b"", adapter: str | None = None
+    ) -> None:
         self.order = order
         self.num_choices = len(order.parts) * order.n
         self.generations: list[Generation] = []
         self._front = front
         self._request_id = request_id
         self._salt = salt
+        self._adapter = adapter
 
     def submit(self) -> None:
         """Raises `CallerError` or `CapacityError`; then nothing is left in the engine."""
@@ -95,8 +100,9 @@ class Submission:
             for place, part in enumerate(self.order.parts):
                 request_id = self._request_id if len(self.order.parts) == 1 else f"{self._request_id}-{place}"
                 generation = self._front.submit(
-                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=request_id
-                )
+                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=request_id,
+                    adapter=self._adapter,
+                )  # fmt: skip
                 self.generations.append(generation)
         except BaseException:
             self.cancel()
@@ -105,6 +111,12 @@ class Submission:
     def cancel(self) -> None:
         for generation in self.generations:
             generation.cancel()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of its answer, once it is submitted: only then is it certain what computes it."""
+        adapter = self.generations[0].adapter
+        return {} if adapter is None else {ADAPTER_HEADER: header_value(adapter.name, adapter.digest)}
 
     def generation(self, choice: int) -> Generation:
         return self.generations[choice // self.order.n]
@@ -183,6 +195,7 @@ class Delivery:
         error: BaseException | None = None
         try:
             self._submission.submit()
+            self._headers |= self._submission.headers
             for place, generation in enumerate(self._submission.generations):
                 self._listen(place, generation)
             if first_s < math.inf:  # the request has a deadline

@@ -1,6 +1,6 @@
 """`Replica`: what every endpoint of one engine shares: the front, the options, the metrics, and whether it takes work.
 
-Does: answer "is it ready", "is that our model", "is that strict". Does not: handle requests.
+Does: answer "is it ready", "which models and adapters are there", "is that strict". Does not: handle requests.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass
 
 from tonle.engine.front import Front
-from tonle.engine.messages import ModelCard
-from tonle.errors import ConfigError, EngineRestarting, ShuttingDown, UnknownModel
+from tonle.engine.messages import AdapterInfo, ModelCard
+from tonle.errors import ConfigError, EngineRestarting, ShuttingDown
+from tonle.protocol.adapters import unknown_model
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import strict_refusal
+from tonle.protocol.replies import ModelEntry
 from tonle.telemetry.metrics import Metrics
 
 RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
@@ -60,6 +62,7 @@ class Replica:
         self.front = front
         self.options = options
         self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
+        self._listed: tuple[dict[str, AdapterInfo], dict[str, ModelEntry]] | None = None
         self.started_s = time.monotonic() if options.started_s is None else options.started_s
         self.draining = False  # set when told to stop: finish what runs, take nothing new
 
@@ -84,14 +87,27 @@ class Replica:
             raise kind(f"not ready: {reason}", retry_after_s=RETRY_AFTER_S)
         return card
 
+    def entries(self) -> dict[str, ModelEntry]:
+        """All names that can be asked for: the model's own, then those of its adapters."""
+        adapters, name = self.front.adapters, self.front.name
+        if self._listed is None or self._listed[0] is not adapters:  # the front replaces it with each change
+            found = {own: ModelEntry(id=own, root=name) for own in self.names}
+            for adapter in adapters.values():
+                entry = ModelEntry(id=adapter.name, root=name, parent=name, digest=adapter.digest)
+                found.setdefault(adapter.name, entry)
+            self._listed = adapters, found
+        return self._listed[1]
+
+    def adapter(self, model: str) -> str | None:
+        """`model`, if that is an adapter."""
+        return model if self.entries()[model].parent is not None else None
+
     def resolve(self, model: str | None) -> str:
-        """The name to answer under. Raises `UnknownModel`."""
+        """The name to answer under. Raises `UnknownModel`, or `InvalidRequest` if it is a path or a URL."""
         if model is None:
             return self.front.name
-        if model not in self.names:
-            raise UnknownModel(
-                f"there is no model {model!r} here; this server has {', '.join(self.names)}", param="model"
-            )
+        if model not in (entries := self.entries()):
+            raise unknown_model(model, f"this server has {', '.join(entries)}")
         return model
 
     def check_strict(self, request: ReplicaRequest, warnings: list[FieldWarning]) -> None:

@@ -31,7 +31,7 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
 
     local = LocalServer(
         transport=ReplicaTransport(replica),
-        models=tuple(replica.names),
+        models=replica.entries,
         metrics=replica.metrics,
         trust_salt=replica.options.trust_salt,
         on_drain=close,

@@ -6,6 +6,7 @@ touch the engine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -40,6 +41,10 @@ class Stats(Protocol):
     def generation_tokens(self) -> int: ...
     @property
     def adaptive(self) -> AdaptiveState | None: ...
+    @property
+    def running_adapters(self) -> list[str]: ...
+    @property
+    def waiting_adapters(self) -> list[str]: ...
 
 
 class Card(Protocol):
@@ -49,6 +54,8 @@ class Card(Protocol):
     def num_blocks(self) -> int: ...
     @property
     def gpu(self) -> str: ...
+    @property
+    def max_loras(self) -> int: ...  # 0: no adapters
 
 
 class EngineView(Protocol):
@@ -90,7 +97,20 @@ class EngineState(Collector):
             )
             info.add_metric([self._model_name, str(card.block_size), str(card.num_blocks)], 1)
             yield info
+            if card.max_loras:
+                yield self._adapters(card.max_loras, stats)
             yield from self._gpu(card.gpu)
+
+    def _adapters(self, max_loras: int, stats: Stats) -> Metric:
+        """As in vLLM the facts are in the labels, and the value is the time they are from."""
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "LoRA adapters of requests that run and that wait, in the labels; the value is the time, in unix seconds.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        running, waiting = (",".join(sorted(names)) for names in (stats.running_adapters, stats.waiting_adapters))
+        info.add_metric([str(max_loras), running, waiting], time.time())
+        return info
 
     def _gpu(self, uuid: str) -> Iterator[Metric]:
         """Nothing where there is no NVIDIA GPU, or its driver does not tell."""

@@ -104,7 +104,7 @@ def test_an_odd_value_in_any_field_takes_no_neighbour_with_it(
         record.close("ok", http_status=200)
 
     fields = ("body", "answer", "output", "usage", "error", "response_id", "finish_reason", "key_id", "model",
-              "model_config", "adapter", "cache", "route", "experiment", "warnings", "timings_ms", "client",
+              "model_config", "adapter", "adapter_digest", "cache", "route", "experiment", "warnings", "timings_ms", "client",
               "request_id", "endpoint")[: 3 if name == "shared" else None]  # fmt: skip
     with start(tmp_path, linger_s=0.2) as trail:
         ask(trail, output="first")

@@ -24,6 +24,7 @@ from tonle.errors import CapacityError, ConfigError, InternalError
 def test_a_record_has_every_fact(tmp_path: Path) -> None:
     with running(tmp_path) as trail:
         record = trail.open(CHAT, request_id="req-1", client="10.0.0.7", body=json.dumps(BODY).encode())
+        record.note(adapter_digest="c" * 64)
         record.note(key_id="key-1", adapter="khmer-qa", model_config={"max_model_len": 512}, route={"backend": "b1"})
         record.note(cache={"state": "miss"}, experiment={"name": "ab", "arm": "a"})
         record.timings_ms.update(queue=1.5, prefill=2.25, decode=3.0, ttft=4.0)
@@ -39,7 +40,8 @@ def test_a_record_has_every_fact(tmp_path: Path) -> None:
     expected = {
         "schema": "tonle.audit/1", "request_id": "req-1", "response_id": "chatcmpl-1", "endpoint": CHAT,
         "client": "10.0.0.7", "key_id": "key-1", "status": "ok", "http_status": 200, "error": None, "model": "river",
-        "model_config": {"max_model_len": 512}, "adapter": "khmer-qa", "stream": False, "system_prompt": "Be kind.",
+        "model_config": {"max_model_len": 512}, "adapter": "khmer-qa", "adapter_digest": "c" * 64, "stream": False,
+        "system_prompt": "Be kind.",
         "messages": BODY["messages"], "output": "សួស្តី", "finish_reason": "stop", "parameters": {"tools": []},
         "sampling": {"temperature": 0, "seed": 7, "max_tokens": 16}, "cache": {"state": "miss"},
         "route": {"backend": "b1"}, "experiment": {"name": "ab", "arm": "a"},

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tonle.cli.app import _one_value_each
 from tonle.cli.flags import SERVE_FLAGS, with_flags
 from tonle.config.load_settings import load
 from tonle.config.serve import SETTINGS
@@ -33,10 +34,12 @@ ALL = {
     "requests_per_minute": "1", "tokens_per_minute": "2", "max_concurrent_per_key": "3", "tokens_per_day": "4",
     "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
     "state_db": "keys.db",
+    "lora": "khmer-qa=/adapters/khmer", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "3",
     "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
 }  # fmt: skip
 SWITCHES = {
     "strict": "--strict",
+    "enable_lora": "--enable-lora",
     "prefix_caching": "--no-prefix-caching",
     "log_json": "--log-json",
     "trust_salt": "--trust-salt",
@@ -107,6 +110,9 @@ def test_a_switch_can_be_switched_back() -> None:
         (["--allowed-origins", '["https://a", "https://b"]'], {"cors_origins": ["https://a", "https://b"]}),
         (["--allowed-origins=*"], {"cors_origins": "*"}),
         (["--shutdown-timeout", "5"], {"drain": "5"}),
+        (["--enable-lora", "--max-loras", "4"], {"enable_lora": True, "max_loras": "4"}),
+        (["--lora-modules", "a=/x", "--lora-modules", '{"name": "b", "path": "/y"}'],
+         {"lora": ["a=/x", '{"name": "b", "path": "/y"}']}),
         (["--model", "org/name"], {"model": "org/name"}),
         (["--max-model-len", "32K", "--dtype", "half"], {"max_model_len": "32K", "dtype": "half"}),
         (["--trust-remote-code", "--disable-log-requests", "--max-log-len", "10", "-tp", "1", "--swap-space=0",
@@ -126,7 +132,10 @@ def test_flags_of_vllm_with_the_same_meaning(args: list[str], flags: dict[str, A
         (["-tp", "2"], "tonle gateway --backend"),
         (["--swap-space", "4"], "Leave it out"),
         (["--quantization", "awq"], "GGUF"),
-        (["--enable-lora"], "Merge the adapter"),
+        (["--lora-modules", "x"], "NAME=PATH"),
+        (["--lora-modules", "/x=/y"], "neither a path nor a URL"),
+        (["--lora", "a=/x", "--lora-modules", "b=/y"], "give one of them"),
+        (["--fully-sharded-loras"], "one GPU"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),
         (["--enable-log-requests"], "--audit-dir"),
         (["--uvicorn-log-level", "debug"], "--log-level"),
@@ -143,6 +152,15 @@ def test_other_flags_of_vllm_are_refused_with_what_to_do(args: list[str], said: 
     done, received = run(*args)
     assert done.exit_code == 2 and not received
     assert said in done.output and args[0].removeprefix("--no-").strip("-")[:2] in done.output
+
+
+def test_lora_modules_takes_several_values_as_in_vllm() -> None:
+    args = ["MODEL", "--lora-modules", "a=/x", '{"name": "b", "path": "/y"}', "--port", "1"]
+    assert _one_value_each(args) == [
+        "MODEL", "--lora-modules", "a=/x", "--lora-modules", '{"name": "b", "path": "/y"}', "--port", "1",
+    ]  # fmt: skip
+    assert _one_value_each(["--lora-modules", "a=/x", "MODEL"]) == ["--lora-modules", "a=/x", "MODEL"]
+    assert _one_value_each(["--lora-modules=a=/x", "b=/y"]) == ["--lora-modules=a=/x", "b=/y"], "that is the model"
 
 
 def test_flags_of_vllm_are_not_in_help() -> None:

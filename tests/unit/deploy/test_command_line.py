@@ -90,6 +90,16 @@ def test_vllm_behaves_as_ours_where_its_defaults_differ() -> None:
     assert on_cpu.environment()["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 
+def test_adapters_for_vllm_are_one_list() -> None:
+    config = replace(ServeConfig(), lora=(("a", "/x"), ("b", "/y")), max_lora_rank=64)
+    flags = vllm_flags(config, gpus=1)
+    assert flags[3:] == ["--enable-lora", "--max-loras=8", "--lora-modules", "a=/x", "b=/y", "--max-lora-rank=64"]
+    assert vllm_flags(replace(ServeConfig(), enable_lora=True, max_loras=2), gpus=1)[3:] == [
+        "--enable-lora",
+        "--max-loras=2",
+    ]
+
+
 def test_names_for_vllm_are_one_list() -> None:
     workload = workload_of({"model": "org/some-1B", "served_model_name": ("a", "b")}, {"engine": "vllm", "gpu": "L4"})
     args = workload.args("org/some-1B", served_name="n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tonle.config.gateway import GatewayConfig
@@ -44,6 +45,13 @@ def request(
     model = ResolvedModel("m", "m", ModelEntry(id="m"), 1, None if arm is None else "e", arm)
     call: Any = None
     return RouteRequest(AcceptedRequest(call, LOCAL_CALLER, parsed, model, "owner", "salt"), failed)
+
+
+def for_adapter(text: str, digest: str) -> RouteRequest:
+    wanted = request(text)
+    entry = ModelEntry(id="a", parent="m", digest=digest)
+    model = ResolvedModel("a", "a", entry, 1)
+    return RouteRequest(msgspec.structs.replace(wanted.accepted, model=model), ())
 
 
 def names(candidates: Candidates) -> list[str]:
@@ -135,3 +143,18 @@ def test_the_router_applies_them_in_order_and_explains_itself() -> None:
     b.unhealthy_reason = "connection refused"
     with pytest.raises(NoBackend, match=r"no healthy backend for m: a failed; b is unhealthy \(connection refused\)"):
         router.choose(request().accepted, [a])
+
+
+def test_a_prefix_that_one_adapter_computed_is_no_use_to_another() -> None:
+    """Each content has homes of its own, and keeps them: 64 prompts would hardly agree on two backends by chance."""
+    backends, policy = [backend("a"), backend("b")], ByPrefix()
+    candidates = Candidates(backends, "load")
+    prompts = [f"prompt {number} " * 40 for number in range(64)]
+
+    def homes(make: Any) -> list[list[str]]:
+        return [names(policy(candidates, make(text))) for text in prompts]
+
+    base = homes(request)
+    one, two = (homes(lambda text, d=digest: for_adapter(text, d * 64)) for digest in "ab")
+    assert base != one != two != base
+    assert homes(lambda text: for_adapter(text, "a" * 64)) == one and homes(request) == base

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +24,8 @@ class Stats:
     prompt_tokens: int = 6
     generation_tokens: int = 8
     adaptive: AdaptiveStats | None = None
+    running_adapters: list[str] = field(default_factory=list)
+    waiting_adapters: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Card:
     block_size: int = 16
     num_blocks: int = 100
     gpu: str = ""
+    max_loras: int = 0
 
 
 @dataclass
@@ -81,6 +84,16 @@ def test_cache_shape_appears_with_the_engine() -> None:
     assert not any(name == "vllm:cache_config_info" for name, _ in samples(metrics))
     engine.card = Card()
     assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+
+
+def test_adapters_appear_where_they_are_enabled() -> None:
+    engine = Engine(Stats(), Card())
+    metrics = Metrics("m", engine)
+    assert not any(name == "vllm:lora_requests_info" for name, _ in samples(metrics))
+    engine.card = Card(max_loras=8)
+    engine.stats.running_adapters = ["b", "a"]
+    labels = {"max_lora": "8", "running_lora_adapters": "a,b", "waiting_lora_adapters": ""}
+    assert samples(metrics)["vllm:lora_requests_info", frozenset(labels.items())] > 1e9
 
 
 def test_the_use_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Does: hold its state (health, draining, models, queue, breaker), send one reques
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from tonle.config.gateway import GatewayConfig, backend_name
 from tonle.config.routing import BackendConfig
@@ -18,13 +19,21 @@ from tonle.protocol.replies import ModelEntry
 
 
 class Backend:
-    def __init__(self, row: BackendConfig, config: GatewayConfig, transport: Transport | None = None) -> None:
+    def __init__(
+        self,
+        row: BackendConfig,
+        config: GatewayConfig,
+        transport: Transport | None = None,
+        list_models: Callable[[], dict[str, ModelEntry]] | None = None,
+    ) -> None:
+        """`list_models`: of a server in this process, which is asked each time; others are probed."""
         self.row = row
         self.name = backend_name(row)
         self.transport = transport or _http(row)
         self.local = transport is not None  # in this process: it tells what it answers
         self.timeout_s = row.timeout_s or config.backend_timeout_s
-        self.models: dict[str, ModelEntry] = {name: ModelEntry(id=name) for name in row.models}
+        self._list_models = list_models
+        self._models = {name: ModelEntry(id=name) for name in row.models}
         self.kind = row.kind  # auto until the first probe has found out
         self.unhealthy_reason: str | None = None if row.models else "not probed yet"  # None: it is healthy
         self.warning: str | None = None  # what its operator should know though it is healthy
@@ -35,8 +44,19 @@ class Backend:
             max_queued_tokens=config.max_queued_tokens,
         )
         self.breaker = Breaker(max_failures=config.breaker_failures, pause_s=config.breaker_pause_s)
+        self.num_probes = 0  # begun
+        self.last_probe = 0  # the number of the one that `models` are from
         self.num_sent = 0
         self.num_failed = 0
+
+    @property
+    def models(self) -> dict[str, ModelEntry]:
+        """By name; adapters too. It is replaced, never changed."""
+        return self._models if self._list_models is None else self._list_models()
+
+    @models.setter
+    def models(self, models: dict[str, ModelEntry]) -> None:
+        self._models = models
 
     @property
     def available(self) -> bool:

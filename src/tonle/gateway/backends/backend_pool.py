@@ -29,6 +29,8 @@ class BackendPool:
         self.backends = list(backends)
         self._interval_s = probe_interval_s
         self._prober: asyncio.Task[None] | None = None
+        self._refreshing: dict[str, asyncio.Task[None]] = {}  # by backend
+        self.withdrawn: set[str] = set()  # adapters that are being removed: new requests do not find them
 
     def named(self, name: str) -> Backend:
         """Raises `NotFound`."""
@@ -44,10 +46,14 @@ class BackendPool:
         for backend in self.backends:
             for name, entry in backend.models.items():
                 found.setdefault(name, entry)
+        for name in self.withdrawn:
+            found.pop(name, None)
         return found
 
     def entry(self, model: str) -> ModelEntry | None:
         """Of the first backend that has it, healthy or not."""
+        if model in self.withdrawn:
+            return None
         for backend in self.backends:
             if (entry := backend.models.get(model)) is not None:
                 return entry
@@ -60,13 +66,25 @@ class BackendPool:
             self._prober = asyncio.create_task(self._probe_often())
 
     async def stop(self) -> None:
-        if self._prober is not None:
-            self._prober.cancel()
+        for task in (self._prober, *self._refreshing.values()):
+            if task is not None:
+                task.cancel()
         for backend in self.backends:
             backend.transport.close()
 
     async def probe(self) -> None:
-        await asyncio.gather(*(self._ask(backend) for backend in self.backends))
+        await self.refresh(self.backends)
+
+    async def refresh(self, backends: Iterable[Backend]) -> None:
+        """Have these list their models now."""
+        await asyncio.gather(*(self._ask(backend) for backend in backends))
+
+    def refresh_soon(self, name: str) -> None:
+        """Its list of models is out of date: it said something else in an answer."""
+        backend = self.named(name)
+        if name not in self._refreshing and not backend.local:
+            task = self._refreshing[name] = asyncio.create_task(self._ask(backend))
+            task.add_done_callback(lambda _: self._refreshing.pop(name, None))
 
     async def _probe_often(self) -> None:
         while True:
@@ -76,11 +94,16 @@ class BackendPool:
     async def _ask(self, backend: Backend) -> None:
         """Every such server answers /v1/models, and one that loads or drains answers it with 503."""
         before = backend.unhealthy_reason
+        backend.num_probes += 1
+        number = backend.num_probes
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 answer = BufferedReply(max_bytes=MAX_LIST_BYTES)
                 await backend.send("GET", "/v1/models", b"", {}, answer, first_s=PROBE_TIMEOUT_S)
+            if number < backend.last_probe:
+                return  # a probe that began later has ended: this one may not know what changed in between
             backend.unhealthy_reason = self._read(backend, answer)
+            backend.last_probe = number
         except (UpstreamError, TimeoutError) as error:
             backend.unhealthy_reason = str(error) or "no answer in time"
         except Exception as error:
@@ -103,9 +126,11 @@ class BackendPool:
         except msgspec.MsgspecError as error:
             return f"/v1/models cannot be read: {error}"
         wanted = backend.row.models
-        backend.models = {entry.id: entry for entry in entries if not wanted or entry.id in wanted}
-        for name in wanted:
-            backend.models.setdefault(name, ModelEntry(id=name))
+        models = {name: ModelEntry(id=name) for name in wanted}
+        for entry in entries:  # with its models, a backend serves the adapters of these
+            if not wanted or entry.id in wanted or entry.parent in wanted:
+                models[entry.id] = entry
+        backend.models = models
         if backend.row.kind == "auto":
             _set_kind(backend, entries)
         _warn(backend, trusts_salt=TRUST_SALT_HEADER in answer.headers)

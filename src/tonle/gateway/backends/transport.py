@@ -10,6 +10,7 @@ from typing import Protocol
 from tonle.edge.client import HttpClient, Sink
 
 SALT_HEADER = "x-tonle-salt"
+SHOW_PATHS_HEADER = "x-tonle-show-paths"  # to an engine of this process only: the caller may see folders of adapters
 TRUST_SALT_HEADER = "x-tonle-trust-salt"  # of a replica's list of models, if it heeds the salt of a request
 
 

@@ -99,7 +99,7 @@ class ByPrefix:
         backends, accepted = candidates.backends, request.accepted
         if len(backends) == 1:
             return candidates
-        names = piece_names(accepted.request.prefix_text(PIECE_CHARS * MAX_PIECES), accepted.key.owner)
+        names = piece_names(accepted.request.prefix_text(PIECE_CHARS * MAX_PIECES), _sharers(accepted))
         by_name = {backend.name: backend for backend in backends}
         home, _ = self._memory.longest(names, set(by_name))
         backend = by_name[home or first_home(names[0], by_name)]
@@ -109,6 +109,13 @@ class ByPrefix:
             return candidates
         self._memory.remember(names, backend.name)
         return Candidates([backend], "prefix", candidates.prefill)
+
+
+def _sharers(accepted: AcceptedRequest) -> str:
+    """Who shares computed prefixes: requests of one owner and, of those for adapters, only for the same content."""
+    entry = accepted.model.entry
+    owner = accepted.key.owner
+    return f"{owner}\0{accepted.model.name}\0{entry.adapter_digest}" if entry.parent else owner
 
 
 def by_load(candidates: Candidates, request: RouteRequest) -> Candidates:

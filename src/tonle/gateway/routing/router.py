@@ -32,6 +32,7 @@ from tonle.gateway.routing.policies import (
     of_arm,
 )
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, Route
+from tonle.protocol.adapters import unknown_model
 from tonle.protocol.replies import ModelEntry
 
 MAX_HINTED = 8  # models named in an error
@@ -70,7 +71,7 @@ class Router:
         return models
 
     def resolve(self, key: Key, request: ParsedRequest) -> ResolvedModel:
-        """The model behind the name, and the arm of an experiment. Raises `UnknownModel`, `InvalidRequest`."""
+        """The model or adapter behind the name, and the arm of an experiment. Raises `UnknownModel`, `InvalidRequest`."""
         asked = request.asked_model or self._only_name(key)
         model = self._aliases.get(asked, asked)
         experiment = self._experiments.get(asked) or self._experiments.get(model)
@@ -80,7 +81,7 @@ class Router:
             model = (arm or experiment.arms[0]).model or model
         entry = self._pool.entry(model)
         if entry is None:
-            raise UnknownModel(f"there is no model {asked!r} here; {self._hint(key)}", param="model")
+            raise unknown_model(asked, self._hint(key))
         # However many tokens are asked for, the model writes no more: one absurd number must not fill the queue.
         new_tokens = min(request.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT) * request.num_answers
         name = experiment.name if experiment is not None and arm is not None else None
@@ -100,14 +101,18 @@ class Router:
         names = [name for name in self.public_models() if key.may_use(name)]
         if not names:
             raise UnknownModel("model is missing, and this key may use no model that is served here", param="model")
-        behind = {entry.root or name for name, entry in models.items()}
-        if len(behind) == 1 and (own := [name for name in models if name in names]):
-            return own[0]  # the others are more names for it
+        bases = {name: entry.root or name for name, entry in models.items() if not entry.parent}
+        if len(set(bases.values())) == 1 and (own := [name for name in bases if name in names]):
+            return own[0]  # the others are more names for it, or its adapters
         if len(names) == 1:
             return names[0]
         raise InvalidRequest(f"model is missing, and there are several: {', '.join(names)}", param="model")
 
     # -- backends
+
+    def refresh_soon(self, backend: str) -> None:
+        """Have it list its models again."""
+        self._pool.refresh_soon(backend)
 
     def choose(self, accepted: AcceptedRequest, failed: list[Backend]) -> Route:
         """Raises `NoBackend`. A backend that is paused for this caller alone is the last choice, not left out."""

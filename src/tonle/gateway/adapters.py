@@ -1,0 +1,326 @@
+"""Loading and removing LoRA adapters through this server: on every backend of the model, or on none.
+
+Does: find the backends, ask them all, take back what some did if others cannot, have the names listed again at once. Does
+not: read adapters (engines do), check the caller's key (`routes.py`).
+
+The engine of `tonle serve` is one backend here, and its own words are the reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tonle.edge.buffered_reply import BufferedReply
+from tonle.edge.client import UpstreamError
+from tonle.edge.exchange import Exchange
+from tonle.errors import CallerError, InvalidRequest, TonleError, UnknownModel
+from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.refusals import NoBackend, UpstreamFailed
+from tonle.gateway.under_way import UnderWay
+from tonle.protocol.adapters import (
+    ADAPTER_HEADER,
+    LOAD_PATH,
+    PLAIN_TEXT,
+    UNLOAD_PATH,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    check_name,
+    digest_in,
+    header_value,
+    loaded_text,
+    unloaded_text,
+)
+from tonle.protocol.parse import parse
+from tonle.protocol.replies import ModelEntry, body_message
+
+log = logging.getLogger("tonle.gateway")
+
+NO_ROUTE = "Not Found"  # of servers that do not have the path
+_OF_THE_CALLER = (400, 404, 409, 422)
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What one backend replied."""
+
+    backend: Backend
+    status: int = 0  # 0: it did not
+    body: bytes = b""
+    content_type: str = "application/json"
+    digest: str | None = None  # of what it loaded, if it tells
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    @property
+    def message(self) -> str:
+        said = body_message(self.body)
+        if not self.status:
+            return said
+        if self.status == 404 and said == NO_ROUTE:
+            return f"it has no {LOAD_PATH}; start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
+        if self.status in (401, 403):
+            return f"{said}; the backend's api_key must be one with scope admin there"
+        return said
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The reply to the caller."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = PLAIN_TEXT
+    digest: str | None = None
+
+
+class AdapterAdmin:
+    """One change at a time. A change that has begun is completed, also if its caller hangs up."""
+
+    def __init__(self, pool: BackendPool, under_way: UnderWay, aliases: Mapping[str, str]) -> None:
+        self._pool = pool
+        self._under_way = under_way
+        self._aliases = aliases  # public name -> model
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Outcome]] = set()
+
+    async def load(self, exchange: Exchange) -> None:
+        """POST /v1/load_lora_adapter. Replies when requests can use it."""
+        asked, _ = parse(exchange.body, LoadAdapterRequest)
+        await self._complete(exchange, asked.lora_name, self._load(asked))
+
+    async def unload(self, exchange: Exchange) -> None:
+        """POST /v1/unload_lora_adapter. Requests that were let in before are answered."""
+        asked, _ = parse(exchange.body, UnloadAdapterRequest)
+        await self._complete(exchange, asked.lora_name, self._unload(asked))
+
+    async def _complete(self, exchange: Exchange, name: str, change: Coroutine[Any, Any, Outcome]) -> None:
+        async def alone() -> Outcome:
+            async with self._turn:
+                return await change
+
+        task = asyncio.create_task(alone())
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        outcome = await asyncio.shield(task)
+        headers = [(ADAPTER_HEADER, header_value(name, outcome.digest))] if outcome.digest else []
+        exchange.reply(outcome.body, status=outcome.status, content_type=outcome.content_type, headers=headers)
+
+    def _forget(self, task: asyncio.Task[Outcome]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TonleError):
+            log.error("changing a LoRA adapter failed", exc_info=error)
+
+    # -- load
+
+    async def _load(self, asked: LoadAdapterRequest) -> Outcome:
+        if (local := self._local) is not None:
+            return _as_told(await self._ask(local, LOAD_PATH, msgspec.to_builtins(asked)))
+        name = asked.lora_name
+        check_name(name)
+        backends, skipped = self._serving(asked.base_model)
+        body = {"lora_name": name, "lora_path": asked.lora_path, "load_inplace": asked.load_inplace}
+        self._check_free(name, backends)
+        before = {backend.name: backend.models.get(name) for backend in backends}
+        told = await self._ask_all(backends, LOAD_PATH, body)
+        refused = [each for each in told if not each.ok]
+        digests = {each.digest for each in told if each.digest is not None}
+        if refused or len(digests) > 1:
+            touched = [each for each in told if each.ok or not each.status]
+            undone = await self._undo_load(name, asked.lora_path, touched, before)
+            await self._pool.refresh(backends)
+            raise _failure(refused, undone) if refused else _differs(told, undone)
+        await self._list_again(name, told)
+        log.info("LoRA adapter %s is loaded from %s on %s", name, asked.lora_path, _names(backends))
+        digest = digests.pop() if digests else None
+        return Outcome((loaded_text(name) + _without(skipped)).encode(), digest=digest)
+
+    def _check_free(self, name: str, backends: list[Backend]) -> None:
+        """Raises `InvalidRequest` if the name means something else here."""
+        if name in self._aliases:
+            raise InvalidRequest(f"lora_name {name} is an alias of {self._aliases[name]} here", param="lora_name")
+        for backend in self._pool.backends:
+            entry = backend.models.get(name)
+            if entry is not None and (backend not in backends or not entry.parent):
+                what = f"an adapter of {entry.parent}" if entry.parent else "a model"
+                raise InvalidRequest(f"lora_name {name} is {what} on {backend.name}; choose another", param="lora_name")
+
+    async def _undo_load(
+        self, name: str, path: str, touched: Iterable[Told], before: Mapping[str, ModelEntry | None]
+    ) -> list[str]:
+        """What became of it on each backend that has, or may have, loaded it."""
+        done = []
+        for told in touched:
+            backend, old = told.backend, before[told.backend.name]
+            if old is None:
+                back = await self._ask(backend, UNLOAD_PATH, {"lora_name": name})
+                if back.ok or not told.ok:
+                    done.append(f"removed again from {backend.name}" if back.ok else f"not known of {backend.name}")
+                else:
+                    done.append(f"not removed from {backend.name} ({back.message})")
+                continue
+            old_path = _folder(old)
+            if old_path is None or old_path == path:
+                done.append(f"replaced on {backend.name}, whose former content cannot be restored")
+                continue
+            body = {"lora_name": name, "lora_path": old_path, "load_inplace": True}
+            back = await self._ask(backend, LOAD_PATH, body)
+            done.append(
+                f"restored on {backend.name}" if back.ok else f"not restored on {backend.name} ({back.message})"
+            )
+        return done
+
+    async def _list_again(self, name: str, told: list[Told]) -> None:
+        """Requests for it are routed from now on, whatever a backend's list says in this moment."""
+        await self._pool.refresh([each.backend for each in told])
+        for each in told:
+            models = each.backend.models
+            if name not in models:
+                parent = next(iter(_bases(each.backend)), name)
+                each.backend.models = {**models, name: ModelEntry(id=name, parent=parent, digest=each.digest)}
+
+    # -- unload
+
+    async def _unload(self, asked: UnloadAdapterRequest) -> Outcome:
+        name, local = asked.lora_name, self._local
+        backends, skipped = ([local], []) if local is not None else self._having(name, asked.base_model)
+        self._pool.withdrawn.add(name)
+        try:
+            await self._under_way.reach_engines(name)
+            if local is not None:
+                return _as_told(await self._ask(local, UNLOAD_PATH, msgspec.to_builtins(asked)))
+            told = await self._ask_all(backends, UNLOAD_PATH, {"lora_name": name})
+            refused = [each for each in told if not each.ok and not _is_gone(each, name)]
+            if refused:
+                undone = [await self._restore(name, each.backend) for each in told if each.ok]
+                await self._pool.refresh(backends)
+                raise _failure(refused, undone)
+            await self._pool.refresh(backends)
+            for backend in backends:  # whatever its list says in this moment
+                backend.models = {known: entry for known, entry in backend.models.items() if known != name}
+        finally:
+            self._pool.withdrawn.discard(name)
+        log.info("LoRA adapter %s is removed from %s", name, _names(backends))
+        return Outcome((unloaded_text(name) + _without(skipped)).encode())
+
+    async def _restore(self, name: str, backend: Backend) -> str:
+        entry = backend.models.get(name)
+        path = None if entry is None else _folder(entry)
+        if path is None:
+            return f"not restored on {backend.name}, whose folder of it is not known"
+        back = await self._ask(backend, LOAD_PATH, {"lora_name": name, "lora_path": path})
+        return f"restored on {backend.name}" if back.ok else f"not restored on {backend.name} ({back.message})"
+
+    # -- backends
+
+    @property
+    def _local(self) -> Backend | None:
+        """The engine of this process, where that is the only backend."""
+        backend = self._pool.backends[0]
+        return backend if backend.local else None
+
+    def _serving(self, base_model: str | None) -> tuple[list[Backend], list[Backend]]:
+        """Backends of the model that can be asked, and those that are not healthy. Raises `CallerError`, `NoBackend`."""
+        bases = {backend.name: _bases(backend) for backend in self._pool.backends}
+        if base_model is not None:
+            model = self._aliases.get(base_model, base_model)
+            found = [backend for backend in self._pool.backends if model in bases[backend.name]]
+            if not found:
+                raise UnknownModel(f"no backend has a model {base_model!r} that an adapter could be for",
+                                   param="base_model")  # fmt: skip
+        else:
+            found = [backend for backend in self._pool.backends if bases[backend.name]]
+            shared = set.intersection(*(set(bases[backend.name]) for backend in found)) if found else set()
+            if found and (not shared or any(len(set(bases[backend.name].values())) > 1 for backend in found)):
+                raise InvalidRequest("base_model is missing, and there are several models: say which one the adapter is for",
+                                     param="base_model")  # fmt: skip
+        return _split(found, "no backend has listed its models yet")
+
+    def _having(self, name: str, base_model: str | None) -> tuple[list[Backend], list[Backend]]:
+        model = None if base_model is None else self._aliases.get(base_model, base_model)
+        found = []
+        for backend in self._pool.backends:
+            if (entry := backend.models.get(name)) is None:
+                continue
+            if not entry.parent:
+                raise InvalidRequest(f"lora_name {name} is a model, not an adapter", param="lora_name")
+            if model is None or entry.parent == model or model in _bases(backend):
+                found.append(backend)
+        if not found:
+            raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
+                               param="lora_name")  # fmt: skip
+        return _split(found, "")
+
+    async def _ask_all(self, backends: list[Backend], path: str, body: dict[str, Any]) -> list[Told]:
+        return list(await asyncio.gather(*(self._ask(backend, path, body) for backend in backends)))
+
+    async def _ask(self, backend: Backend, path: str, body: dict[str, Any]) -> Told:
+        """Never raises: what went wrong is in the result."""
+        reply = BufferedReply()
+        try:
+            await backend.send("POST", path, msgspec.json.encode(body), {}, reply, first_s=backend.timeout_s)
+        except UpstreamError as error:
+            return Told(backend, body=f"no answer: {error}".encode())
+        digest = digest_in(reply.headers.get(ADAPTER_HEADER))
+        return Told(backend, reply.status, reply.body, reply.content_type or PLAIN_TEXT, digest)
+
+
+def _bases(backend: Backend) -> dict[str, str]:
+    """Names of its models that adapters can be for, and the model behind each."""
+    return {name: entry.root or name for name, entry in backend.models.items() if not entry.parent}
+
+
+def _split(backends: list[Backend], problem: str) -> tuple[list[Backend], list[Backend]]:
+    healthy = [backend for backend in backends if backend.unhealthy_reason is None]
+    if not healthy:
+        reasons = "; ".join(f"{backend.name} is unhealthy ({backend.unhealthy_reason})" for backend in backends)
+        raise NoBackend(reasons or problem, retry_after_s=5)
+    return healthy, [backend for backend in backends if backend not in healthy]
+
+
+def _folder(entry: ModelEntry) -> str | None:
+    """Where an adapter came from, if the backend tells."""
+    return entry.root if entry.root and entry.root != entry.parent else None
+
+
+def _is_gone(told: Told, name: str) -> bool:
+    """It did not have the adapter any more."""
+    return told.status == 404 and name in told.message
+
+
+def _failure(refused: list[Told], undone: list[str]) -> TonleError:
+    said = "; ".join(f"{each.backend.name}: {each.message}" for each in refused)
+    message = f"{said}. {_as_sentence(undone)}".rstrip()
+    is_callers = all(each.status in _OF_THE_CALLER for each in refused)
+    make: Callable[..., TonleError] = InvalidRequest if is_callers else UpstreamFailed
+    return make(message)
+
+
+def _differs(told: list[Told], undone: list[str]) -> CallerError:
+    found = ", ".join(f"{each.backend.name} sha256:{each.digest}" for each in told if each.digest is not None)
+    return InvalidRequest(
+        f"the folder does not hold the same adapter for every backend: {found}. {_as_sentence(undone)}".rstrip(),
+        param="lora_path",
+    )
+
+
+def _as_sentence(undone: list[str]) -> str:
+    return f"The adapter is {', '.join(undone)}." if undone else ""
+
+
+def _as_told(told: Told) -> Outcome:
+    return Outcome(told.body, told.status, told.content_type, told.digest)
+
+
+def _without(skipped: list[Backend]) -> str:
+    said = ", ".join(f"{backend.name} ({backend.unhealthy_reason})" for backend in skipped)
+    return f" Not asked, because unhealthy: {said}." if skipped else ""
+
+
+def _names(backends: list[Backend]) -> str:
+    return ", ".join(backend.name for backend in backends)

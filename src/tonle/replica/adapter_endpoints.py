@@ -1,0 +1,68 @@
+"""Loading and removing LoRA adapters while the server runs, with vLLM's bodies and replies.
+
+Does: check what is asked, have the engine do it. Does not: check the caller's key (`gateway/routes.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tonle.errors import InvalidRequest, UnknownModel
+from tonle.protocol.adapters import (
+    ADAPTER_HEADER,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    check_name,
+    header_value,
+    loaded_text,
+    loaded_twice,
+    unloaded_text,
+)
+from tonle.protocol.parse import parse
+from tonle.replica.endpoints import EndpointReply, text_reply
+from tonle.replica.replica import Replica, ReplicaRequest
+
+log = logging.getLogger("tonle.replica")
+
+
+async def load_adapter(replica: Replica, request: ReplicaRequest) -> EndpointReply:
+    """Replies when requests can use it."""
+    asked, _ = parse(request.body, LoadAdapterRequest)
+    name, path = asked.lora_name, asked.lora_path
+    _check(replica, asked)
+    check_name(name)
+    if name in replica.names:
+        raise InvalidRequest(f"lora_name {name} is the name of the model itself; choose another", param="lora_name")
+    if not path or "://" in path or "\0" in path:
+        raise InvalidRequest(
+            f"lora_path must be a PEFT folder on the server's machine, not {path[:200]!r}", param="lora_path"
+        )
+    if name in replica.front.adapters and not asked.load_inplace:
+        raise loaded_twice(name)
+    info = await replica.front.load_adapter(name, path, replace=asked.load_inplace)
+    log.info("LoRA adapter %s is loaded from %s, rank %d, sha256 %s", name, path, info.rank, info.digest)
+    return text_reply(loaded_text(name), headers={ADAPTER_HEADER: header_value(name, info.digest)})
+
+
+async def unload_adapter(replica: Replica, request: ReplicaRequest) -> EndpointReply:
+    """Requests under way with it go on; the name is taken away at once."""
+    asked, _ = parse(request.body, UnloadAdapterRequest)
+    name = asked.lora_name
+    _check(replica, asked)
+    if name not in replica.front.adapters:
+        raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
+                           param="lora_name")  # fmt: skip
+    await replica.front.unload_adapter(name)
+    log.info("LoRA adapter %s is removed", name)
+    return text_reply(unloaded_text(name))
+
+
+def _check(replica: Replica, asked: UnloadAdapterRequest) -> None:
+    """Raises `InvalidRequest`, or `CapacityError` while the engine is away."""
+    if not replica.card().max_loras:
+        raise InvalidRequest("this server was started without LoRA adapters: start it with --enable-lora")
+    if asked.base_model is not None and asked.base_model not in replica.names:
+        raise InvalidRequest(
+            f"base_model must be a model of this server ({', '.join(replica.names)}), not {asked.base_model!r}",
+            param="base_model",
+        )
