@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_one_row_adapter --rank 16
 
 Prints microseconds per layer of CUDA graphs that walk through some layers of the model's shape (without attention), and the
-ratio to no adapter. "inside": the products' own kernels compute A x and add B (A x); "apart": a kernel ahead of each computes A x.
-All results are compared with float32 and merged weights beforehand, in graphs that are replayed with changing slots.
+ratio to no adapter. "inside": the products' own kernels compute A x and add B (A x); "apart": a kernel ahead of each computes
+A x. All results are compared with float32 and merged weights beforehand, in graphs that are replayed with changing slots.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 """A matrix times one row, where time is reading the weight once: norm, activation and residual ride along.
 
 Does: out = act(norm(x) @ W.T + bias) (+ out), with fused multiply-adds on whole rows of W. A norm's scale is one number,
-so it is applied to the result; its sum of squares is taken in the same pass. Does not: serve more rows (`skinny.py`, cuBLAS).
+so it is applied to the result; its sum of squares is taken in the same pass. With an adapter W is W + B A: `gemv_adapter.py`
+has its parts, and without one nothing of them is compiled. Does not: serve more rows (`skinny.py`, cuBLAS).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment,var-annotated"
 """A LoRA adapter inside the product of one row: what `gemv.py` adds to its kernels for W x + B (A x).
 
-Does: `shrink`, by which the first programs of a product's grid compute y = A x; `b_of`, `words_of` and `expanded`, by which all others
-add B y to their own sums; and what the two kinds share, `OneRowScratch`. Does not: choose an adapter (a row's slot is read from
-device memory), or serve more rows than one.
+Does: `shrink`, by which the first programs of a product's grid compute y = A x; `b_of`, `words_of` and `expanded`, by which
+all others add B y to their own sums; and what the two kinds share, `OneRowScratch`. Does not: choose an adapter (a row's slot
+is read from device memory), or serve more rows than one.
 
 **How y travels.** Its numbers are words in memory, and a word is EMPTY (a NaN that no arithmetic makes) until its number is
 there. A program that needs y reads its words until none is EMPTY. A word is its own flag, so nothing has to be ordered before
@@ -184,19 +184,20 @@ def words_of(WORDS, n, CUT: tl.constexpr):
 
 @triton.jit
 def _some_empty(words):
-    """Whether any of these words is EMPTY: one answer for a whole warp.
+    """Whether a word of any thread is EMPTY: one answer for the whole program.
 
-    Its threads hold the same words several times, read at different moments. Were they to part ways, they would wait for
-    each other in the next round.
+    Threads hold the same words several times, read at different moments. Were each to believe its own, they would part ways,
+    and the next barrier or exchange among them would not end, or mix an EMPTY word in. So each word is asked about by all.
     """
-    return tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p; }",
+    empty = tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.b32 p, $1, 0xFFFFDEAD; bar.red.or.pred p, 0, p; selp.b32 $0, 1, 0, p; }",
         "=r,r",
-        [tl.max((words == _EMPTY).to(tl.int32), 0)],
+        [words],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
+    return tl.max(empty, 0)
 
 
 @triton.jit
