@@ -84,6 +84,12 @@ def judge(texts: list[Text], logits: Logits, bound: Bound, by: str) -> None:
     assert distinct > 0.3 * tokens, f"the reference repeats itself ({distinct} different of {tokens}): it tells little"
 
 
+def judge_told(text: Text, logits: Logits, bound: Bound) -> None:
+    """Log-probabilities alone, of a text that no model chose."""
+    found = distance(text, logits)
+    assert found.most <= bound.most and found.mean <= bound.mean, f"log-probabilities are wrong: {found}"
+
+
 @torch.inference_mode()
 def greedy(model: Any, prompt: list[int], new: int) -> Text:
     """What a transformers model says, with its log-probabilities."""

@@ -63,7 +63,7 @@ def test_mutants_do_not(name: str, model: Any, prompts: list[list[int]], texts: 
         said = [greedy(changed, prompt, NEW) for prompt in prompts]
         for claimed in (said[1:], [teacher_forced(changed, text) for text in texts[1:]]):
             for text in claimed:
-                with pytest.raises(AssertionError, match="is not the reference's best|is wrong|are wrong"):
+                with pytest.raises(AssertionError, match=r"is not the reference's best|is wrong|are wrong"):
                     judge([text], transformers_logits(model), LOOSEST, mutant)
 
 
