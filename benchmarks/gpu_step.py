@@ -63,7 +63,9 @@ def longest_row(name: str, context: int, prompts: list[int]) -> int:
     """Tokens that the block table of a row must have room for: the longest prompt or a decoding row with its next token."""
     longest, limit = max([context + 1, *prompts]), SHAPES[name]["max_position_embeddings"]
     if longest > limit:
-        raise SystemExit(f"{name} was made for {limit} tokens: lower --prompts, --beside or --context, one asks for {longest}")
+        raise SystemExit(
+            f"{name} was made for {limit} tokens: lower --prompts, --beside or --context, one asks for {longest}"
+        )
     return longest
 
 

@@ -51,7 +51,9 @@ class Case:
     source: ModelSource
     dtype: torch.dtype
     reference: Decoder  # ours, of plain torch operations, on the device
-    truth: Any | None  # transformers, on the CPU, in float32 with the weights that `dtype` holds; None: too large for it
+    truth: (
+        Any | None
+    )  # transformers, on the CPU, in float32 with the weights that `dtype` holds; None: too large for it
     bound: Bound
 
     @property
@@ -75,7 +77,6 @@ class Case:
         if self.truth is not None:
             some = texts[:: -(-len(texts) // BY_TRANSFORMERS)]
             judge(some, transformers_logits(self.truth), self.bound, "transformers in float32")
-
 
     def judge_prompt(self, prompt: list[int], told: list[float]) -> None:
         """Log-probabilities of a prompt's own tokens, from its second on."""
@@ -111,7 +112,10 @@ def generate(driver: Driver, asked: list[list[int]], config: GenerationConfig = 
     for step in driver.steps[before:]:
         for handle, records in step.logprobs.items():
             told.setdefault(handle, []).extend(record.logprob for record in records)
-    texts = [Text(prompt, output, told.get(first + i, [])) for i, (prompt, output) in enumerate(zip(asked, outputs, strict=True))]
+    texts = [
+        Text(prompt, output, told.get(first + i, []))
+        for i, (prompt, output) in enumerate(zip(asked, outputs, strict=True))
+    ]
     for text in texts:
         assert len(text.output) == config.max_length
         assert len(text.logprobs) == (len(text.output) if config.logprobs is not None else 0)

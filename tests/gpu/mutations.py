@@ -78,8 +78,20 @@ def run(mutation: str | None, where: tuple[str, ...], python: str = sys.executab
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-k", " or ".join(chosen)]
-        done = subprocess.run([*command, *files], env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            "-k",
+            " or ".join(chosen),
+        ]
+        done = subprocess.run(
+            [*command, *files], env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
         took = time.monotonic() - began
         if not report.exists():
             return Outcome(0, {}, [_last_line(done.stdout + done.stderr)], took)
@@ -128,7 +140,9 @@ def prove(names: list[str]) -> bool:
     everything = tuple(dict.fromkeys(place for name in names for place in MUTATIONS[name]))
     found = run(None, everything)
     good = not found.num_failed and not found.broken
-    _say(f"{'none':32}{found.num_failed:>7} of {found.tests:<4}{found.seconds:>8.0f}  {'green' if good else 'NOT GREEN'}")
+    _say(
+        f"{'none':32}{found.num_failed:>7} of {found.tests:<4}{found.seconds:>8.0f}  {'green' if good else 'NOT GREEN'}"
+    )
     for line in found.broken:
         _say(f"    {line}")
     for name in names:

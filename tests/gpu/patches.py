@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 
-class CannotPatch(Exception):
+class CannotPatchError(Exception):
     """The code that a patch changes is not there: the patch, not the code, needs work."""
 
 
@@ -26,7 +26,7 @@ def _wrap(module: str, name: str, around: Callable[..., Any]) -> None:
     __import__(module)
     original = getattr(sys.modules[module], name, None)
     if original is None:
-        raise CannotPatch(f"{module} has no {name}")
+        raise CannotPatchError(f"{module} has no {name}")
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -47,7 +47,7 @@ def _set(module: str, name: str, **values: Any) -> None:
     def around(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         for argument, value in values.items():
             if argument not in arguments:
-                raise CannotPatch(f"{module}.{name} has no argument {argument}")
+                raise CannotPatchError(f"{module}.{name} has no argument {argument}")
             arguments[argument] = value
         return call()
 
@@ -178,7 +178,7 @@ def _adapter_ignored() -> None:
     from tonle.models.cuda.model import CudaModel
 
     if not hasattr(CudaModel, "set_adapter"):
-        raise CannotPatch("CudaModel has no set_adapter")
+        raise CannotPatchError("CudaModel has no set_adapter")
     CudaModel.set_adapter = lambda self, slot, adapter: None
 
 
@@ -186,7 +186,7 @@ def _adapter_of_the_next_slot() -> None:
     from tonle.models.cuda.model import CudaModel
 
     if not hasattr(CudaModel, "set_adapter"):
-        raise CannotPatch("CudaModel has no set_adapter")
+        raise CannotPatchError("CudaModel has no set_adapter")
     original, most = CudaModel.set_adapter, [0]
     enable = CudaModel.enable_adapters
 
