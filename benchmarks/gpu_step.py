@@ -24,15 +24,12 @@ from tonle.models.decoder import Decoder
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
-_PROMPTS = (32, 128, 512, 2048, 8192)  # tokens
 
-
-def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto", context: int = 4096) -> CudaRunner:
-    """For up to `rows` rows and `tokens` tokens in a step, and `context` tokens in a row."""
+def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto") -> CudaRunner:
     with tempfile.TemporaryDirectory() as root:
         spec = read_spec(ModelSource("folder", write_config(name, Path(root)), name))
     decoder = Decoder.random(spec, torch.device("cuda"), torch.bfloat16)
-    config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=context,
+    config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=tokens,
                           memory_pool_size=16 * 2**30, kv_cache_dtype=kv_cache_dtype)  # fmt: skip
     made = cuda_machine(decoder, config)
     assert made is not None and isinstance(made.runner, CudaRunner)
@@ -57,6 +54,9 @@ def plan_of(rows: int, context: int, prompt: int = 0) -> Plan:
         plan.chunks.append([7 + i % 1000 for i in range(prompt)])
         plan.samples.append(True)
     return plan
+
+
+_PROMPTS = (32, 128, 512, 2048, 8192)  # tokens
 
 
 def longest_row(name: str, context: int, prompts: list[int]) -> int:
@@ -140,8 +140,8 @@ def main() -> None:
         prompts = [int(n) for n in options.prompts.split(",") if n]
     profiled = [int(n) for n in options.profile.split(",") if n]
     context = longest_row(options.model, options.context, [*prompts, options.beside])
-    tokens = max([8192, *prompts, max(rows) + options.beside])
-    runner = machine(options.model, max(rows) + 1, tokens, options.kv_cache_dtype, context)
+    tokens = max(8192, context, max(rows) + options.beside)  # of a step, and of a row
+    runner = machine(options.model, max(rows) + 1, tokens, options.kv_cache_dtype)
     floor = weight_bytes(options.model) / READ_BYTES_PER_S * 1e3
     print(
         f"{options.model}: {runner._graphs.num_graphs} graphs in {runner._graphs.capture_s:.2f} s; weights {floor:.3f} ms"

@@ -105,7 +105,7 @@ def _rope_scaling_ignored() -> None:
 
     def around(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         head_dim = 2 * len(arguments["rotary"]._frequencies)
-        arguments["rotary"] = Rotary(RopeSpec(), head_dim, arguments["device"])  # theta of all the features' models
+        arguments["rotary"] = Rotary(RopeSpec(), head_dim, arguments["device"])  # with the theta of all models here
         return call()
 
     _wrap("tonle.models.cuda.cuda_rope", "angle_table", around)
