@@ -7,6 +7,7 @@ referred to.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -188,10 +189,11 @@ def _random_spread(name: str, shape: Shape) -> float:
     Embeddings are small beside what the layers add, or a model would only repeat its last token; queries and keys are large
     enough that a token attends to a few others and not to the average of all.
     """
+    if len(shape) == 1:
+        return 0.1
+    unit = math.sqrt(1.0 / shape[-1])  # keeps the size of what a matrix is multiplied with
     if name == LM_HEAD:
-        return 4.0 * float(shape[-1]) ** -0.5
+        return 4.0 * unit
     if name == EMBEDDING:
-        return 0.8 * float(shape[-1]) ** -0.5
-    if name.endswith(("q_proj.weight", "k_proj.weight")):
-        return 1.5 * float(shape[-1]) ** -0.5
-    return float(shape[-1]) ** -0.5 if len(shape) == 2 else 0.1
+        return 0.8 * unit
+    return 1.5 * unit if name.endswith(("q_proj.weight", "k_proj.weight")) else unit
