@@ -29,7 +29,7 @@ def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto", *, 
     with tempfile.TemporaryDirectory() as root:
         spec = read_spec(ModelSource("folder", write_config(name, Path(root)), name))
     decoder = Decoder.random(spec, torch.device("cuda"), torch.bfloat16)
-    config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=4096,
+    config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=tokens,
                           memory_pool_size=16 * 2**30, kv_cache_dtype=kv_cache_dtype)  # fmt: skip
     made = cuda_machine(decoder, config, adapter_slots=adapter_slots)
     assert made is not None and isinstance(made.runner, CudaRunner)
@@ -54,6 +54,25 @@ def plan_of(rows: int, context: int, prompt: int = 0) -> Plan:
         plan.chunks.append([7 + i % 1000 for i in range(prompt)])
         plan.samples.append(True)
     return plan
+
+
+_PROMPTS = (32, 128, 512, 2048, 8192)  # tokens
+
+
+def longest_row(name: str, context: int, prompts: list[int]) -> int:
+    """Tokens that the block table of a row must have room for: the longest prompt or a decoding row with its next token."""
+    longest, limit = max([context + 1, *prompts]), SHAPES[name]["max_position_embeddings"]
+    if longest > limit:
+        raise SystemExit(
+            f"{name} was made for {limit} tokens: lower --prompts, --beside or --context, one asks for {longest}"
+        )
+    return longest
+
+
+def fits(runner: CudaRunner, plan: Plan) -> bool:
+    """Whether the KV cache has all blocks that the plan names: a step over others would read and write foreign memory."""
+    needed = 1 + max((max(blocks) for _, _, blocks in plan.new_blocks), default=0)
+    return runner._net.kv is not None and needed <= runner._net.kv.num_blocks
 
 
 def median_ms(work: Callable[[], None], repeats: int = 40) -> float:
@@ -106,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("model", choices=SHAPES)
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,100,256")
-    parser.add_argument("--prompts", default="32,128,512,2048,8192")
+    parser.add_argument("--prompts", help="default: 32,128,512,2048,8192, up to what the model was made for")
     parser.add_argument("--context", type=int, default=400)
     parser.add_argument(
         "--beside", type=int, default=0, help="also each number of rows with a prompt of so many tokens"
@@ -115,15 +134,23 @@ def main() -> None:
     parser.add_argument("--profile", default="")
     options = parser.parse_args()
     rows = [int(n) for n in options.rows.split(",") if n]
-    prompts = [int(n) for n in options.prompts.split(",") if n]
+    if options.prompts is None:
+        prompts = [n for n in _PROMPTS if n <= SHAPES[options.model]["max_position_embeddings"]]
+    else:
+        prompts = [int(n) for n in options.prompts.split(",") if n]
     profiled = [int(n) for n in options.profile.split(",") if n]
-    runner = machine(options.model, max(rows) + 1, 8192, options.kv_cache_dtype)
+    context = longest_row(options.model, options.context, [*prompts, options.beside])
+    tokens = max(8192, context, max(rows) + options.beside)  # of a step, and of a row
+    runner = machine(options.model, max(rows) + 1, tokens, options.kv_cache_dtype)
     floor = weight_bytes(options.model) / READ_BYTES_PER_S * 1e3
     print(
         f"{options.model}: {runner._graphs.num_graphs} graphs in {runner._graphs.capture_s:.2f} s; weights {floor:.3f} ms"
     )
     with torch.inference_mode():
         for count in rows:
+            if not fits(runner, plan_of(count, options.context, options.beside)):
+                print(f"  decode {count:4d} x {options.context}: more than the KV cache of 16 GiB holds", flush=True)
+                continue
             work = step_work(runner, plan_of(count, options.context))
             ms = median_ms(work)
             rate = f"{count / ms * 1e3:8.0f} tok/s  {floor / ms:5.1%} of floor"

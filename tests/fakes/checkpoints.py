@@ -1,7 +1,7 @@
 """Small random models that are complete: weights, tokenizer, chat template; as live objects, folders and GGUF files.
 
-Two layers, a vocabulary of 320 (3 special tokens, 256 bytes, 61 merges). Weights are spread widely enough that the best
-token is rarely a tie, and biases and norms are random too, so that forgetting one is noticed.
+Two layers, a vocabulary of 320 (3 special tokens, 256 bytes, 61 merges). Weights are such that forgetting any part of the
+model changes its greedy text and its log-probabilities by far more than rounding does (`tests/parity/test_mutants.py`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 48, "head_dim": 16}),
 }
 FAMILIES = tuple(_FAMILIES)
+_SHARPNESS = 1.5  # of queries and of keys: scores spread by its square
 
 
 def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
@@ -61,14 +62,31 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         model = model_class(config_class(**{**_SHAPE, **own, **overrides})).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith("norm.weight"):
-                    parameter.uniform_(0.5, 1.5)
-                elif parameter.dim() == 1:
-                    parameter.normal_(std=0.3)
-                else:
-                    parameter.normal_(std=0.5 if "embed" in name or "lm_head" in name else parameter.shape[-1] ** -0.5)
+                _fill(name, parameter, tied=model.config.tie_word_embeddings)
     model.generation_config.eos_token_id = TURN_END
     return model.requires_grad_(False)
+
+
+def _fill(name: str, parameter: torch.Tensor, *, tied: bool) -> None:
+    """Random values for one tensor.
+
+    Embeddings are small beside what the layers add: with larger ones, above all tied ones, a model only repeats its last
+    token, whatever its layers do. Queries and keys are large enough that a token attends to a few others and not to the
+    average of all: which ones depends on positions, windows, norms and biases.
+    """
+    sharp = ("q_norm", "k_norm") if "_norm" in name else ("q_proj.weight", "k_proj.weight")
+    stretch = _SHARPNESS if any(part in name for part in sharp) else 1.0
+    if name.endswith("norm.weight"):
+        parameter.uniform_(0.5 * stretch, 1.5 * stretch)
+    elif parameter.dim() == 1:
+        parameter.normal_(std=0.5)
+    elif "embed" in name:
+        parameter.normal_(std=0.8 * parameter.shape[-1] ** -0.5)
+    elif "lm_head" in name:
+        if not tied:
+            parameter.normal_(std=4.0 * parameter.shape[-1] ** -0.5)
+    else:
+        parameter.normal_(std=stretch * parameter.shape[-1] ** -0.5)
 
 
 @functools.cache

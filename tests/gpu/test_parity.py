@@ -1,13 +1,13 @@
-"""On a GPU: the CUDA path gives the tokens of the eager reference, however the work is batched, cut, cached or interrupted.
+"""On a GPU: the CUDA path gives the tokens and log-probabilities of two references, however the work is batched, cut, cached
+or interrupted.
 
-The models are random and built on the device. Every generated token is judged by the reference's logits over the same
-text: it must be the reference's best token, or so close to it that rounding decides.
+Every text is judged by the logits of our eager decoder over the same text, and some by transformers in float32 on the CPU: a
+token must be the reference's best, or so close to it that rounding decides, and so must its log-probability be. One model has
+the size of a real one; its random weights are made on the device, and our eager decoder alone judges it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import triton
-from benchmarks.eager import TIES, gaps, reference_logits
-from benchmarks.workload import SHAPES, write_config
+from benchmarks.eager import reference_logits
+from benchmarks.workload import write_config
 
 from tests.fakes.driver import Driver
-from tonle.config.engine import EngineConfig
+from tests.fakes.truth import DEEP
+from tests.gpu.cases import NEW, Case, generate, lengths, make_case, prompts
 from tonle.engine import build as build_module
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.request import GenerationConfig
@@ -35,24 +36,7 @@ from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 
 pytestmark = pytest.mark.gpu
-NEW = 24
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
-SMALL: dict[str, dict[str, Any]] = {
-    "qwen2-small": {**SHAPES["qwen2.5-1.5b"], "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4,
-                    "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8000,
-                    "eos_token_id": 5},
-    "llama-small": {**SHAPES["llama-3.2-3b"], "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 3,
-                    "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 9001,
-                    "eos_token_id": 5},
-    "qwen3-small": {**SHAPES["qwen2.5-1.5b"], "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
-                    "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
-                    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000, "eos_token_id": 5},
-    "mistral-small": {**SHAPES["llama-3.2-3b"], "architectures": ["MistralForCausalLM"], "model_type": "mistral",
-                      "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
-                      "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 5000, "sliding_window": 64,
-                      "eos_token_id": 5, "rope_scaling": None},
-}  # fmt: skip
-SHAPES.update(SMALL)
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.8},
     {"temperature": 1.3, "top_k": 40},
@@ -62,99 +46,78 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-@dataclasses.dataclass
-class Case:
-    source: ModelSource
-    reference: Decoder
-    dtype: str
-    tie: float  # logits this close may be ordered either way, as a share of the best one
-
-
-def make_case(name: str, dtype: str, folder: Path) -> Case:
-    source = ModelSource("folder", write_config(name, folder), name)
-    decoder = Decoder.random(read_spec(source), torch.device("cuda"), getattr(torch, dtype))
-    return Case(source, decoder, dtype, TIES[decoder.dtype])
+REAL_SIZE = "qwen2.5-1.5b"
 
 
 @pytest.fixture(scope="module", params=[
-    ("qwen2-small", "float32"), ("qwen2-small", "bfloat16"), ("llama-small", "bfloat16"), ("qwen3-small", "float32"),
-    ("mistral-small", "float32"), ("qwen2.5-1.5b", "bfloat16"),
+    ("biases", "float32"), ("biases", "bfloat16"), ("llama3", "bfloat16"), ("head-norms", "float32"),
+    ("window", "float32"), ("window", "bfloat16"), (REAL_SIZE, "bfloat16"),
 ], ids="-".join)  # fmt: skip
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    yield make_case(*request.param, tmp_path_factory.mktemp("model"))
+    name, dtype = request.param
+    folder = tmp_path_factory.mktemp("model")
+    yield random_case(name, folder) if name == REAL_SIZE else make_case(name, getattr(torch, dtype), folder)
     torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen2-small", "float32", tmp_path_factory.mktemp("model"))
+    return make_case("biases", torch.float32, tmp_path_factory.mktemp("model"))
 
 
-def config(case: Case, **more: Any) -> EngineConfig:
-    return EngineConfig(**{"max_batch_size": 256, "max_num_batched_tokens": 2048, "max_sequence_length": 512,
-                           "memory_pool_size": 2**31, "device": "cuda", "dtype": case.dtype, "load_format": "random",
-                           **more})  # fmt: skip
+def random_case(name: str, folder: Path) -> Case:
+    """A model of a real size, in bfloat16. The engine and the reference make the same weights."""
+    source = ModelSource("folder", write_config(name, folder), name)
+    decoder = Decoder.random(read_spec(source), torch.device("cuda"), torch.bfloat16)
+    return Case(name, source, torch.bfloat16, decoder, None, DEEP)
 
 
-def prompts(count: int, seed: int, low: int = 1, high: int = 220) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(6, 4000) for _ in range(rng.randint(low, high))] for _ in range(count)]
+def driver_of(case: Case, **more: Any) -> Driver:
+    if case.name == REAL_SIZE:
+        more["load_format"] = "random"
+    return case.driver(**more)
 
 
-def judge(case: Case, asked: list[list[int]], outputs: list[list[int]]) -> None:
-    same = total = 0
-    for prompt, output in zip(asked, outputs, strict=True):
-        assert len(output) == NEW
-        gap = gaps(case.reference, prompt, output)  # (NEW,)
-        same += int((gap == 0).sum())
-        total += NEW
-        assert gap.max() <= case.tie, f"token {int(gap.argmax())}: {float(gap.max()):.2%} below the reference's best"
-    assert same / total > (0.999 if case.dtype == "float32" else 0.93), f"only {same} of {total} tokens are the same"
-    print(f"{case.source.name} {case.dtype}: {same} of {total} tokens are the reference's best")
+def asked_of(case: Case, count: int, seed: int, low: int = 1, high: int = 220) -> list[list[int]]:
+    return prompts(case, lengths(count, seed, low, high), seed)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 40, 100, 256])
 def test_batches(case: Case, count: int) -> None:
-    asked = prompts(count, seed=count)
-    judge(case, asked, Driver(case.source, config(case)).generate(asked, GREEDY))
+    case.judge(generate(driver_of(case), asked_of(case, count, seed=count)))
 
 
 def test_prompts_among_decoding_rows(case: Case) -> None:
-    asked = prompts(60, seed=3)
-    driver = Driver(case.source, config(case, max_num_batched_tokens=256))
-    judge(case, asked, driver.generate(asked, GREEDY, arrive_every=2))
+    driver = driver_of(case, max_num_batched_tokens=256)
+    case.judge(generate(driver, asked_of(case, 60, seed=3), arrive_every=2))
 
 
 def test_prefix_hits(case: Case) -> None:
-    common = prompts(1, seed=8, low=100, high=100)[0]
-    asked = [common + tail for tail in prompts(20, seed=9, high=60)] + [common] * 3
-    driver = Driver(case.source, config(case))
-    driver.generate(asked[:1], GREEDY)
-    judge(case, asked, driver.generate(asked, GREEDY))
+    common = asked_of(case, 1, seed=8, low=100, high=100)[0]
+    asked = [common + tail for tail in asked_of(case, 20, seed=9, high=60)] + [common] * 3
+    driver = driver_of(case)
+    generate(driver, asked[:1])
+    case.judge(generate(driver, asked))
     assert driver.stats.prefix_hits > 1000
-    judge(case, asked, driver.generate(asked, GREEDY, arrive_every=1))
+    case.judge(generate(driver, asked, arrive_every=1))
 
 
 def test_preemption(case: Case) -> None:
     spec = case.reference.spec
     per_block = 2 * spec.num_layers * 16 * spec.kv_size * case.reference.dtype.itemsize
-    driver = Driver(case.source, config(case, memory_pool_size=60 * per_block, max_batch_size=16))
-    asked = prompts(24, seed=11, low=20, high=100)
-    judge(case, asked, driver.generate(asked, GREEDY))
+    driver = driver_of(case, memory_pool_size=60 * per_block, max_batch_size=16)
+    case.judge(generate(driver, asked_of(case, 24, seed=11, low=20, high=100)))
     assert driver.stats.num_preemptions > 0
 
 
 def test_large_prompts_run_without_a_graph(case: Case) -> None:
-    asked = prompts(4, seed=12, low=1400, high=1900)
-    driver = Driver(case.source, config(case, max_sequence_length=2048, max_num_batched_tokens=4096))
-    judge(case, asked, driver.generate(asked, GREEDY))
+    driver = driver_of(case, max_sequence_length=2048, max_num_batched_tokens=4096)
+    case.judge(generate(driver, asked_of(case, 4, seed=12, low=1400, high=1900)))
 
 
 def test_more_rows_than_the_largest_graph(small: Case) -> None:
-    asked = prompts(530, seed=13, high=12)
-    driver = Driver(small.source, config(small, max_batch_size=600, max_sequence_length=64))
-    outputs = driver.generate(asked, GREEDY)
-    judge(small, asked[::20], outputs[::20])
+    driver = driver_of(small, max_batch_size=600, max_sequence_length=64)
+    small.judge(generate(driver, asked_of(small, 530, seed=13, high=12))[::20])
 
 
 def test_mixed_steps_without_long_rows(small: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,16 +125,15 @@ def test_mixed_steps_without_long_rows(small: Case, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         build_module, "_cuda_machine", lambda decoder, config: cuda_machine(decoder, config, capture=False)
     )
-    asked = prompts(60, seed=14, high=1)
-    judge(small, asked, Driver(small.source, config(small)).generate(asked, GREEDY, arrive_every=1))
+    small.judge(generate(driver_of(small), asked_of(small, 60, seed=14, high=1), arrive_every=1))
 
 
 def test_draws_are_those_of_the_reference(small: Case) -> None:
-    asked = prompts(12, seed=20)
+    asked = asked_of(small, 12, seed=20)
     same = total = 0
     for wish in WISHES:
         wanted = GenerationConfig(max_length=NEW, early_stopping=False, seed=99, **wish)
-        outputs = Driver(small.source, config(small)).generate(asked, wanted)
+        outputs = driver_of(small).generate(asked, wanted)
         for prompt, output in zip(asked, outputs, strict=True):
             logits = reference_logits(small.reference, prompt + output[:-1])[len(prompt) - 1 :]
             noise = [uniform(99, len(prompt) + i) for i in range(NEW)]
@@ -193,12 +155,12 @@ def test_draws_are_those_of_the_reference(small: Case) -> None:
 ], ids=str)  # fmt: skip
 def test_what_single_rows_ask_for(small: Case, wish: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the plain runner on the same device, with no lag."""
-    asked = prompts(6, seed=30, low=20)
+    asked = asked_of(small, 6, seed=30, low=20)
     wanted = GenerationConfig(**{"max_length": NEW, "do_sample": False, "early_stopping": False, **wish})
-    ours = Driver(small.source, config(small))
+    ours = driver_of(small)
     outputs = ours.generate(asked, wanted, arrive_every=2)
     monkeypatch.setattr(build_module, "_cuda_machine", lambda *_: None)
-    plain = Driver(small.source, config(small))
+    plain = driver_of(small)
     assert outputs == plain.generate(asked, wanted, arrive_every=2)
     for mine, theirs in zip(_records(ours), _records(plain), strict=True):
         assert mine[0] == theirs[0] and abs(mine[1] - theirs[1]) < 2e-3
@@ -223,15 +185,16 @@ def test_fp8_cache_stays_close(case: Case, count: int) -> None:
         print(
             f"{case.source.name} {case.dtype}: {float(off.mean()):.3f} off on average, {float(theirs.std()):.2f} the spread"
         )
-        assert 0 < float(off.mean()) < 0.15 * float(theirs.std())
+        # e4m3 on a CPU: 0.04 to 0.12 of the spread, 0.21 with 28 layers; no attention at all: more than 1
+        assert 0 < float(off.mean()) < (0.45 if case.name == REAL_SIZE else 0.25) * float(theirs.std())
 
 
 def _told(case: Case, count: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Of prompts and of answers."""
     wish = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False, prompt_logprobs=0, logprobs=0,
                             logit_bias={17: 1000.0})  # fmt: skip
-    driver = Driver(case.source, config(case, kv_cache_dtype=kv_cache_dtype))
-    asked = prompts(count, seed=40, low=180)
+    driver = driver_of(case, kv_cache_dtype=kv_cache_dtype)
+    asked = asked_of(case, count, seed=40, low=180)
     assert driver.generate(asked, wish) == [[17] * NEW] * count
     told = [r.logprob for step in driver.steps for records in step.prompt_logprobs.values() for r in records[1]]
     said = [r.logprob for step in driver.steps for records in step.logprobs.values() for r in records]
@@ -250,9 +213,9 @@ def test_nothing_is_compiled_once_steps_run(case: Case, monkeypatch: pytest.Monk
         (early if is_manual_warmup else late).append(repr)
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", compiled)
-    driver = Driver(case.source, config(case))
-    driver.generate(prompts(40, seed=30), GREEDY, arrive_every=1)
+    driver = driver_of(case)
+    driver.generate(asked_of(case, 40, seed=30), GREEDY, arrive_every=1)
     penalized = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False, repetition_penalty=1.2)
-    driver.generate(prompts(7, seed=31), penalized, arrive_every=1)
+    driver.generate(asked_of(case, 7, seed=31), penalized, arrive_every=1)
     assert len(early) > 8
     assert not late

@@ -107,7 +107,7 @@ _TABLE = (
              refusal="CUDA graphs are always used; --gpu-memory-utilization leaves memory for them. Leave it out"),
     VllmFlag("quantization", short="-q", anyway=("none",),
              refusal="the format is read from the model's files. For quantized weights serve a GGUF file; leave it out"),
-    VllmFlag("seed", refusal="send `seed` with each request: the same seed gives the same text, whatever else runs"),
+    VllmFlag("seed", refusal="send `seed` with each request"),
     VllmFlag("tokenizer", refusal=_OWN_TOKENIZER),
     VllmFlag("tokenizer_revision", refusal=_OWN_TOKENIZER),
     VllmFlag("revision", refusal=_REVISION),

@@ -45,7 +45,9 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     presence_penalty: float = 0.0  # on output, 0 = off
     frequency_penalty: float = 0.0  # on output, 0 = off
     logit_bias: dict[int, float] = {}
-    seed: int | None = None  # same seed, same text, whatever else runs
+    seed: int | None = (
+        None  # same seed, same draws; the text too, but for rounding (docs/guide.md, "The same answer twice")
+    )
     early_stopping: bool = True  # stop at the model's end-of-sequence token; False runs to max_length
     stop: list[str] = []
     stop_token_ids: list[int] = []

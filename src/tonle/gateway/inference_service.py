@@ -43,7 +43,7 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     max_tokens: Annotated[int | None, about("Most new tokens. Default: the server's.")] = None
     temperature: Annotated[float, about("0 = always the most likely token. Default 0.")] = 0.0
     top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability.")] = None
-    seed: Annotated[int | None, about("Same seed, same answer.")] = None
+    seed: Annotated[int | None, about("Same seed, same draws.")] = None
     user: Annotated[str | None, about("Who asks; keeps a user in one arm of an experiment.")] = None
     max_context_length: Annotated[
         Annotated[int, Meta(ge=1)] | None, about("Most tokens of history (estimated), up to the server's own limit.")

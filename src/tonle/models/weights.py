@@ -7,6 +7,7 @@ referred to.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -232,10 +233,26 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, se
     shapes = tensor_shapes(spec)
 
     def fetch(name: str) -> torch.Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shapes[name], device=device)
         generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode(), seed & 0xFFFFFFFF))
-        spread = shapes[name][-1] ** -0.5 if name.endswith("_proj.weight") else 0.5
+        if name.endswith("norm.weight"):
+            return torch.rand(shapes[name], generator=generator, device=device).add_(0.5)
+        spread = _random_spread(name, shapes[name])
         return torch.randn(shapes[name], generator=generator, device=device).mul_(spread)
 
     return assemble(spec, fetch, Owned(device, dtype))
+
+
+def _random_spread(name: str, shape: Shape) -> float:
+    """Of random values such that every part of the model matters to what it says.
+
+    Embeddings are small beside what the layers add, or a model would only repeat its last token; queries and keys are large
+    enough that a token attends to a few others and not to the average of all.
+    """
+    if len(shape) == 1:
+        return 0.1
+    unit = math.sqrt(1.0 / shape[-1])  # keeps the size of what a matrix is multiplied with
+    if name == LM_HEAD:
+        return 4.0 * unit
+    if name == EMBEDDING:
+        return 0.8 * unit
+    return 1.5 * unit if name.endswith(("q_proj.weight", "k_proj.weight")) else unit

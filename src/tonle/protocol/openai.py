@@ -48,7 +48,7 @@ class SamplingFields(Struct, kw_only=True):
     presence_penalty: Annotated[float | None, about("-2 to 2, on tokens already in the answer.")] = None
     frequency_penalty: Annotated[float | None, about("-2 to 2, per occurrence in the answer.")] = None
     logit_bias: Annotated[dict[str, float] | None, about("Token id to bias, -100 to 100.")] = None
-    seed: Annotated[int | None, about("Same seed, same answer.")] = None
+    seed: Annotated[int | None, about("Same seed, same draws.")] = None
     # Not OpenAI's, known from other servers.
     top_k: Annotated[
         Integer | None, about("Keep the k likeliest tokens; 0 or -1 = off. Default: the model's, else off.")

@@ -51,7 +51,7 @@ class Stepper:
             logits = self._decoder.forward(inputs, self._kv)
         assert logits.dtype == torch.float32 and logits.shape == (len(inputs.tokens), self._decoder.spec.vocab_size)
         for index, row in enumerate(rows):
-            self.logits[row] += logits[inputs.row_starts[index] : inputs.row_starts[index + 1]].cpu().unbind(0)
+            self.logits[row] += logits[inputs.row_starts[index] : inputs.row_starts[index + 1]].cpu().clone().unbind(0)
             self._computed[row] += counts[row]
 
     def run(self, chunk: int) -> None:
