@@ -18,7 +18,7 @@ def _zero() -> Any:
     return ir.Constant(VF, [0.0] * LANES)
 
 
-def _sum_each(code: Code, vectors: list[Any]) -> Any:
+def sum_each(code: Code, vectors: list[Any]) -> Any:
     """Lane j = the sum of the lanes of vector j, for LANES vectors: neighbours are added, level by level."""
     evens, odds = (ir.Constant(ir.VectorType(I32, LANES), list(range(at, 2 * LANES, 2))) for at in (0, 1))
     while len(vectors) > 1:
@@ -52,7 +52,7 @@ def _dots(dim: int) -> Any:
 
             def many(tile: Any) -> None:
                 first = code.times(tile, LANES)
-                total = _sum_each(code, [products(code.at(first, i)) for i in range(LANES)])
+                total = sum_each(code, [products(code.at(first, i)) for i in range(LANES)])
                 code.store(builder.fmul(total, scales), target, first)
 
             tiles = builder.sdiv(code.number(5), ir.Constant(I64, LANES))
@@ -149,4 +149,4 @@ def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
 dots_64, dots_128 = _dots(64), _dots(128)
 mix_64, mix_128 = _mix(64), _mix(128)
 
-__all__ = ["DIMS", "dots_64", "dots_128", "mix_64", "mix_128", "soften"]
+__all__ = ["DIMS", "dots_64", "dots_128", "mix_64", "mix_128", "soften", "sum_each"]

@@ -73,7 +73,7 @@ def layout(layers: list[Stored], *, gated: bool, dots: bool) -> PackedMatrix:
     dtype = widest.numbers.dtype
     dots = dots and widest.scale is not None
     rows, columns = layers[0].shape
-    order = _row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
+    order = row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
     num_blocks = len(order) // ROWS
     width = HALF if dtype == np.uint8 else ROWS
     weights = aligned((len(layers), num_blocks, *((columns // 4, width, 4) if dots else (columns, width))), dtype)
@@ -107,7 +107,7 @@ def _factors(layers: list[Array | None], order: Array, shape: tuple[int, ...]) -
     return bits
 
 
-def _row_order(rows: int, *, gated: bool) -> Array:
+def row_order(rows: int, *, gated: bool) -> Array:
     """Which stored row goes where. Gated: each block has HALF gate rows, then their up rows."""
     if not gated:
         padded = -(-rows // ROWS) * ROWS

@@ -12,6 +12,7 @@ from numba import njit
 
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
+from tonle.models.cpu.low_rank import DOWN, GATE_UP, QKV, Adapters, O, expand, shrink
 from tonle.models.cpu.products import OPTIONS, PackedMatrix, Scratch, block_product, compiled, rows_at_once, set_group
 from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
@@ -63,6 +64,7 @@ class Inputs(NamedTuple):
     slots: Any  # (T,)
     tables: Any  # (R, blocks) int32
     wanted: Any  # (S,) which tokens, rising
+    places: Any  # (S,) the row of logits that each of them gets
     cos: Any  # (T, dim)
     sin: Any
 
@@ -89,26 +91,32 @@ def _portion(matrix: PackedMatrix, count: Any, member: Any, size: Any) -> Any:
 
 
 @compiled
-def _store(matrix: PackedMatrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _store(matrix: PackedMatrix, layer: Any, x: Any, out: Any, adapters: Any, kind: Any, member: Any, size: Any,
+           own: Any) -> None:  # fmt: skip
     """out (T, rows) = x times the matrix."""
     count = out.shape[0]
     step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
+        if adapters is not None:
+            expand(adapters, layer, kind, b, first, last, own.total)
         for m in range(last - first):
             for j in range(ROWS):
                 out[first + m, b * ROWS + j] = own.total[m, j]
 
 
 @compiled
-def _add(matrix: PackedMatrix, layer: Any, x: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _add(matrix: PackedMatrix, layer: Any, x: Any, out: Any, adapters: Any, kind: Any, member: Any, size: Any,
+         own: Any) -> None:  # fmt: skip
     """out (T, rows) += x times the matrix; rows need not fill the last block."""
     count = out.shape[0]
     step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
+        if adapters is not None:
+            expand(adapters, layer, kind, b, first, last, own.total)
         width = min(ROWS, out.shape[1] - b * ROWS)
         for m in range(last - first):
             for j in range(width):
@@ -116,25 +124,44 @@ def _add(matrix: PackedMatrix, layer: Any, x: Any, out: Any, member: Any, size: 
 
 
 @compiled
-def _gate(matrix: PackedMatrix, layer: Any, x: Any, count: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+def _gate(matrix: PackedMatrix, layer: Any, x: Any, count: Any, out: Any, adapters: Any, member: Any, size: Any,
+          own: Any) -> None:  # fmt: skip
     """out (`Floats` or `Digits`, count rows of intermediate size) = silu(gate) * up. A block makes one group."""
     step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
+        if adapters is not None:
+            expand(adapters, layer, GATE_UP, b, first, last, own.total)
         for m in range(last - first):
             gate_group(own.total, m * ROWS)
             set_group(out, first + m, b, own.total, m * ROWS)
+            if adapters is not None:
+                for j in range(GROUP):
+                    adapters.x[first + m, b * GROUP + j] = own.total[m, j]
 
 
 @compiled
-def _norm(hidden: Any, weight: Any, eps: Any, out: Any, member: Any, size: Any, own: Any) -> None:
-    """out (`Floats` or `Digits`) = the norm of each row."""
+def _norm(hidden: Any, weight: Any, eps: Any, out: Any, adapters: Any, member: Any, size: Any, own: Any) -> None:
+    """out (`Floats` or `Digits`) = the norm of each row; adapters keep it as it is, too."""
     first, last = _share(hidden.shape[0], member, size)
     for m in range(first, last):
         normalize(hidden[m], weight, eps, own.row)
         for g in range(hidden.shape[1] // GROUP):
             set_group(out, m, g, own.row, g * GROUP)
+        if adapters is not None:
+            for i in range(hidden.shape[1]):
+                adapters.x[m, i] = own.row[i]
+
+
+@compiled
+def _norm_wanted(hidden: Any, weight: Any, eps: Any, places: Any, out: Any, member: Any, size: Any, own: Any) -> None:
+    """The norm of each row, at its place in out."""
+    first, last = _share(hidden.shape[0], member, size)
+    for m in range(first, last):
+        normalize(hidden[m], weight, eps, own.row)
+        for g in range(hidden.shape[1] // GROUP):
+            set_group(out, places[m], g, own.row, g * GROUP)
 
 
 @compiled
@@ -144,15 +171,6 @@ def _form(values: Any, out: Any, member: Any, size: Any) -> None:
     for m in range(first, last):
         for g in range(values.shape[1] // GROUP):
             set_group(out, m, g, values, m * values.shape[1] + g * GROUP)
-
-
-@compiled
-def _form_wanted(values: Any, wanted: Any, out: Any, member: Any, size: Any) -> None:
-    """out (`Floats` or `Digits`) = the wanted rows of values (T, K)."""
-    first, last = _share(wanted.shape[0], member, size)
-    for s in range(first, last):
-        for g in range(values.shape[1] // GROUP):
-            set_group(out, s, g, values, wanted[s] * values.shape[1] + g * GROUP)
 
 
 @compiled
@@ -210,12 +228,16 @@ def _mix(window: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, me
 
 
 @compiled
-def _attention(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any,
-               arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+def _attention(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers, adapters: Any, keys: Any, values: Any, eps: Any,
+               counter: Any, arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
     """A layer up to its attention, keys and values in the cache. Returns the count of arrivals at the barrier."""
-    _norm(buffers.hidden, packed.input_norm[layer], eps, buffers.to_qkv, member, size, own)
+    hidden = buffers.hidden
+    _norm(hidden, packed.input_norm[layer], eps, buffers.to_qkv, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
-    _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, member, size, own)
+    if adapters is not None:
+        shrink(adapters, layer, QKV, adapters.x, hidden.shape[1], member, size)
+        arrivals = barrier(counter, arrivals, size)
+    _store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, adapters, QKV, member, size, own)
     arrivals = barrier(counter, arrivals, size)
     _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
     arrivals = barrier(counter, arrivals, size)
@@ -224,25 +246,43 @@ def _attention(packed: PackedWeights, layer: Any, step: Inputs, buffers: Buffers
 
 
 @compiled
-def _rest(packed: PackedWeights, layer: Any, hidden: Any, buffers: Buffers, eps: Any, counter: Any, arrivals: Any, member: Any,
-          size: Any, own: Any) -> Any:  # fmt: skip
-    """A layer from its output product on, with `to_o` filled, added to hidden (rows, hidden)."""
+def _rest(packed: PackedWeights, layer: Any, hidden: Any, mixed: Any, buffers: Buffers, adapters: Any, eps: Any, counter: Any,
+          arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+    """A layer from its output product on, mixed (rows, heads * dim) to hidden (rows, hidden)."""
+    _form(mixed, buffers.to_o, member, size)
+    if adapters is not None:
+        shrink(adapters, layer, O, mixed, mixed.shape[1], member, size)
     arrivals = barrier(counter, arrivals, size)
-    _add(packed.o, layer, buffers.to_o, hidden, member, size, own)
+    _add(packed.o, layer, buffers.to_o, hidden, adapters, O, member, size, own)
     arrivals = barrier(counter, arrivals, size)
-    _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, member, size, own)
+    _norm(hidden, packed.mlp_norm[layer], eps, buffers.to_gate_up, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
-    _gate(packed.gate_up, layer, buffers.to_gate_up, hidden.shape[0], buffers.to_down, member, size, own)
+    if adapters is not None:
+        shrink(adapters, layer, GATE_UP, adapters.x, hidden.shape[1], member, size)
+        arrivals = barrier(counter, arrivals, size)
+    _gate(packed.gate_up, layer, buffers.to_gate_up, hidden.shape[0], buffers.to_down, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
-    _add(packed.down, layer, buffers.to_down, hidden, member, size, own)
+    if adapters is not None:
+        shrink(adapters, layer, DOWN, adapters.x, buffers.to_down[0].shape[1], member, size)
+        arrivals = barrier(counter, arrivals, size)
+    _add(packed.down, layer, buffers.to_down, hidden, adapters, DOWN, member, size, own)
     return barrier(counter, arrivals, size)
 
 
+@compiled
+def _of_wanted(adapters: Any) -> Any:
+    """The same adapters, for the tokens whose logits are wanted alone."""
+    if adapters is None:
+        return None
+    return Adapters(adapters.places, adapters.modules, adapters.wanted_runs, adapters.wanted_runs, adapters.x, adapters.y)
+
+
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
-def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, keys: Any, values: Any, eps: Any, counter: Any, member: Any,
-            size: Any) -> None:  # fmt: skip
+def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any, keys: Any, values: Any, eps: Any, counter: Any,
+            member: Any, size: Any) -> None:  # fmt: skip
     """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim).
 
+    adapters: `Adapters`, or None, which compiles to code that knows nothing of them.
     Once the last layer's keys and values are in the cache, a token without logits is done: the rest runs for the wanted ones.
     """
     own, hidden, wanted = _own(buffers.scratch, member), buffers.hidden, step.wanted
@@ -250,20 +290,21 @@ def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, keys: Any, va
     arrivals = 0
     last_layer = packed.input_norm.shape[0] - 1
     for layer in range(last_layer):
-        arrivals = _attention(packed, layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
-        _form(mixed, buffers.to_o, member, size)
-        arrivals = _rest(packed, layer, hidden, buffers, eps, counter, arrivals, member, size, own)
-    arrivals = _attention(packed, last_layer, step, buffers, keys, values, eps, counter, arrivals, member, size, own)
+        arrivals = _attention(packed, layer, step, buffers, adapters, keys, values, eps, counter, arrivals, member, size, own)
+        arrivals = _rest(packed, layer, hidden, mixed, buffers, adapters, eps, counter, arrivals, member, size, own)
+    arrivals = _attention(packed, last_layer, step, buffers, adapters, keys, values, eps, counter, arrivals, member, size, own)
     if wanted.shape[0] == 0:
         return
     if member == 0:
         _gather(hidden, wanted)
-    _form_wanted(mixed, wanted, buffers.to_o, member, size)
-    hidden = hidden[: wanted.shape[0]]
-    arrivals = _rest(packed, last_layer, hidden, buffers, eps, counter, arrivals, member, size, own)
-    _norm(hidden, packed.final_norm, eps, buffers.to_head, member, size, own)
+    if member == size - 1:
+        _gather(mixed, wanted)
     arrivals = barrier(counter, arrivals, size)
-    _store(packed.head, 0, buffers.to_head, buffers.logits, member, size, own)
+    hidden, mixed, few = hidden[: wanted.shape[0]], mixed[: wanted.shape[0]], _of_wanted(adapters)
+    arrivals = _rest(packed, last_layer, hidden, mixed, buffers, few, eps, counter, arrivals, member, size, own)
+    _norm_wanted(hidden, packed.final_norm, eps, step.places, buffers.to_head, member, size, own)
+    arrivals = barrier(counter, arrivals, size)
+    _store(packed.head, 0, buffers.to_head, buffers.logits, None, 0, member, size, own)
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
@@ -275,4 +316,4 @@ def product(
     form: room for x as the matrix wants it, one for each thread (there is no barrier here).
     """
     _form(x, form, 0, 1)
-    _store(matrix, layer, form, out, member, size, _own(scratch, member))
+    _store(matrix, layer, form, out, None, 0, member, size, _own(scratch, member))
