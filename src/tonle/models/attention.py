@@ -7,6 +7,7 @@ Does not: choose blocks. What all layers share (gather indices, masks) is comput
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tonle.models.inputs import KVCache, StepInputs
-from tonle.models.spec import ModelSpec
+from tonle.models.spec import AttentionSpec, ModelSpec
+
+Windows = Set[int | None]  # of any layer
 
 _SMALLEST_BUCKET = 8  # blocks; rows shorter than this are not worth telling apart
 
@@ -39,11 +42,14 @@ class Attention(Protocol):
 class TorchAttention:
     """The reference: gather blocks, then torch's scaled dot product."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: ModelSpec, sinks: Sequence[torch.Tensor | None]) -> None:
+        """sinks: by layer, (heads,) or None."""
+        self._layers = [layer.attention for layer in spec.layers]
+        self._sinks = sinks
+        self._windows = set(spec.windows)
 
     def prepare(self, inputs: StepInputs, kv: KVCache) -> StepAttention:
-        return _TorchStep(self._spec, inputs, kv)
+        return _TorchStep(self._layers, self._sinks, self._windows, inputs, kv)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,14 +74,17 @@ class _Prefilling:
 
 
 class _TorchStep:
-    def __init__(self, spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> None:
-        self._windows = spec.windows
-        self._num_kv_heads = spec.num_kv_heads
+    def __init__(
+        self, layers: list[AttentionSpec], sinks: Sequence[torch.Tensor | None], windows: Windows, inputs: StepInputs,
+        kv: KVCache,
+    ) -> None:  # fmt: skip
+        self._layers = layers
+        self._sinks = sinks
         self._slots = inputs.slots
         self._k_blocks, self._v_blocks = kv.k.unbind(0), kv.v.unbind(0)  # per layer (blocks, block, kv heads, dim)
         self._k_slots, self._v_slots = kv.k.flatten(1, 2).unbind(0), kv.v.flatten(1, 2).unbind(0)
-        self._decoding = _plan_decoding(spec, inputs, kv)
-        self._prefilling = _plan_prefilling(spec, inputs, kv)
+        self._decoding = _plan_decoding(windows, inputs, kv)
+        self._prefilling = _plan_prefilling(windows, inputs, kv)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self._k_slots[layer].index_copy_(0, self._slots, k)
@@ -91,20 +100,35 @@ class _TorchStep:
 
     def _decode(self, group: _Decoding, layer: int, q: torch.Tensor) -> torch.Tensor:
         # The queries that share a key-value head stand in for query positions: no key is copied per head.
-        q = q.reshape(group.num_rows, self._num_kv_heads, -1, q.shape[-1])  # (rows, kv heads, heads per kv head, dim)
+        spec = self._layers[layer]
+        q = q.reshape(group.num_rows, spec.num_kv_heads, -1, spec.head_dim)  # (rows, kv heads, heads per kv head, dim)
         k, v = self._gather(layer, group.blocks, group.num_rows, group.num_keys)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=group.masks[self._windows[layer]])
-        return out.reshape(group.num_rows, -1, q.shape[-1])
+        mask = group.masks[spec.window]
+        if spec.soft_cap is None and not spec.sinks:
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.score_scale)
+        else:
+            sinks = self._sinks[layer]
+            out = _attend(q, k, v, mask, spec, None if sinks is None else sinks.view(spec.num_kv_heads, -1))
+        return out.reshape(group.num_rows, -1, spec.head_dim)
 
     def _prefill(self, row: _Prefilling, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if row.blocks is None:
             k, v = k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)  # (1, kv heads, keys, dim)
         else:
             k, v = self._gather(layer, row.blocks, 1, row.num_keys)
-        mask = row.masks[self._windows[layer]]
+        spec = self._layers[layer]
+        mask = row.masks[spec.window]
         q = q.transpose(0, 1).unsqueeze(0)  # (1, heads, tokens, dim)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        return out.squeeze(0).transpose(0, 1)
+        if spec.soft_cap is None and not spec.sinks:
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True,
+                                               scale=spec.score_scale)  # fmt: skip
+            return out.squeeze(0).transpose(0, 1)
+        if mask is None:
+            mask = _triangle(q.shape[2], row.num_keys, None, k)
+        sinks = self._sinks[layer]
+        per_key_head = spec.num_heads // spec.num_kv_heads
+        k, v = k.repeat_interleave(per_key_head, dim=1), v.repeat_interleave(per_key_head, dim=1)
+        return _attend(q, k, v, mask, spec, None if sinks is None else sinks[:, None]).squeeze(0).transpose(0, 1)
 
     def _gather(
         self, layer: int, blocks: torch.Tensor, num_rows: int, num_keys: int
@@ -116,7 +140,24 @@ class _TorchStep:
         return k.view(shape)[:, :num_keys].transpose(1, 2), v.view(shape)[:, :num_keys].transpose(1, 2)
 
 
-def _plan_decoding(spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> list[_Decoding]:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """What torch's own lacks: soft caps and sinks. q (…, heads, queries, dim), k and v (…, heads, keys, dim); sinks
+    (heads, queries) or (heads, 1)."""
+    scores = (q @ k.transpose(-1, -2)).float() * spec.score_scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.float()[..., None].expand(*scores.shape[:-1], 1)
+        return (torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1].to(v.dtype)) @ v
+    return scores.softmax(dim=-1).to(v.dtype) @ v
+
+
+def _plan_decoding(windows: Windows, inputs: StepInputs, kv: KVCache) -> list[_Decoding]:
     """Group rows so that padding at most doubles what is gathered, however uneven the contexts."""
     buckets: defaultdict[int, list[int]] = defaultdict(list)
     for row in range(inputs.num_decode):
@@ -129,7 +170,7 @@ def _plan_decoding(spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> list[_De
         lens = [inputs.context_lens[row] for row in rows]
         num_keys = max(lens)
         blocks = inputs.block_tables[chosen, : -(-num_keys // kv.block_size)].flatten()
-        masks = {window: _decoding_mask(lens, num_keys, window, kv.k) for window in set(spec.windows)}
+        masks = {window: _decoding_mask(lens, num_keys, window, kv.k) for window in windows}
         groups.append(_Decoding(chosen, blocks, len(rows), num_keys, masks))
     return groups
 
@@ -146,13 +187,13 @@ def _decoding_mask(lens: list[int], num_keys: int, window: int | None, like: tor
     return _additive(hidden, like)[:, None, None, :]
 
 
-def _plan_prefilling(spec: ModelSpec, inputs: StepInputs, kv: KVCache) -> list[_Prefilling]:
+def _plan_prefilling(windows: Windows, inputs: StepInputs, kv: KVCache) -> list[_Prefilling]:
     rows = []
     for row in range(inputs.num_decode, len(inputs.context_lens)):
         start, end = inputs.row_starts[row], inputs.row_starts[row + 1]
         num_tokens, num_keys = end - start, inputs.context_lens[row]
         blocks = inputs.block_tables[row, : -(-num_keys // kv.block_size)] if num_tokens < num_keys else None
-        masks = {window: _prefilling_mask(num_tokens, num_keys, window, kv.k) for window in set(spec.windows)}
+        masks = {window: _prefilling_mask(num_tokens, num_keys, window, kv.k) for window in windows}
         rows.append(_Prefilling(slice(start, end), blocks, num_keys, masks))
     return rows
 
@@ -161,6 +202,11 @@ def _prefilling_mask(num_tokens: int, num_keys: int, window: int | None, like: t
     """(num_tokens, num_keys), or None where the plain causal triangle will do."""
     if num_tokens == num_keys and (window is None or num_keys <= window):
         return None
+    return _triangle(num_tokens, num_keys, window, like)
+
+
+def _triangle(num_tokens: int, num_keys: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """(num_tokens, num_keys), additive: the last tokens see themselves and what was before, or `window` of it."""
     own = torch.arange(num_keys - num_tokens, num_keys, device=like.device)[:, None]  # each query's own place
     keys = torch.arange(num_keys, device=like.device)
     hidden = keys > own

@@ -1,14 +1,20 @@
 """The parts a decoder layer is made of: linear maps and norms over plain tensors.
 
-Does: hold weights, shared or owned, and apply them. Does not: train, register parameters or move between devices.
+Does: hold weights, shared or owned, and apply them; adapters by slot; shards. Does not: train, register parameters, move
+between devices, or know the order of a layer (`layer_order.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.nn.functional import linear, rms_norm
+
+if TYPE_CHECKING:
+    from tonle.models.experts import Experts
 
 # Measured on x86 with MKL and two threads: with this many rows, weight @ rows.T is two to three times faster than
 # rows @ weight.T.
@@ -16,42 +22,140 @@ _FEW_ROWS = range(4, 49)
 
 
 @dataclass(slots=True, eq=False)
+class Quantized:
+    """A weight (out, in) kept as small integers: number * scale + minimum, one scale and minimum for `group` inputs."""
+
+    numbers: torch.Tensor  # (out, in) int8 or uint8
+    scale: torch.Tensor  # (out, in / group)
+    minimum: torch.Tensor | None = None  # the same; None = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
+        """(out, in), computed in float32 and rounded once."""
+        rows, groups = self.scale.shape
+        grouped = self.numbers.view(rows, groups, -1).float() * self.scale[..., None].float()
+        if self.minimum is not None:
+            grouped += self.minimum[..., None].float()
+        return grouped.view(rows, -1).to(dtype)
+
+
+@dataclass(slots=True, eq=False)
 class LinearPart:
     """One weight as stored. `weight` is (out, in), or its transpose when `transposed`."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | Quantized
     bias: torch.Tensor | None = None  # (out,)
     transposed: bool = False
+    sizes: tuple[int, ...] = ()  # outputs of each of the matrices that were joined; empty: it is one
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
         """rows (T, in) -> (T, out)."""
+        weight = self.weight.unpacked(rows.dtype) if isinstance(self.weight, Quantized) else self.weight
         if self.transposed:
-            return rows @ self.weight if self.bias is None else torch.addmm(self.bias, rows, self.weight)
+            return rows @ weight if self.bias is None else torch.addmm(self.bias, rows, weight)
         if rows.shape[0] in _FEW_ROWS and rows.device.type == "cpu":
-            columns = self.weight @ rows.t()  # (out, T)
+            columns = weight @ rows.t()  # (out, T)
             return columns.t() if self.bias is None else columns.t() + self.bias
-        return linear(rows, self.weight, self.bias)
+        return linear(rows, weight, self.bias)
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """(out, in), a view where it can be."""
+        if isinstance(self.weight, Quantized):
+            return self.weight.unpacked(self.weight.scale.dtype)
+        return self.weight.t() if self.transposed else self.weight
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.shape[1 if self.transposed else 0]
 
 
 class Linear:
     """A linear map whose outputs are those of its parts side by side.
 
-    One part where we own the memory and could join the weights; several where they belong to someone else's model.
+    One part where we own the memory and could join the weights; several where they belong to someone else's model. Optional:
+    parts stored as integers (`Quantized`), adapters (`adapters`), and being one shard of a larger map (`shard`).
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ("adapters", "parts")
 
     def __init__(self, *parts: LinearPart) -> None:
         self.parts = parts
+        self.adapters: SlotAdapters | None = None
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows (T, in) -> (T, sum of the parts' outs)."""
+    def __call__(self, rows: torch.Tensor, chosen: ChosenAdapters | None = None) -> torch.Tensor:
+        """rows (T, in) -> (T, sum of the parts' outs). `chosen`: which rows have which adapter."""
         if len(self.parts) == 1:
-            return self.parts[0].apply(rows)
-        return torch.cat([part.apply(rows) for part in self.parts], dim=-1)
+            out = self.parts[0].apply(rows)
+        else:
+            out = torch.cat([part.apply(rows) for part in self.parts], dim=-1)
+        if chosen is not None and self.adapters is not None:
+            self.adapters.add(rows, out, chosen)
+        return out
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Outputs of each of the matrices side by side."""
+        return tuple(size for part in self.parts for size in (part.sizes or (part.num_outputs,)))
+
+    def shard(self, index: int, count: int, *, along: Literal["outputs", "inputs"]) -> Linear:
+        """Piece `index` of `count`. Along outputs, pieces of every joined matrix (their results stand side by side, matrix
+        by matrix); along inputs, the results of all pieces add up."""
+        return Linear(*(_sharded(part, index, count, along) for part in self.parts))
 
     def __repr__(self) -> str:
         return f"Linear({', '.join(str(tuple(part.weight.shape)) for part in self.parts)})"
+
+
+def _sharded(part: LinearPart, index: int, count: int, along: Literal["outputs", "inputs"]) -> LinearPart:
+    dense = part.dense
+    if along == "inputs":
+        weight = _piece(dense, index, count, dim=1)
+        return LinearPart(weight.contiguous(), part.bias if index == 0 else None, sizes=part.sizes)
+    sizes = list(part.sizes or (part.num_outputs,))
+    weights = [_piece(matrix, index, count, dim=0) for matrix in dense.split_with_sizes(sizes)]
+    bias = None
+    if part.bias is not None:
+        bias = torch.cat([_piece(one, index, count, dim=0) for one in part.bias.split_with_sizes(sizes)])
+    return LinearPart(torch.cat(weights), bias, sizes=tuple(weight.shape[0] for weight in weights))
+
+
+def _piece(tensor: torch.Tensor, index: int, count: int, *, dim: int) -> torch.Tensor:
+    if tensor.shape[dim] % count:
+        raise ValueError(f"{tensor.shape[dim]} cannot be divided by {count}")
+    return tensor.chunk(count, dim=dim)[index]
+
+
+# Slot and the rows (n,) int64 that have its adapter, for each slot with any.
+ChosenAdapters = list[tuple[int, torch.Tensor]]
+
+
+class SlotAdapters:
+    """The adapters of one linear map, by slot: for each, low-rank additions to some of the matrices that stand side by side."""
+
+    def __init__(self, sizes: tuple[int, ...], num_slots: int) -> None:
+        self._firsts = [sum(sizes[:i]) for i in range(len(sizes))]  # the first output of each matrix
+        self._slots: list[list[tuple[slice, torch.Tensor, torch.Tensor]]] = [[] for _ in range(num_slots)]
+
+    def set(self, slot: int, parts: Sequence[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
+        """For each matrix: a (rank, in) and b (out, rank), on the device, or None."""
+        self._slots[slot] = [
+            (slice(first, first + part[1].shape[0]), part[0].t().contiguous(), part[1].t().contiguous())
+            for first, part in zip(self._firsts, parts, strict=True)
+            if part is not None
+        ]
+
+    def add(self, rows: torch.Tensor, out: torch.Tensor, chosen: ChosenAdapters) -> None:
+        """rows (T, in), out (T, out)."""
+        for slot, where in chosen:
+            if not self._slots[slot]:
+                continue
+            mine = rows.index_select(0, where)
+            for outputs, a, b in self._slots[slot]:
+                out[where, outputs] += mine @ a @ b
 
 
 class RMSNorm:
@@ -65,6 +169,8 @@ class RMSNorm:
         self._eps_tensor = torch.tensor(eps, dtype=weight.dtype, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.dtype != x.dtype:
+            return rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return rms_norm(x, self.weight.shape, self.weight, self.eps)
         # torch's own is a chain of small operations on a CPU; this one is half as long.
@@ -75,13 +181,17 @@ class RMSNorm:
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """The weights of one decoder layer."""
+    """The weights of one decoder layer. A norm is None where the layer has none."""
 
-    input_norm: RMSNorm
+    input_norm: RMSNorm | None
     qkv: Linear  # queries, keys, values side by side
     q_norm: RMSNorm | None  # per head, before the rotation
     k_norm: RMSNorm | None
+    sinks: torch.Tensor | None  # (heads,)
     o: Linear
-    mlp_norm: RMSNorm
-    gate_up: Linear  # gate and up side by side
+    attention_after: RMSNorm | None
+    mlp_norm: RMSNorm | None
+    gate_up: Linear  # gate and up side by side; up alone in a plain mixer
     down: Linear
+    mlp_after: RMSNorm | None
+    experts: Experts | None = None  # in place of gate_up and down, which are those of the first

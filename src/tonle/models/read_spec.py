@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,16 @@ import numpy as np
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGMLType, GGUFFile
 from tonle.models.source import ModelSource
-from tonle.models.spec import Family, ModelSpec, RopeSpec, family, gguf_architecture
+from tonle.models.spec import (
+    AttentionSpec,
+    Family,
+    LayerSpec,
+    MixerSpec,
+    ModelSpec,
+    RopeSpec,
+    family,
+    gguf_architecture,
+)
 
 Config = Mapping[str, Any]
 
@@ -84,29 +93,35 @@ def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpe
     hidden_size, num_heads = _int(config, "hidden_size"), _int(config, "num_attention_heads")
     max_positions = _int(config, "max_position_embeddings")
     rope = _hf_rope(config, max_positions)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=_int(config, "num_key_value_heads", num_heads),
+        head_dim=_int(config, "head_dim", row.head_dim or hidden_size // num_heads),
+        rope=rope,
+        qk_norm=row.qk_norm,
+        qkv_bias=attention_bias if row.qkv_bias is None else row.qkv_bias,
+        o_bias=attention_bias if row.o_bias is None else row.o_bias,
+    )
+    mixer = MixerSpec(size=_int(config, "intermediate_size"), bias=mlp_bias if row.mlp_bias is None else row.mlp_bias)
     eos = _token_ids(generation.get("eos_token_id")) if generation else ()
     return ModelSpec(
         architecture=architectures[0],
         vocab_size=_int(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_int(config, "intermediate_size"),
-        num_layers=_num_layers(config, "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=_int(config, "num_key_value_heads", num_heads),
-        head_dim=_int(config, "head_dim", row.head_dim or hidden_size // num_heads),
+        layers=_layers(attention, mixer, _hf_windows(config, row)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=rope,
-        windows=_hf_windows(config, row),
         max_positions=_stretched(max_positions, rope),
-        qkv_bias=attention_bias if row.qkv_bias is None else row.qkv_bias,
-        o_bias=attention_bias if row.o_bias is None else row.o_bias,
-        mlp_bias=mlp_bias if row.mlp_bias is None else row.mlp_bias,
-        qk_norm=row.qk_norm,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         eos_ids=eos or _token_ids(config.get("eos_token_id")),
         bos_id=config.get("bos_token_id"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     )
+
+
+def _layers(attention: AttentionSpec, mixer: MixerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
+    """Layers that differ in their windows alone."""
+    kinds = {window: LayerSpec(attention=replace(attention, window=window), mixer=mixer) for window in set(windows)}
+    return tuple(kinds[window] for window in windows)
 
 
 def _int(config: Config, key: str, default: int | None = None) -> int:
@@ -220,23 +235,23 @@ def _from_gguf(file: GGUFFile) -> ModelSpec:
         raise ModelError("rotary positions on a part of each head (rope.dimension_count) are not supported")
     num_layers = _num_layers(own, "block_count")
     rope = _gguf_rope(file, own)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=_int(own, "attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rope=rope,
+        qk_norm=family(architecture).qk_norm,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        o_bias="blk.0.attn_output.bias" in file.tensors,
+    )
+    mixer = MixerSpec(size=_int(own, "feed_forward_length"), bias="blk.0.ffn_up.bias" in file.tensors)
     return ModelSpec(
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
-        intermediate_size=_int(own, "feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=_int(own, "attention.head_count_kv", num_heads),
-        head_dim=head_dim,
+        layers=_layers(attention, mixer, (None,) * num_layers),
         norm_eps=float(own.get("attention.layer_norm_rms_epsilon", 1e-6)),
-        rope=rope,
-        windows=(None,) * num_layers,
         max_positions=_stretched(_int(own, "context_length"), rope),
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        o_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
-        qk_norm=family(architecture).qk_norm,
         tie_embeddings="output.weight" not in file.tensors,
         eos_ids=_gguf_eos_ids(file.metadata),
         bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 
 from tonle.errors import ModelError
+from tonle.models.experts import Experts, Perceptron
 from tonle.models.layers import Layer, Linear, LinearPart, RMSNorm
-from tonle.models.spec import ModelSpec
+from tonle.models.spec import LayerSpec, MixerSpec, ModelSpec
 
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _MAX_THREADS = 8
@@ -42,31 +43,66 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size), FINAL_NORM: (spec.hidden_size,)}
     if not spec.tie_embeddings:
         shapes[LM_HEAD] = (spec.vocab_size, spec.hidden_size)
-    layer = _layer_shapes(spec)
-    for index in range(spec.num_layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    for index, layer in enumerate(spec.layers):
+        of_layer = _layer_shapes(layer, spec.hidden_size)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in of_layer.items()}
     return shapes
 
 
-def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    hidden, intermediate = spec.hidden_size, spec.intermediate_size
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """What the norms of a layer are called; None: it has no such norm."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mixer: str | None
+    after_mixer: str | None
+
+
+def norm_names(layer: LayerSpec) -> NormNames:
+    before_attention = "input_layernorm" if layer.norm_before else None
+    if layer.residual == "parallel":  # one norm for both
+        return NormNames(before_attention, None, before_attention, None)
+    if not layer.norm_after:
+        return NormNames(before_attention, None, "post_attention_layernorm" if layer.norm_before else None, None)
+    before_mixer = "pre_feedforward_layernorm" if layer.norm_before else None
+    return NormNames(before_attention, "post_attention_layernorm", before_mixer, "post_feedforward_layernorm")
+
+
+def _layer_shapes(layer: LayerSpec, hidden: int) -> dict[str, Shape]:
+    attention, mixer = layer.attention, layer.mixer
     matrices: list[tuple[str, int, int, bool]] = [
-        ("self_attn.q_proj", spec.q_size, hidden, spec.qkv_bias),
-        ("self_attn.k_proj", spec.kv_size, hidden, spec.qkv_bias),
-        ("self_attn.v_proj", spec.kv_size, hidden, spec.qkv_bias),
-        ("self_attn.o_proj", hidden, spec.q_size, spec.o_bias),
-        ("mlp.gate_proj", intermediate, hidden, spec.mlp_bias),
-        ("mlp.up_proj", intermediate, hidden, spec.mlp_bias),
-        ("mlp.down_proj", hidden, intermediate, spec.mlp_bias),
+        ("self_attn.q_proj", attention.q_size, hidden, attention.qkv_bias),
+        ("self_attn.k_proj", attention.kv_size, hidden, attention.qkv_bias),
+        ("self_attn.v_proj", attention.kv_size, hidden, attention.qkv_bias),
+        ("self_attn.o_proj", hidden, attention.q_size, attention.o_bias),
     ]
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    if mixer.kind == "experts":
+        matrices.append(("mlp.gate", mixer.num_experts, hidden, False))
+    for prefix in mixer_names(mixer):
+        if mixer.kind != "plain":
+            matrices.append((f"{prefix}.gate_proj", mixer.size, hidden, mixer.bias))
+        matrices.append((f"{prefix}.up_proj", mixer.size, hidden, mixer.bias))
+        matrices.append((f"{prefix}.down_proj", hidden, mixer.size, mixer.bias))
+    names = norm_names(layer)
+    norms = (names.before_attention, names.after_attention, names.before_mixer, names.after_mixer)
+    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in norms if name is not None}
     for name, rows, columns, has_bias in matrices:
         shapes[f"{name}.weight"] = (rows, columns)
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
-    if spec.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (spec.head_dim,), "self_attn.k_norm.weight": (spec.head_dim,)}
+    if attention.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (attention.head_dim,) for name in ("q_norm", "k_norm")}
+    if attention.sinks:
+        shapes["self_attn.sinks"] = (attention.num_heads,)
     return shapes
+
+
+def mixer_names(mixer: MixerSpec) -> list[str]:
+    """What comes before the names of its matrices: once, or once for each expert."""
+    if mixer.kind != "experts":
+        return ["mlp"]
+    return [f"mlp.experts.{expert}" for expert in range(mixer.num_experts)]
 
 
 def check_tensors(where: str, expected: dict[str, Shape], found: dict[str, Shape], ignored: Iterable[str] = ()) -> None:
@@ -119,7 +155,8 @@ class Owned:
         for part, weight in zip(parts, weights, strict=True):
             part.copy_(weight)
         bias = self.keep(torch.cat(tuple(biases))) if biases else None
-        return Linear(LinearPart(joined, bias, transposed=transposed))
+        sizes = tuple(weight.shape[0] for weight in weights)
+        return Linear(LinearPart(joined, bias, transposed=transposed, sizes=sizes))
 
 
 class Shared:
@@ -142,30 +179,52 @@ def assemble(spec: ModelSpec, fetch: Fetch, storage: Storage) -> Weights:
         layers = list(pool.map(lambda index: _assemble_layer(spec, index, fetch, storage), range(spec.num_layers)))
         embedding = embedding_soon.result()
     lm_head = Linear(LinearPart(embedding)) if spec.tie_embeddings else storage.join([fetch(LM_HEAD)], [])
-    final_norm = RMSNorm(storage.keep(fetch(FINAL_NORM)), spec.norm_eps)
+    final_norm = _norm(FINAL_NORM, spec, fetch, storage)
     return Weights(embedding, layers, final_norm, lm_head)
 
 
 def _assemble_layer(spec: ModelSpec, index: int, fetch: Fetch, storage: Storage) -> Layer:
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(storage.keep(fetch(f"model.layers.{index}.{name}.weight")), spec.norm_eps)
+    described = spec.layers[index]
+    attention, mixer, names = described.attention, described.mixer, norm_names(described)
+    prefix = f"model.layers.{index}"
+
+    def norm(name: str | None) -> RMSNorm | None:
+        return None if name is None else _norm(f"{prefix}.{name}.weight", spec, fetch, storage)
 
     def linear(*names: str, bias: bool) -> Linear:
-        paths = [f"model.layers.{index}.{name}" for name in names]
+        paths = [f"{prefix}.{name}" for name in names]
         return storage.join(
             [fetch(f"{path}.weight") for path in paths], [fetch(f"{path}.bias") for path in paths] if bias else []
         )
 
+    def perceptron(path: str) -> Perceptron:
+        inner = [f"{path}.up_proj"] if mixer.kind == "plain" else [f"{path}.gate_proj", f"{path}.up_proj"]
+        return Perceptron(linear(*inner, bias=mixer.bias), linear(f"{path}.down_proj", bias=mixer.bias))
+
+    perceptrons = [perceptron(path) for path in mixer_names(mixer)]
+    before = norm(names.before_attention)
     return Layer(
-        input_norm=norm("input_layernorm"),
-        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias=spec.qkv_bias),
-        q_norm=norm("self_attn.q_norm") if spec.qk_norm else None,
-        k_norm=norm("self_attn.k_norm") if spec.qk_norm else None,
-        o=linear("self_attn.o_proj", bias=spec.o_bias),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate_up=linear("mlp.gate_proj", "mlp.up_proj", bias=spec.mlp_bias),
-        down=linear("mlp.down_proj", bias=spec.mlp_bias),
+        input_norm=before,
+        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias=attention.qkv_bias),
+        q_norm=norm("self_attn.q_norm" if attention.qk_norm else None),
+        k_norm=norm("self_attn.k_norm" if attention.qk_norm else None),
+        sinks=storage.keep(fetch(f"{prefix}.self_attn.sinks")) if attention.sinks else None,
+        o=linear("self_attn.o_proj", bias=attention.o_bias),
+        attention_after=norm(names.after_attention),
+        mlp_norm=before if described.residual == "parallel" else norm(names.before_mixer),
+        gate_up=perceptrons[0].gate_up,
+        down=perceptrons[0].down,
+        mlp_after=norm(names.after_mixer),
+        experts=Experts(linear("mlp.gate", bias=False), perceptrons, mixer) if mixer.kind == "experts" else None,
     )
+
+
+def _norm(name: str, spec: ModelSpec, fetch: Fetch, storage: Storage) -> RMSNorm:
+    weight = fetch(name)
+    if spec.gain_offset:  # in float32: a small gain would be lost beside it
+        kept = storage.keep(weight)
+        return RMSNorm(weight.float().add(spec.gain_offset).to(kept.device), spec.norm_eps)
+    return RMSNorm(storage.keep(weight), spec.norm_eps)
 
 
 def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:

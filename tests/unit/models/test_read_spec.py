@@ -43,17 +43,17 @@ def test_both_spellings_of_rope() -> None:
     old = {**LLAMA, "rope_theta": 500_000.0, "rope_scaling": {**LLAMA3_SCALING, "rope_type": "llama3"}}
     new = {**LLAMA, "rope_parameters": {**LLAMA3_SCALING, "rope_type": "llama3", "rope_theta": 500_000.0}}
     expected = RopeSpec(theta=500_000.0, kind="llama3", factor=32.0, original_max_positions=8192)
-    assert from_hf_config(old).rope == from_hf_config(new).rope == expected
+    assert from_hf_config(old).ropes[0] == from_hf_config(new).ropes[0] == expected
     oldest = {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}
-    assert from_hf_config(oldest).rope == RopeSpec(kind="linear", factor=2.0)
-    assert from_hf_config({**LLAMA, "rope_scaling": None}).rope == RopeSpec()
+    assert from_hf_config(oldest).ropes[0] == RopeSpec(kind="linear", factor=2.0)
+    assert from_hf_config({**LLAMA, "rope_scaling": None}).ropes[0] == RopeSpec()
 
 
 def test_yarn_stretches_the_context() -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     spec = from_hf_config({**LLAMA, "max_position_embeddings": 32_768, "rope_scaling": scaling})
     assert spec.max_positions == 131_072
-    assert spec.rope.attention_factor == pytest.approx(1.1386, abs=1e-4)
+    assert spec.ropes[0].attention_factor == pytest.approx(1.1386, abs=1e-4)
 
 
 @pytest.mark.parametrize(("change", "complaint"), [
@@ -92,7 +92,8 @@ def test_sliding_windows() -> None:
 def test_families_declare_their_differences() -> None:
     def of(architecture: str, **options: Any) -> tuple[bool, bool, bool, bool]:
         spec = from_hf_config({**LLAMA, "architectures": [architecture], **options})
-        return spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm
+        attention = spec.layers[0].attention
+        return attention.qkv_bias, attention.o_bias, spec.layers[0].mixer.bias, attention.qk_norm
 
     assert of("LlamaForCausalLM") == (False, False, False, False)
     assert of("LlamaForCausalLM", attention_bias=True) == (True, True, False, False)

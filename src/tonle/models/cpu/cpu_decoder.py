@@ -28,7 +28,7 @@ from tonle.models.cpu.workspace import Array, Workspace
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.rope import Rotary
-from tonle.models.spec import ModelSpec
+from tonle.models.spec import ModelSpec, RopeSpec
 
 log = logging.getLogger("tonle.models")
 
@@ -66,7 +66,7 @@ class CpuDecoder:
         self._adapter_limits = 0, 0  # slots, largest rank
         self._resident: dict[int, Adapter] = {}  # by slot: for a slow lane that is loaded later
         self._adapted = False  # whether the fast lane takes steps with adapters
-        self._rotary = Rotary(spec.rope, spec.head_dim, self.device)
+        self._rotary = Rotary(spec.layers[0].attention.rope or RopeSpec(), spec.head_dim, self.device)
         self._team = team or Team()
         self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
         self._logits: Array = np.empty((0, 0), dtype=np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tonle.models.cpu.step import PackedWeights
 from tonle.models.cpu.stored import Stored, join
 from tonle.models.cpu.vector import GROUP, HALF, ROWS
 from tonle.models.cpu.workspace import aligned
-from tonle.models.spec import ModelSpec
+from tonle.models.spec import AttentionSpec, LayerSpec, MixerSpec, ModelSpec
 from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
 
 Array = npt.NDArray[Any]
@@ -26,8 +27,18 @@ def why_not(spec: ModelSpec) -> str | None:
     """What about this model the kernels cannot do, or None."""
     if spec.hidden_size % GROUP or spec.intermediate_size % GROUP or spec.q_size % GROUP:
         return f"its sizes are not multiples of {GROUP}"
-    if spec.o_bias or spec.mlp_bias:
-        return "it has biases outside the attention inputs"
+    plain = LayerSpec(
+        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, rope=None), mixer=MixerSpec(size=1)
+    )
+    for layer in spec.layers:
+        attention, mixer = layer.attention, layer.mixer
+        if attention.o_bias or mixer.bias:
+            return "it has biases outside the attention inputs"
+        same = replace(plain.attention, num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads,
+                       head_dim=attention.head_dim, rope=spec.ropes[0], window=attention.window,
+                       qk_norm=attention.qk_norm, qkv_bias=attention.qkv_bias)  # fmt: skip
+        if layer != replace(plain, attention=same, mixer=replace(plain.mixer, size=mixer.size)) or len(spec.ropes) > 1:
+            return "its layers are of a kind without compiled kernels"
     return None
 
 
@@ -45,7 +56,8 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
 
     qkv_names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     bias = np.zeros((spec.num_layers, spec.q_size + 2 * spec.kv_size), dtype=np.float32)
-    if spec.qkv_bias:
+    attention = spec.layers[0].attention
+    if attention.qkv_bias:
         bias = np.concatenate([vectors(f"{name}.bias") for name in qkv_names], axis=1)
     none = np.zeros((spec.num_layers, 0), dtype=np.float32)
     head = matrix(EMBEDDING if spec.tie_embeddings else LM_HEAD)
@@ -59,8 +71,8 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
         input_norm=vectors("input_layernorm.weight"),
         mlp_norm=vectors("post_attention_layernorm.weight"),
         final_norm=np.ascontiguousarray(vector(FINAL_NORM), dtype=np.float32),
-        q_norm=vectors("self_attn.q_norm.weight") if spec.qk_norm else none,
-        k_norm=vectors("self_attn.k_norm.weight") if spec.qk_norm else none,
+        q_norm=vectors("self_attn.q_norm.weight") if attention.qk_norm else none,
+        k_norm=vectors("self_attn.k_norm.weight") if attention.qk_norm else none,
         windows=np.array([window or 0 for window in spec.windows], dtype=np.int64),
     )
 

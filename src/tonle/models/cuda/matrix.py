@@ -41,7 +41,7 @@ class Matrix:
     @classmethod
     def of(cls, linear: Linear) -> Matrix:
         """Weights that belong to a live model come in parts, and are copied into one here."""
-        weights = [part.weight.t() if part.transposed else part.weight for part in linear.parts]
+        weights = [part.dense for part in linear.parts]
         biases = [part.bias for part in linear.parts if part.bias is not None]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         return cls(weight, weight.t(), torch.cat(biases) if biases else None)

@@ -7,7 +7,7 @@ capture (`engine/run/`), fill the step's buffer, or choose how a matrix is multi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,7 @@ from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layers import Layer
-from tonle.models.spec import ModelSpec
+from tonle.models.spec import AttentionSpec, LayerSpec, MixerSpec, ModelSpec
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -34,6 +34,14 @@ def unsupported(spec: ModelSpec) -> str | None:
         return f"head_dim {spec.head_dim} is none of 16, 32, 64, 128, 256"
     if spec.head_dim == 256 and not roomy():
         return "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
+    plain = LayerSpec(
+        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, rope=None), mixer=MixerSpec(size=1)
+    )
+    for layer in spec.layers:
+        attention, mixer = layer.attention, layer.mixer
+        same = replace(attention, scale=None, soft_cap=None, sinks=False, rope=spec.ropes[0])
+        if layer != replace(plain, attention=same, mixer=replace(plain.mixer, size=mixer.size, bias=mixer.bias)):
+            return "its layers are of a kind without CUDA kernels"
     if spec.hidden_size % 16 or spec.intermediate_size % 16:
         return "hidden_size and intermediate_size must be multiples of 16"
     return None
@@ -53,6 +61,7 @@ class _CudaLayer:
 
     @classmethod
     def of(cls, layer: Layer, window: int | None, eps: float, normed: torch.Tensor) -> _CudaLayer:
+        assert layer.input_norm is not None and layer.mlp_norm is not None  # `unsupported` says so
         return cls(
             qkv=Matrix.of(layer.qkv),
             o=Matrix.of(layer.o),
@@ -75,7 +84,7 @@ class CudaModel:
         self.sizes = sizes
         self.kv: KVCache | None = None
         self._embedding = decoder.weights.embedding
-        self._angles = angle_table(decoder.rotary, num_positions, dtype, device)
+        self._angles = angle_table(next(iter(decoder.rotaries.values())), num_positions, dtype, device)
 
         def buffer(rows: int, columns: int) -> torch.Tensor:
             return torch.zeros(rows, columns, dtype=dtype, device=device)

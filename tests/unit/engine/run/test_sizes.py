@@ -139,9 +139,9 @@ def test_places_in_tables_and_caches_fit_32_bits() -> None:
 
 def test_angles_take_one_row_per_position(tmp_path: object) -> None:
     spec = spec_of("llama-3.2-3b", tmp_path)
-    assert spec.max_positions == LONG and spec.rope.kind == "llama3"
+    assert spec.max_positions == LONG and spec.ropes[0].kind == "llama3"
     assert LONG * 2 * spec.head_dim * 2 == 64 * MIB  # bfloat16 cos and sin: `angle_table`
-    rotary = Rotary(spec.rope, spec.head_dim, torch.device("cpu"))
+    rotary = Rotary(spec.ropes[0], spec.head_dim, torch.device("cpu"))
     cos, sin = rotary.angles(torch.tensor([0, LONG - 1]), torch.float32)
     assert cos.shape == (2, 1, spec.head_dim) and torch.isfinite(cos).all() and torch.isfinite(sin).all()
     assert torch.allclose(cos[1] ** 2 + sin[1] ** 2, torch.ones(()), atol=1e-5)
@@ -153,7 +153,7 @@ def test_llama3_leaves_short_waves_and_stretches_long_ones(tmp_path: object) -> 
     turn = torch.tensor([1])
 
     def radians(of: ModelSpec) -> torch.Tensor:
-        cos, sin = Rotary(of.rope, of.head_dim, torch.device("cpu")).angles(turn, torch.float64)
+        cos, sin = Rotary(of.ropes[0], of.head_dim, torch.device("cpu")).angles(turn, torch.float64)
         half = of.head_dim // 2
         return torch.atan2(sin[0, 0, half:], cos[0, 0, half:])
 
@@ -166,7 +166,7 @@ def test_yarn_gives_qwen_its_long_context(tmp_path: object) -> None:
     stretched = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
     spec = spec_of("qwen2.5-1.5b", tmp_path, **stretched)
     assert spec.max_positions == LONG, "though config.json still says 32768"
-    assert spec.rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert spec.ropes[0].attention_factor == pytest.approx(0.1 * math.log(4) + 1)
     assert spec_of("qwen2.5-1.5b", tmp_path).max_positions == 32768
 
 
