@@ -19,8 +19,10 @@ import torch
 from tonle.models.adapters import Adapter
 from tonle.models.cpu.cpu_adapters import CpuAdapters, sort_by_slot
 from tonle.models.cpu.numba_setup import kernels_dir
+from tonle.models.cpu.pack import rotations
+from tonle.models.cpu.pieces import SPAN
 from tonle.models.cpu.products import PackedMatrix
-from tonle.models.cpu.step import SPAN, Inputs, PackedWeights, forward, product
+from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
 from tonle.models.cpu.warm import is_warm, types_of, warm_later, with_adapters
@@ -28,7 +30,7 @@ from tonle.models.cpu.workspace import Array, Workspace
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.rope import Rotary
-from tonle.models.spec import ModelSpec, RopeSpec
+from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.models")
 
@@ -66,7 +68,7 @@ class CpuDecoder:
         self._adapter_limits = 0, 0  # slots, largest rank
         self._resident: dict[int, Adapter] = {}  # by slot: for a slow lane that is loaded later
         self._adapted = False  # whether the fast lane takes steps with adapters
-        self._rotary = Rotary(spec.layers[0].attention.rope or RopeSpec(), spec.head_dim, self.device)
+        self._rotaries = [Rotary(rope, spec.head_dim, self.device) for rope in rotations(spec)]
         self._team = team or Team()
         self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
         self._logits: Array = np.empty((0, 0), dtype=np.float32)
@@ -183,7 +185,7 @@ class CpuDecoder:
         repeated = len(rising) < len(asked)  # a token may be wanted twice: to sample, and to describe
         if inputs.adapter_slots is not None:
             adapters = self._adapters.step(slots_of_tokens, slots_of_tokens[rising])
-        cos, sin = self._rotary.angles(inputs.positions, torch.float32)  # (T, 1, dim)
+        cos, sin = self._angles(inputs.positions)
         longest = max(inputs.context_lens)
         step = Inputs(
             row_of=np.repeat(np.arange(len(inputs.context_lens)), np.diff(inputs.row_starts)),
@@ -194,8 +196,8 @@ class CpuDecoder:
             tables=np.ascontiguousarray(inputs.block_tables.numpy()),
             wanted=rising,
             places=np.arange(len(rising)) if repeated else np.argsort(asked),
-            cos=cos.squeeze(1).numpy(),
-            sin=sin.squeeze(1).numpy(),
+            cos=cos,
+            sin=sin,
         )
         logits = self._room_for(len(rising))
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
@@ -205,6 +207,18 @@ class CpuDecoder:
         self._team.run(lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size))
         found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
         return found[torch.from_numpy(again)] if repeated else found
+
+    def _angles(self, positions: torch.Tensor) -> tuple[Array, Array]:
+        """cos and sin (ropes, T, dim)."""
+        found = [rotary.angles(positions, torch.float32) for rotary in self._rotaries]  # (T, 1, dim) each
+        if len(found) == 1:
+            cos, sin = found[0]
+            return cos.view(1, len(positions), -1).numpy(), sin.view(1, len(positions), -1).numpy()
+        if not found:
+            none = np.zeros((0, len(positions), self.spec.head_dim), dtype=np.float32)
+            return none, none
+        cos, sin = (torch.stack(each, dim=0).squeeze(2) for each in zip(*found, strict=True))
+        return cos.numpy(), sin.numpy()
 
     def _room_for(self, num_wanted: int) -> Array:
         """Logits (S, vocabulary in whole blocks). The same memory for every usual step: fresh pages cost time."""

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from tonle.models.cpu.cpu_attention import sum_each
-from tonle.models.cpu.products import compiled
+from tonle.models.cpu.products import OPTIONS, compiled
 from tonle.models.cpu.vector import F32, HALF, I16, I32, I64, LANES, REGISTERS, ROWS, VF, VI, Code
 
 QUAD = 4  # rows of A at a time
 TOKENS = 16  # tokens of a run that one thread takes through rows of A together
-QKV, O, GATE_UP, DOWN = range(4)  # kinds of matrices, as `places` counts them
+# Kinds of matrices, as `places` counts them; not plain numbers, for each of which functions would be compiled again.
+QKV, O, GATE_UP, DOWN = (np.int64(kind) for kind in range(4))
 A, B, RANK, NUM_ROWS, SHORT_A, SHORT_B, NUM_FIELDS = range(7)  # of `places`
 
 
@@ -36,6 +38,26 @@ class Adapters(NamedTuple):
     wanted_runs: Any  # the same of the tokens whose logits are wanted, by their places among those
     x: Any  # (T, widest) float32: what the matrix at hand is multiplied with
     y: Any  # (T, at least modules * rank)
+
+
+def of_wanted(adapters: Any) -> Any:
+    """`Adapters` of a step for the tokens whose logits are wanted alone; None of None."""
+
+
+@overload(of_wanted, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+def _of_wanted(adapters: Any) -> Any:
+    if isinstance(adapters, types.NoneType):
+
+        def none(adapters: Any) -> Any:
+            return None
+
+        return none
+
+    def wanted(adapters: Any) -> Any:
+        runs = adapters.wanted_runs
+        return Adapters(adapters.places, adapters.modules, runs, runs, adapters.x, adapters.y)
+
+    return wanted
 
 
 def _numbers(code: Code, short: bool, base: Any, index: Any) -> Any:
