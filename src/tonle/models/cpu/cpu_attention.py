@@ -18,7 +18,7 @@ def _zero() -> Any:
     return ir.Constant(VF, [0.0] * LANES)
 
 
-def _sum_each(code: Code, vectors: list[Any]) -> Any:
+def sum_each(code: Code, vectors: list[Any]) -> Any:
     """Lane j = the sum of the lanes of vector j, for LANES vectors: neighbours are added, level by level."""
     evens, odds = (ir.Constant(ir.VectorType(I32, LANES), list(range(at, 2 * LANES, 2))) for at in (0, 1))
     while len(vectors) > 1:
@@ -52,7 +52,7 @@ def _dots(dim: int) -> Any:
 
             def many(tile: Any) -> None:
                 first = code.times(tile, LANES)
-                total = _sum_each(code, [products(code.at(first, i)) for i in range(LANES)])
+                total = sum_each(code, [products(code.at(first, i)) for i in range(LANES)])
                 code.store(builder.fmul(total, scales), target, first)
 
             tiles = builder.sdiv(code.number(5), ir.Constant(I64, LANES))
@@ -146,7 +146,31 @@ def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
     return types.float32(scores, s, count), generate
 
 
+@intrinsic
+def cap_scores(typingctx: Any, scores: Any, s: Any, count: Any, cap: Any) -> Any:
+    """scores[s : s + count] = cap * tanh(score / cap). Writes up to the next multiple of LANES: there must be room."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        places, one = code.pointer(0), ir.Constant(VF, [1.0] * LANES)
+        whole = code.spread(code.number(3))
+        twice = code.spread(builder.fdiv(ir.Constant(F32, 2.0), code.number(3)))
+        rounded = builder.sdiv(code.at(code.number(2), LANES - 1), ir.Constant(I64, LANES))
+
+        def keep(i: Any) -> None:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+            at = code.times(i, LANES)
+            power = builder.fmul(code.load(places, at, VF), twice)
+            grown = exponential(code, builder.fneg(larger(code, builder.fneg(power), ir.Constant(VF, [-80.0] * LANES))))
+            share = builder.fdiv(ir.Constant(VF, [2.0] * LANES), builder.fadd(grown, one))
+            code.store(builder.fmul(whole, builder.fsub(one, share)), places, at)
+
+        code.loop(rounded, keep)
+        return context.get_dummy_value()
+
+    return types.void(scores, s, count, cap), generate
+
+
 dots_64, dots_128 = _dots(64), _dots(128)
 mix_64, mix_128 = _mix(64), _mix(128)
 
-__all__ = ["DIMS", "dots_64", "dots_128", "mix_64", "mix_128", "soften"]
+__all__ = ["DIMS", "cap_scores", "dots_64", "dots_128", "mix_64", "mix_128", "soften", "sum_each"]

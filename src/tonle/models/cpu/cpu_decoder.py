@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,17 +16,21 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from tonle.models.adapters import Adapter
+from tonle.models.cpu.cpu_adapters import CpuAdapters, sort_by_slot
 from tonle.models.cpu.numba_setup import kernels_dir
+from tonle.models.cpu.pack import rotations
+from tonle.models.cpu.pieces import SPAN
 from tonle.models.cpu.products import PackedMatrix
-from tonle.models.cpu.step import SPAN, Inputs, PackedWeights, forward, product
+from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
-from tonle.models.cpu.warm import is_warm, types_of, warm_later
+from tonle.models.cpu.warm import is_warm, types_of, warm_later, with_adapters
 from tonle.models.cpu.workspace import Array, Workspace
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.rope import Rotary
-from tonle.models.spec import ModelSpec, RopeSpec
+from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.models")
 
@@ -58,7 +63,12 @@ class CpuDecoder:
         self._embed = embed
         self._load_slow = load_slow
         self._slow: Decoder | None = None
-        self._rotary = Rotary(spec.layers[0].attention.rope or RopeSpec(), spec.head_dim, self.device)
+        self._lanes = threading.Lock()  # held while lanes open and close, which the thread that waits for kernels does too
+        self._adapters: CpuAdapters | None = None
+        self._adapter_limits = 0, 0  # slots, largest rank
+        self._resident: dict[int, Adapter] = {}  # by slot: for a slow lane that is loaded later
+        self._adapted = False  # whether the fast lane takes steps with adapters
+        self._rotaries = [Rotary(rope, spec.head_dim, self.device) for rope in rotations(spec)]
         self._team = team or Team()
         self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
         self._logits: Array = np.empty((0, 0), dtype=np.float32)
@@ -66,18 +76,13 @@ class CpuDecoder:
         self._activation_bits = activation_bits
         # float32 does not catch up with products of integers at any size
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
-        types = types_of(packed, activation_bits)
-        if load_slow is None or is_warm(types):
-            found = (
-                "using the CPU kernels compiled earlier, in"
-                if is_warm(types)
-                else "CPU kernels are compiled at first use, to"
-            )
-            log.info("%s %s", found, kernels_dir())
+        self._types = types_of(packed, activation_bits)
+        if load_slow is None or is_warm(self._types):
+            _say_compiled("CPU kernels", self._types)
             self.open_fast_lane()
         else:
             self._slow = load_slow()
-            warm_later(types, _weak(self.open_fast_lane))
+            warm_later(self._types, _weak(self.open_fast_lane))
 
     def open_fast_lane(self) -> None:
         """The kernels are compiled: find from which step size on torch is faster, and keep what that calls for."""
@@ -85,15 +90,71 @@ class CpuDecoder:
         how = f"packed weights ({', '.join(self.formats())}) on {self._team.size} threads"
         if self._integers:
             how += f", {self._activation_bits}-bit activations"
-        if measured >= _ENOUGH:
-            self.crossover = sys.maxsize
-            self._slow = None
-            log.info("every step runs from %s", how)
+        with self._lanes:
+            if measured >= _ENOUGH:
+                self.crossover = sys.maxsize
+                log.info("every step runs from %s", how)
+            else:
+                self._open_slow_lane()
+                self.crossover = measured
+                log.info("steps of up to %d tokens run from %s, larger ones from float32", self.crossover, how)
+            self._close_slow_lane()
+
+    def enable_adapters(self, num_slots: int, max_rank: int) -> None:
+        """Once, before the first step: steps may have adapters. Those without run the code they ran before.
+
+        Kernels that add adapters are compiled apart; until they are there, steps with adapters run through torch.
+        """
+        types = with_adapters(self._types)
+        with self._lanes:
+            self._adapter_limits = num_slots, max_rank
+            self._adapters = CpuAdapters(self.spec, num_slots, max_rank)
+            self._adapted = self._load_slow is None or is_warm(types)
+            if self._adapted:
+                _say_compiled("CPU kernels for adapters", types)
+                if self._slow is not None:
+                    self._slow.enable_adapters(num_slots, max_rank)
+                return
+            if self._slow is None:
+                self._open_slow_lane()
+            else:
+                self._slow.enable_adapters(num_slots, max_rank)
+        warm_later(types, _weak(self._take_adapters))
+
+    def _take_adapters(self) -> None:
+        """The kernels that add adapters are compiled."""
+        with self._lanes:
+            self._adapted = True
+            self._close_slow_lane()
+
+    def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
+        """Between steps: what the slot adds from now on; None: nothing."""
+        if self._adapters is None:
+            raise RuntimeError("enable_adapters comes first")
+        with self._lanes:
+            self._adapters.set_adapter(slot, adapter)
+            if self._slow is not None:
+                self._slow.set_adapter(slot, adapter)
+            self._resident.pop(slot, None)
+            if adapter is not None:
+                self._resident[slot] = adapter
+
+    def _open_slow_lane(self) -> None:
+        """With the adapters there are. Under `_lanes`."""
+        if self._slow is not None:
             return
         assert self._load_slow is not None
-        self._slow = self._slow or self._load_slow()
-        self.crossover = measured
-        log.info("steps of up to %d tokens run from %s, larger ones from float32", self.crossover, how)
+        slow = self._load_slow()
+        if self._adapters is not None:
+            slow.enable_adapters(*self._adapter_limits)
+            for slot, adapter in self._resident.items():
+                slow.set_adapter(slot, adapter)
+        self._slow = slow
+
+    def _close_slow_lane(self) -> None:
+        """If no step needs it any more. Under `_lanes`."""
+        if self.crossover == sys.maxsize and (self._adapters is None or self._adapted):
+            self._slow = None
 
     def formats(self) -> list[str]:
         """The kinds of weights it holds, for the log."""
@@ -107,15 +168,24 @@ class CpuDecoder:
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names; valid until the next step."""
         slow = self._slow
-        if slow is not None and len(inputs.tokens) > self.crossover:
-            return slow.forward(inputs, kv)
+        if slow is not None:
+            waits = inputs.adapter_slots is not None and not self._adapted
+            if waits or len(inputs.tokens) > self.crossover:
+                return slow.forward(inputs, kv)
         return self._fast(inputs, kv)
 
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
+        adapters = None
+        if inputs.adapter_slots is not None:
+            assert self._adapters is not None
+            inputs, slots_of_tokens = sort_by_slot(inputs)
         num_tokens = len(inputs.tokens)
-        asked = inputs.logit_indices.numpy()  # a token may be wanted twice: to sample, and to describe
-        rising, places = np.unique(asked, return_inverse=True)
-        cos, sin = self._rotary.angles(inputs.positions, torch.float32)  # (T, 1, dim)
+        asked = inputs.logit_indices.numpy()
+        rising, again = np.unique(asked, return_inverse=True)
+        repeated = len(rising) < len(asked)  # a token may be wanted twice: to sample, and to describe
+        if inputs.adapter_slots is not None:
+            adapters = self._adapters.step(slots_of_tokens, slots_of_tokens[rising])
+        cos, sin = self._angles(inputs.positions)
         longest = max(inputs.context_lens)
         step = Inputs(
             row_of=np.repeat(np.arange(len(inputs.context_lens)), np.diff(inputs.row_starts)),
@@ -125,17 +195,30 @@ class CpuDecoder:
             slots=inputs.slots.numpy(),
             tables=np.ascontiguousarray(inputs.block_tables.numpy()),
             wanted=rising,
-            cos=cos.squeeze(1).numpy(),
-            sin=sin.squeeze(1).numpy(),
+            places=np.arange(len(rising)) if repeated else np.argsort(asked),
+            cos=cos,
+            sin=sin,
         )
         logits = self._room_for(len(rising))
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
         packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
-        self._team.run(lambda member: forward(packed, step, buffers, keys, values, eps, counter, member, size))
+        self._team.run(lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size))
         found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
-        return found if np.array_equal(rising, asked) else found[torch.from_numpy(places)]
+        return found[torch.from_numpy(again)] if repeated else found
+
+    def _angles(self, positions: torch.Tensor) -> tuple[Array, Array]:
+        """cos and sin (ropes, T, dim)."""
+        found = [rotary.angles(positions, torch.float32) for rotary in self._rotaries]  # (T, 1, dim) each
+        if len(found) == 1:
+            cos, sin = found[0]
+            return cos.view(1, len(positions), -1).numpy(), sin.view(1, len(positions), -1).numpy()
+        if not found:
+            none = np.zeros((0, len(positions), self.spec.head_dim), dtype=np.float32)
+            return none, none
+        cos, sin = (torch.stack(each, dim=0).squeeze(2) for each in zip(*found, strict=True))
+        return cos.numpy(), sin.numpy()
 
     def _room_for(self, num_wanted: int) -> Array:
         """Logits (S, vocabulary in whole blocks). The same memory for every usual step: fresh pages cost time."""
@@ -184,6 +267,12 @@ def _quickest(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter() - began)
     return min(times)
+
+
+def _say_compiled(what: str, types: str) -> None:
+    """Of kernels that need not be waited for."""
+    how = f"using the {what} compiled earlier, in" if is_warm(types) else f"{what} are compiled at first use, to"
+    log.info("%s %s", how, kernels_dir())
 
 
 def _weak(method: Callable[[], None]) -> Callable[[], None]:

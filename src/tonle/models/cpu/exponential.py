@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from tonle.models.cpu.products import compiled
 from tonle.models.cpu.vector import HALF, I64, LANES, VF, VI, Code, each, larger
 
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -35,20 +37,57 @@ def exponential(code: Code, x: Any) -> Any:
     return b.fmul(p, b.bitcast(bits, VF))
 
 
-@intrinsic
-def gate_group(typingctx: Any, total: Any, t: Any) -> Any:
-    """Of a block's row (gate's HALF numbers, then up's): the first half becomes silu(gate) * up."""
+def _sigmoid(code: Code, x: Any) -> Any:
+    decay = exponential(code, code.b.fneg(larger(code, x, _every(-80.0))))
+    return code.b.fdiv(_every(1.0), code.b.fadd(decay, _every(1.0)))
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = Code(context, builder, signature, args)
-        numbers = code.pointer(0)
-        for first in range(0, HALF, LANES):
-            gate = code.load(numbers, ir.Constant(I64, first), VF)
-            up = code.load(numbers, ir.Constant(I64, HALF + first), VF)
-            falling = builder.fneg(larger(code, gate, _every(-80.0)))
-            decay = exponential(code, falling)
-            product = builder.fmul(builder.fdiv(gate, builder.fadd(decay, _every(1.0))), up)
-            code.store(product, numbers, ir.Constant(I64, first))
-        return context.get_dummy_value()
 
-    return types.void(total, t), generate
+def _silu(code: Code, x: Any) -> Any:
+    decay = exponential(code, code.b.fneg(larger(code, x, _every(-80.0))))
+    return code.b.fdiv(x, code.b.fadd(decay, _every(1.0)))
+
+
+def _gelu_tanh(code: Code, x: Any) -> Any:
+    """x / 2 * (1 + tanh(z)) is x * sigmoid(2 z)."""
+    b = code.b
+    cube = b.fmul(b.fmul(x, x), x)
+    return b.fmul(x, _sigmoid(code, b.fmul(code.fma(cube, _every(0.044715), x), _every(1.5957691216057308))))
+
+
+def _relu2(code: Code, x: Any) -> Any:
+    above = larger(code, x, _every(0.0))
+    return code.b.fmul(above, above)
+
+
+def _gate(activation: Callable[[Code, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def gate(typingctx: Any, total: Any, t: Any) -> Any:
+        """Of a block's row (gate's HALF numbers, then up's): the first half becomes activation(gate) * up."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args)
+            numbers = code.pointer(0)
+            for first in range(0, HALF, LANES):
+                gate = code.load(numbers, ir.Constant(I64, first), VF)
+                up = code.load(numbers, ir.Constant(I64, HALF + first), VF)
+                code.store(builder.fmul(activation(code, gate), up), numbers, ir.Constant(I64, first))
+            return context.get_dummy_value()
+
+        return types.void(total, t), generate
+
+    return gate
+
+
+ACTIVATIONS = ("silu", "gelu_tanh", "relu2")  # those there are kernels for; their numbers are those of `gate_group`
+_gate_silu, _gate_gelu_tanh, _gate_relu2 = _gate(_silu), _gate(_gelu_tanh), _gate(_relu2)
+
+
+@compiled
+def gate_group(total: Any, t: Any, activation: Any) -> None:
+    """total, taken as flat memory, from t on: a block's row; see above."""
+    if activation == 0:
+        _gate_silu(total, t)
+    elif activation == 1:
+        _gate_gelu_tanh(total, t)
+    else:
+        _gate_relu2(total, t)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tonle.models.cpu.cpu_attention import dots_64, dots_128, mix_64, mix_128, soften
+from tonle.models.cpu.cpu_attention import cap_scores, dots_64, dots_128, mix_64, mix_128, soften
 from tonle.models.cpu.products import compiled, f32
 from tonle.models.cpu.vector import LANES
 
@@ -50,19 +50,20 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 @compiled
 def attend(
-    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, room: Any, scores: Any,
-    out: Any,
+    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, scale: Any, cap: Any, sinks: Any,
+    room: Any, scores: Any, out: Any,
 ) -> None:  # fmt: skip
     """Query heads first..last of consecutive tokens of one sequence, q (tokens, heads, dim), to out, of the same shape.
 
     keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks; positions: of the tokens.
     All tokens and heads take a block before the next one is touched: memory is read once and in order. scores: flat, a row
-    of `room` for each token and head.
+    of `room` for each token and head. cap: scores are kept within it, 0 = as they are; sinks: a score of each head that takes
+    weight and gives no value, or empty.
     """
     count, heads, dim = q.shape
     rows = last - first
     block_size, num_kv = keys.shape[1], keys.shape[2]
-    group, step, scale = heads // num_kv, num_kv * dim, f32(1.0) / np.sqrt(f32(dim))
+    group, step = heads // num_kv, num_kv * dim
     begin, end = window_start(positions[0], window), positions[count - 1] + 1
     for block in range(begin // block_size, -(-end // block_size)):
         for t in range(count):
@@ -82,7 +83,13 @@ def attend(
         size = positions[t] + 1 - window_start(positions[t], window)
         for h in range(first, last):
             to = (t * rows + h - first) * room
-            inverse = f32(1.0) / soften(scores, to, size)
+            if cap > 0:
+                cap_scores(scores, to, size, cap)
+            if sinks.shape[0]:
+                scores[to + size] = sinks[h]
+                inverse = f32(1.0) / soften(scores, to, size + 1)
+            else:
+                inverse = f32(1.0) / soften(scores, to, size)
             for i in range(to, to + size):
                 scores[i] *= inverse
             for i in range(dim):

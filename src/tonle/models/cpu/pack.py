@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tonle.models import layer_order
 from tonle.models.cpu.dots import HAS_DOTS, SIGN
+from tonle.models.cpu.exponential import ACTIVATIONS
+from tonle.models.cpu.pieces import ACTIVATION, HEAD_NORMS, NORM_AFTER, NORM_BEFORE, NUM_SETTINGS, ROPE, WINDOW
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import PackedWeights
 from tonle.models.cpu.stored import Stored, join
 from tonle.models.cpu.vector import GROUP, HALF, ROWS
 from tonle.models.cpu.workspace import aligned
-from tonle.models.spec import AttentionSpec, LayerSpec, MixerSpec, ModelSpec
-from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD
+from tonle.models.layer_order import FUSED, Piece, Support
+from tonle.models.spec import LayerSpec, ModelSpec, RopeSpec
+from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, norm_names
 
 Array = npt.NDArray[Any]
 FetchMatrix = Callable[[str], Stored]  # by our names of tensors
 FetchVector = Callable[[str], Array]  # float32
+
+_NO_SINK = -1e30  # a score that takes no weight
+
+
+def support(layer: LayerSpec, piece: Piece) -> Support:
+    """What the compiled step can do of this layer. A piece without a fused form sends the whole model to torch."""
+    mixer = layer.mixer
+    if piece in (Piece.MIX, Piece.ADD_MIXED):
+        if mixer.kind != "gated":
+            return Support("none", f"there are no compiled kernels for a mixer of kind {mixer.kind!r}")
+        if mixer.activation not in ACTIVATIONS:
+            return Support("none", f"there are no compiled kernels for the activation {mixer.activation!r}")
+    return FUSED
 
 
 def why_not(spec: ModelSpec) -> str | None:
     """What about this model the kernels cannot do, or None."""
     if spec.hidden_size % GROUP or spec.intermediate_size % GROUP or spec.q_size % GROUP:
         return f"its sizes are not multiples of {GROUP}"
-    plain = LayerSpec(
-        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, rope=None), mixer=MixerSpec(size=1)
-    )
-    for layer in spec.layers:
-        attention, mixer = layer.attention, layer.mixer
-        if attention.o_bias or mixer.bias:
-            return "it has biases outside the attention inputs"
-        same = replace(plain.attention, num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads,
-                       head_dim=attention.head_dim, rope=spec.ropes[0], window=attention.window,
-                       qk_norm=attention.qk_norm, qkv_bias=attention.qkv_bias)  # fmt: skip
-        if layer != replace(plain, attention=same, mixer=replace(plain.mixer, size=mixer.size)) or len(spec.ropes) > 1:
-            return "its layers are of a kind without compiled kernels"
-    return None
+    if len({layer.mixer.size for layer in spec.layers}) > 1:
+        return "the mixers of its layers have different sizes"
+    return layer_order.why_not(spec, support)
 
 
 def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS) -> PackedWeights:
@@ -51,30 +57,92 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
     def joined(prefix: str, *names: str) -> Stored:
         return join([matrix(f"{prefix}{name}.weight") for name in names])
 
-    def vectors(name: str) -> Array:
-        return np.stack([vector(f"model.layers.{i}.{name}") for i in range(spec.num_layers)]).astype(np.float32)
-
-    qkv_names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    bias = np.zeros((spec.num_layers, spec.q_size + 2 * spec.kv_size), dtype=np.float32)
-    attention = spec.layers[0].attention
-    if attention.qkv_bias:
-        bias = np.concatenate([vectors(f"{name}.bias") for name in qkv_names], axis=1)
-    none = np.zeros((spec.num_layers, 0), dtype=np.float32)
     head = matrix(EMBEDDING if spec.tie_embeddings else LM_HEAD)
     return PackedWeights(
-        qkv=stack(lambda prefix: joined(prefix, *qkv_names)),
-        qkv_bias=np.ascontiguousarray(bias),
+        order=np.array([layer_order.layer_order(layer) for layer in spec.layers], dtype=np.int64),
+        how=np.array([_settings(spec, layer) for layer in spec.layers], dtype=np.int64),
+        scores=np.array([(a.score_scale, a.soft_cap or 0) for a in (layer.attention for layer in spec.layers)], np.float32),
+        qkv=stack(lambda prefix: joined(prefix, *_QKV)),
         o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
-        gate_up=stack(lambda prefix: joined(prefix, "mlp.gate_proj", "mlp.up_proj"), gated=True),
+        gate_up=stack(lambda prefix: joined(prefix, *_GATE_UP), gated=True),
         down=stack(lambda prefix: joined(prefix, "mlp.down_proj")),
         head=layout([head], gated=False, dots=dots),
-        input_norm=vectors("input_layernorm.weight"),
-        mlp_norm=vectors("post_attention_layernorm.weight"),
-        final_norm=np.ascontiguousarray(vector(FINAL_NORM), dtype=np.float32),
-        q_norm=vectors("self_attn.q_norm.weight") if attention.qk_norm else none,
-        k_norm=vectors("self_attn.k_norm.weight") if attention.qk_norm else none,
-        windows=np.array([window or 0 for window in spec.windows], dtype=np.int64),
+        final_norm=np.ascontiguousarray(vector(FINAL_NORM) + np.float32(spec.gain_offset), dtype=np.float32),
+        **_norms(spec, vector),
+        **_biases(spec, vector),
     )
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
+
+def _settings(spec: ModelSpec, layer: LayerSpec) -> list[int]:
+    """As `pieces.py` counts them."""
+    attention = layer.attention
+    rope = -1 if attention.rope is None else rotations(spec).index(attention.rope)
+    found = {ROPE: rope, WINDOW: attention.window or 0, NORM_BEFORE: layer.norm_before, NORM_AFTER: norm_names(layer).after_mixer is not None,
+             HEAD_NORMS: attention.qk_norm, ACTIVATION: ACTIVATIONS.index(layer.mixer.activation)}  # fmt: skip
+    return [int(found[place]) for place in range(NUM_SETTINGS)]
+
+
+def rotations(spec: ModelSpec) -> list[RopeSpec]:
+    """The different ones; `PackedWeights.how` has places in this list."""
+    return [rope for rope in spec.ropes if rope is not None]
+
+
+def _norms(spec: ModelSpec, vector: FetchVector) -> dict[str, Array]:
+    def gains(names: list[str | None], width: int) -> Array:
+        """(layers, width); ones where a layer has no such norm."""
+        made = np.ones((spec.num_layers, width), dtype=np.float32)
+        for i, name in enumerate(names):
+            if name is not None:
+                made[i] = vector(f"model.layers.{i}.{name}.weight") + np.float32(spec.gain_offset)
+        return made
+
+    def head_gains(name: str) -> Array:
+        has = [layer.attention.qk_norm for layer in spec.layers]
+        return gains([f"self_attn.{name}" if each else None for each in has], spec.head_dim if any(has) else 0)
+
+    names = [norm_names(layer) for layer in spec.layers]
+    after = spec.hidden_size if any(each.after_mixer for each in names) else 0
+    sinks = np.zeros((spec.num_layers, 0), dtype=np.float32)
+    if any(layer.attention.sinks for layer in spec.layers):
+        sinks = np.full((spec.num_layers, spec.num_heads), _NO_SINK, dtype=np.float32)
+        for i, layer in enumerate(spec.layers):
+            if layer.attention.sinks:
+                sinks[i] = vector(f"model.layers.{i}.self_attn.sinks")
+    return {
+        "input_norm": gains([each.before_attention for each in names], spec.hidden_size),
+        "attention_after": gains([each.after_attention for each in names], after),
+        "mlp_norm": gains([each.before_mixer for each in names], spec.hidden_size),
+        "mlp_after": gains([each.after_mixer for each in names], after),
+        "q_norm": head_gains("q_norm"),
+        "k_norm": head_gains("k_norm"),
+        "sinks": sinks,
+    }
+
+
+def _biases(spec: ModelSpec, vector: FetchVector) -> dict[str, Array]:
+    def stack(names: tuple[str, ...], has: list[bool], size: int, *, gated: bool = False) -> Array:
+        """(layers, rows) in the order of the matrix's blocks, or (layers, 0) if no layer has them."""
+        order = row_order(size, gated=gated)
+        made = np.zeros((spec.num_layers, len(order) if any(has) else 0), dtype=np.float32)
+        for i in np.flatnonzero(has):
+            whole = np.concatenate([vector(f"model.layers.{i}.{name}.bias") for name in names])
+            made[i] = np.append(whole, np.float32(0))[order]
+        return made
+
+    of_qkv = [layer.attention.qkv_bias for layer in spec.layers]
+    of_o, of_mixer = [layer.attention.o_bias for layer in spec.layers], [layer.mixer.bias for layer in spec.layers]
+    rows = spec.q_size + 2 * spec.kv_size
+    qkv = stack(_QKV, of_qkv, rows)
+    return {
+        "qkv_bias": qkv if any(of_qkv) else np.zeros((spec.num_layers, rows), dtype=np.float32),
+        "o_bias": stack(("self_attn.o_proj",), of_o, spec.hidden_size),
+        "gate_up_bias": stack(_GATE_UP, of_mixer, 2 * spec.intermediate_size, gated=True),
+        "down_bias": stack(("mlp.down_proj",), of_mixer, spec.hidden_size),
+    }
 
 
 def layout(layers: list[Stored], *, gated: bool, dots: bool) -> PackedMatrix:
@@ -85,7 +153,7 @@ def layout(layers: list[Stored], *, gated: bool, dots: bool) -> PackedMatrix:
     dtype = widest.numbers.dtype
     dots = dots and widest.scale is not None
     rows, columns = layers[0].shape
-    order = _row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
+    order = row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
     num_blocks = len(order) // ROWS
     width = HALF if dtype == np.uint8 else ROWS
     weights = aligned((len(layers), num_blocks, *((columns // 4, width, 4) if dots else (columns, width))), dtype)
@@ -119,7 +187,7 @@ def _factors(layers: list[Array | None], order: Array, shape: tuple[int, ...]) -
     return bits
 
 
-def _row_order(rows: int, *, gated: bool) -> Array:
+def row_order(rows: int, *, gated: bool) -> Array:
     """Which stored row goes where. Gated: each block has HALF gate rows, then their up rows."""
     if not gated:
         padded = -(-rows // ROWS) * ROWS

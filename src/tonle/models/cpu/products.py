@@ -50,6 +50,8 @@ f32 = np.float32
 OPTIONS: Any = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "boundscheck": False, "nogil": True,
                 "error_model": "numpy", "_nrt": False}  # fmt: skip
 compiled: Any = njit(**OPTIONS)
+# Not compiled apart, which takes seconds for a function that has much below it. Cannot have branches that depend on types.
+inlined: Any = njit(**OPTIONS, inline="always")
 
 CHUNK = 64  # rows of x at a time: their sums (16 KiB) stay in the first-level cache
 

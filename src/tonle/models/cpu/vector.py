@@ -26,7 +26,7 @@ def lanes_for(features: Mapping[str, bool]) -> int:
 
 
 LANES = lanes_for(llvm.get_host_cpu_features())
-_REGISTERS = 32 if LANES == 16 else 16
+REGISTERS = 32 if LANES == 16 else 16
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VF, VI = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -178,7 +178,7 @@ def unpack(typingctx: Any, weights: Any, w: Any, scale: Any, s: Any, minimum: An
 def _tile_product(count: int) -> Any:
     """total[count rows, ROWS] += x[count rows, GROUP] times tile (GROUP, ROWS)."""
     # As many columns at once as the registers hold beside one vector of weights and one of x.
-    columns = max(LANES, min(ROWS, (_REGISTERS - 4) // count * LANES // LANES * LANES))
+    columns = max(LANES, min(ROWS, (REGISTERS - 4) // count * LANES // LANES * LANES))
     while ROWS % columns:
         columns -= LANES
 

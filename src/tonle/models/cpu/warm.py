@@ -23,15 +23,19 @@ from typing import Any
 
 import numpy as np
 
+from tonle.models.cpu.low_rank import NUM_FIELDS, Adapters
 from tonle.models.cpu.numba_setup import kernels_dir
+from tonle.models.cpu.pieces import NUM_SETTINGS
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.vector import GROUP, HALF, LANES, ROWS
 from tonle.models.cpu.workspace import Workspace
+from tonle.models.layer_order import Piece
 
 log = logging.getLogger("tonle.models")
 
 _POLL_S = 0.2
+_ADAPTERS = "adapters"
 _KINDS = ("qkv", "o", "gate_up", "down", "head")
 
 
@@ -40,6 +44,11 @@ def types_of(packed: PackedWeights, activation_bits: int) -> str:
     matrices = [getattr(packed, kind) for kind in _KINDS]
     spelled = (f"{m.weights.dtype.name}:{m.scale.dtype.name}:{m.minimum.dtype.name}:{m.weights.ndim}" for m in matrices)
     return ",".join((*spelled, str(activation_bits)))
+
+
+def with_adapters(types: str) -> str:
+    """The same for steps with adapters, which are compiled apart: a server without them does not wait for that."""
+    return f"{types},{_ADAPTERS}"
 
 
 def is_warm(types: str) -> bool:
@@ -85,8 +94,11 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
 
 
 def compile_once(types: str) -> None:
-    """Compile, unless another process does or did so meanwhile: engines that start together would do the same work."""
-    with _marker(types).with_suffix(".lock").open("w") as lock:
+    """Compile, unless another process does or did so meanwhile: engines that start together would do the same work.
+
+    One at a time, whatever the types: numba's index of what it compiled is rewritten with every addition.
+    """
+    with (_marker(types).parent / "compiling.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
         if not is_warm(types):
             compile_for(types)
@@ -94,8 +106,9 @@ def compile_once(types: str) -> None:
 
 def compile_for(types: str) -> None:
     """Compile by running a model of one token and one layer with weights of these types."""
-    *kinds, activation_bits = types.split(",")
-    packed = _tiny_weights(kinds)
+    spelled = types.split(",")
+    activation_bits, *more = spelled[len(_KINDS) :]
+    packed = _tiny_weights(spelled[: len(_KINDS)])
     spec: Any = SimpleNamespace(
         hidden_size=ROWS, intermediate_size=ROWS, q_size=ROWS, num_heads=1, head_dim=ROWS, vocab_size=ROWS
     )
@@ -106,13 +119,20 @@ def compile_for(types: str) -> None:
     zero = np.zeros(1, np.int64)
     step = Inputs(
         row_of=zero, spans=np.array([[0, 1]]), longest=1, positions=zero, slots=zero, tables=np.zeros((1, 1), np.int32),
-        wanted=zero, cos=floats, sin=floats,
+        wanted=zero, places=zero, cos=floats[None], sin=floats[None],
     )  # fmt: skip
+    adapters = _no_adapters() if _ADAPTERS in more else None
     cache = np.zeros((1, 1, 1, 1, ROWS), np.float32)
-    forward(packed, step, buffers, cache, cache.copy(), np.float32(1e-5), np.zeros(8, np.int64), 0, 1)
+    forward(packed, step, buffers, adapters, cache, cache.copy(), np.float32(1e-5), np.zeros(8, np.int64), 0, 1)
     out = np.zeros((1, 2 * ROWS), np.float32)
     product(packed.gate_up, 0, floats, buffers.to_gate_up, out, workspace.scratch, 0, 1)
     _marker(types).touch()
+
+
+def _no_adapters() -> Adapters:
+    """A step's adapters, by type; the one token has none."""
+    floats, none = np.zeros((1, ROWS), np.float32), np.zeros((0, 3), np.int64)
+    return Adapters(np.zeros((1, 1, 4, NUM_FIELDS), np.int64), np.zeros((4, 3, 1, 2), np.int64), none, none, floats, floats)
 
 
 def _tiny_weights(kinds: list[str]) -> PackedWeights:
@@ -128,8 +148,10 @@ def _tiny_weights(kinds: list[str]) -> PackedWeights:
         matrices[kind] = PackedMatrix(np.zeros(shape, weights), np.zeros(groups, scale), np.zeros(groups, minimum))
     floats, none = np.zeros((1, ROWS), np.float32), np.zeros((1, 0), np.float32)
     return PackedWeights(
-        **matrices, qkv_bias=np.zeros((1, 3 * ROWS), np.float32), input_norm=floats, mlp_norm=floats,
-        final_norm=floats[0], q_norm=none, k_norm=none, windows=np.zeros(1, np.int64),
+        **matrices, order=np.arange(len(Piece))[None], how=np.zeros((1, NUM_SETTINGS), np.int64),
+        scores=np.zeros((1, 2), np.float32), qkv_bias=np.zeros((1, 3 * ROWS), np.float32), o_bias=none, gate_up_bias=none,
+        down_bias=none, input_norm=floats, attention_after=none, mlp_norm=floats, mlp_after=none, final_norm=floats[0],
+        q_norm=none, k_norm=none, sinks=none,
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tonle.models.cpu.pieces import SPAN
 from tonle.models.cpu.products import CHUNK, Digits, Floats, PackedMatrix, Scratch
-from tonle.models.cpu.step import SPAN, Buffers, PackedWeights
+from tonle.models.cpu.step import Buffers, PackedWeights
 from tonle.models.cpu.vector import GROUP, ROWS
 from tonle.models.spec import ModelSpec
 
@@ -57,6 +58,7 @@ class Workspace:
             qkv=self._take("qkv", (num_tokens, packed.qkv.weights.shape[1] * ROWS)),
             q=self._take("q", (num_tokens, spec.num_heads, spec.head_dim)),
             mixed=self._take("mixed", (num_tokens, spec.num_heads, spec.head_dim)),
+            added=self._take("added", (num_tokens if packed.mlp_after.shape[1] else 1, packed.o.weights.shape[1] * ROWS)),
             logits=np.zeros((1, ROWS), np.float32),
             to_qkv=self.form("qkv", packed.qkv, num_tokens, spec.hidden_size),
             to_o=self.form("o", packed.o, num_tokens, spec.q_size),
@@ -64,7 +66,7 @@ class Workspace:
             to_down=self.form("down", packed.down, num_tokens, spec.intermediate_size),
             to_head=self.form("head", packed.head, num_tokens, spec.hidden_size),
             scratch=self.scratch,
-            scores=self._take("scores", (threads, max(SPAN * self._longest, _SCORES))),
+            scores=self._take("scores", (threads, max(SPAN * (self._longest + ROWS), _SCORES))),
         )
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT) -> Array:
