@@ -79,7 +79,7 @@ def _fill(name: str, parameter: torch.Tensor, *, tied: bool) -> None:
     if name.endswith("norm.weight"):
         parameter.uniform_(0.5 * stretch, 1.5 * stretch)
     elif parameter.dim() == 1:
-        parameter.normal_(std=0.5)
+        parameter.normal_(std=0.3)
     elif "embed" in name:
         parameter.normal_(std=0.8 * parameter.shape[-1] ** -0.5)
     elif "lm_head" in name:

@@ -24,8 +24,8 @@ class Bound:
 
 
 # Measured with transformers in bfloat16 against itself in float32 on models of 2 and 3 layers (`python -m
-# tests.gpu.mutations --reference`): bfloat16 is off by up to 0.02 on average and 0.07 at most, and the slightest mutant, a
-# last layer without its mixer, by 0.25 on average. 28 layers round more, 0.09 and 0.23.
+# tests.gpu.mutations --reference`): bfloat16 is off by up to 0.024 on average and 0.10 at most, and the slightest mutant, a
+# last layer without its mixer, by 0.26 on average. 28 layers round more, 0.09 and 0.23.
 BOUNDS = {torch.float32: Bound(1e-3, 1e-2), torch.float16: Bound(0.02, 0.08), torch.bfloat16: Bound(0.08, 0.3)}
 DEEP = Bound(0.25, 1.0)
 _SEVERAL = 5  # texts; a single one may well run in circles
@@ -83,7 +83,7 @@ def judge(texts: list[Text], logits: Logits, bound: Bound, by: str) -> None:
     tokens = sum(len(text.output) for text in texts)
     distinct = sum(each.variety for each in found)
     if len(texts) >= _SEVERAL:
-        assert distinct > 0.3 * tokens, (
+        assert distinct > 0.2 * tokens, (
             f"the reference repeats itself ({distinct} different of {tokens}): it tells little"
         )
 

@@ -201,8 +201,10 @@ def test_cuda(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
         stepper = Stepper(decoder, asked)
         stepper.run(chunk)
         for row, prompt in enumerate(asked):
-            error = (stepper.of(row) - reference(model, prompt)).abs().mean().item()
-            assert error < {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}[dtype]
+            truth = reference(model, prompt)
+            error = ((stepper.of(row) - truth).abs().mean() / truth.std(-1).mean()).item()
+            # of the spread of the logits; bfloat16 was 0.022 on a CPU, a last layer without its mixer 0.34
+            assert error < {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
 
 
 def read_by_transformers(path: Path) -> Any:
