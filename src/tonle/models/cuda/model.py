@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from tonle.models.adapters import Adapter
-from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, padded_rank
+from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, PinnedAdapter, padded_rank
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
@@ -100,11 +100,16 @@ class CudaModel:
         self.adapters = AdapterSlots(adapted, num_slots, scratch.rank)
         self._share()
 
+    def prepare_adapter(self, adapter: Adapter) -> PinnedAdapter:
+        """As slots take it: most of the work of loading one, for any thread."""
+        assert self.adapters is not None, "enable_adapters comes first"
+        return self.adapters.pin(adapter)
+
     @torch.inference_mode()
-    def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
+    def set_adapter(self, slot: int, adapter: Adapter | PinnedAdapter | None) -> None:
         """Steps launched from now on compute rows of this slot with this adapter; None: with none."""
         assert self.adapters is not None, "enable_adapters comes first"
-        self.adapters.set(slot, adapter)
+        self.adapters.set(slot, self.prepare_adapter(adapter) if isinstance(adapter, Adapter) else adapter)
 
     def _pieces(self, adapted: bool, tokens: int, of: str) -> Pieces:
         """For so many tokens: `of` "sample" in steps without prompts and for samples, "token" in steps with prompts."""

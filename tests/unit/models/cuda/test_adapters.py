@@ -59,7 +59,7 @@ class Rows:
         machine = cuda_machine(load(tiny_model(family)), CONFIG, adapter_slots=SLOTS, max_rank=8, **options)
         assert machine is not None and isinstance(machine.runner, CudaRunner)
         self.runner = machine.runner
-        self.runner.adapters = adapters  # type: ignore[assignment]
+        self.runner.adapters = {number: self.runner.prepare_adapter(one) for number, one in adapters.items()}  # type: ignore[assignment]
         self.adapters = adapters
         self._tokens: dict[int, list[int]] = {}  # of each row, prompt and answer
         self._logprobs: dict[int, list[float]] = {}
@@ -149,8 +149,8 @@ def test_rows_with_adapters_among_rows_without() -> None:
 
 
 def test_a_slot_is_filled_again_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    staging = AdapterSlots._staging  # what is there before it is filled may be anything
-    monkeypatch.setattr(AdapterSlots, "_staging", lambda self: staging(self).fill_(torch.nan))
+    room = AdapterSlots._room  # what is there before it is filled may be anything
+    monkeypatch.setattr(AdapterSlots, "_room", lambda self: room(self).fill_(torch.nan))
     rows = Rows("qwen2", adapters_of("qwen2"), capture=False)
     first, second, third = prompts_of(9, 6, 12)
     rows.load(1, 1)
