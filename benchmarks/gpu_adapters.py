@@ -1,6 +1,6 @@
 """What adapters cost on one GPU: steps with and without them, and users with eight of them mixed.
 
-    python -m benchmarks.gpu_adapters steps --rows 1,8,16,32,100,256 --profile 1,100   # a minute
+    python -m benchmarks.gpu_adapters steps --rows 1,8,16,32,100,256 --profile 1,100,100+256   # a minute
     python -m benchmarks.gpu_adapters serving                                          # two minutes
     python -m benchmarks.gpu_adapters serving --device cpu --model tiny --users 4      # the benchmark itself, anywhere
 
@@ -18,7 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -84,50 +84,121 @@ def with_adapters(plan: Plan, num_adapters: int) -> Plan:
     return plan
 
 
-def step_times(options: argparse.Namespace) -> None:
-    from benchmarks.gpu_step import kernel_shares, machine, median_ms, plan_of, step_work
+@dataclass(frozen=True)
+class Size:
+    """Of a step: rows that go on, and tokens of a prompt beside them. Written 100, 100+256 or +512."""
 
-    sizes: list[tuple[str, int, int]] = [(f"{rows} rows", rows, 0) for rows in options.rows]
-    sizes += [(f"{max(options.rows)} rows, prompt {tokens}", max(options.rows), tokens) for tokens in options.beside]
-    sizes += [(f"prompt {tokens}", 0, tokens) for tokens in options.prompts]
-    found: dict[str, list[float]] = {label: [] for label, _, _ in sizes}
+    rows: int
+    prompt: int
 
-    def measure(title: str, runner: Any, num_adapters: int) -> None:
-        for label, rows, prompt in sizes:
-            work = step_work(runner, with_adapters(plan_of(rows, options.context, prompt), num_adapters))
-            found[label].append(median_ms(work))
-            if (prompt or rows) in options.profile:
-                print(f"  {title}, {label}: {found[label][-1]:.3f} ms", flush=True)
-                for name, part, launches in kernel_shares(work)[: options.kernels]:
-                    print(f"      {part:7.3f} ms {launches:4d} x {part / max(1, launches) * 1e3:6.2f} us {name[:80]}")
+    @classmethod
+    def of(cls, text: str) -> Size:
+        rows, _, prompt = text.partition("+")
+        return cls(int(rows or 0), int(prompt or 0))
 
-    with torch.inference_mode():
-        for slots in (0, options.adapters):
-            began = time.perf_counter()
-            runner = machine(options.model, max(options.rows) + 1, 4096, adapter_slots=slots)
-            print(f"{slots} slots: ready after {time.perf_counter() - began:.1f} s, {runner._graphs.num_graphs} graphs in "
+    def __str__(self) -> str:
+        rows = f"{self.rows} rows" if self.rows else ""
+        return ", ".join(filter(None, (rows, f"prompt {self.prompt}" if self.prompt else "")))
+
+
+def set_variant(words: str) -> dict[Any, dict[str, Any]]:
+    """ "GATE_BLOCK=32 GATE_WARPS=1": constants of the modules that adapters use. Returns what to set back."""
+    from tonle.engine.run import packing
+    from tonle.models.cuda import batch, lora, model, slot_tiling
+
+    before: dict[Any, dict[str, Any]] = {}
+    for word in words.split():
+        name, value = word.split("=")
+        holders = [module for module in (lora, slot_tiling, batch, model, packing) if hasattr(module, name)]
+        if not holders:
+            raise SystemExit(f"no constant {name}: see the first lines of models/cuda/lora.py and slot_tiling.py")
+        for module in holders:
+            before.setdefault(module, {})[name] = getattr(module, name)
+            setattr(module, name, int(value))
+    return before
+
+
+def narrow_ladders(sizes: list[Size], most: int) -> None:
+    """Capture only the graphs that these steps use: a variant is ready in seconds."""
+    from tonle.engine.run import graphs
+
+    def used(ladder: tuple[int, ...], wanted: list[int]) -> tuple[int, ...]:
+        return tuple(sorted({min((rung for rung in ladder if rung >= count), default=ladder[-1]) for count in wanted}))
+
+    graphs._DECODE = (*used(graphs._DECODE, [size.rows for size in sizes if not size.prompt]), most)
+    mixed = [size for size in sizes if size.prompt]
+    graphs._MIXED = used(graphs._MIXED, [size.rows + size.prompt for size in mixed])
+    graphs._HEAD = (*used(graphs._HEAD, [size.rows + 1 for size in mixed]), most)
+
+
+class StepTimes:
+    """Steps of all sizes, with and without adapters, in a machine that is made for them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self.sizes = [Size(rows, 0) for rows in options.rows]
+        self.sizes += [Size(options.mixed_rows, tokens) for tokens in options.beside]
+        self.sizes += [Size(0, tokens) for tokens in options.prompts]
+        self._max_rows = max(options.rows) + 1
+        if options.variants:
+            narrow_ladders(self.sizes, self._max_rows)
+
+    def measure(self, title: str, slots: int, cases: list[int]) -> list[list[float]]:
+        """Milliseconds of all sizes, for each number of adapters in `cases`."""
+        from benchmarks.gpu_step import machine
+
+        began = time.perf_counter()
+        with torch.inference_mode():
+            runner = machine(self._options.model, self._max_rows, 4096, adapter_slots=slots)
+            print(f"{title}: ready after {time.perf_counter() - began:.1f} s, {runner._graphs.num_graphs} graphs in "
                   f"{runner._graphs.capture_s:.1f} s", flush=True)  # fmt: skip
-            if slots == 0:
-                measure("no slots", runner, 0)
-            else:
-                load_slots(runner, options)
-                measure("base", runner, 0)
-                measure("adapted", runner, slots)
-            del runner
-            gc.collect()
-            torch.cuda.empty_cache()
+            if slots:
+                load_slots(runner, self._options)
+            found = [[self._time(title, runner, size, num) for size in self.sizes] for num in cases]
+        del runner
+        gc.collect()
+        torch.cuda.empty_cache()
+        return found
+
+    def _time(self, title: str, runner: Any, size: Size, num_adapters: int) -> float:
+        from benchmarks.gpu_step import kernel_shares, median_ms, plan_of, step_work
+
+        work = step_work(runner, with_adapters(plan_of(size.rows, self._options.context, size.prompt), num_adapters))
+        ms = median_ms(work)
+        if size in self._options.profile and bool(num_adapters) == bool(runner._net.adapters):
+            print(f"  {title}, {num_adapters} adapters, {size}: {ms:.3f} ms", flush=True)
+            for name, part, launches in kernel_shares(work)[: self._options.kernels]:
+                print(f"      {part:7.3f} ms {launches:4d} x {part / max(1, launches) * 1e3:6.2f} us {name[:60]}")
+        return ms
+
+
+def step_times(options: argparse.Namespace) -> None:
+    steps = StepTimes(options)
+    plain = steps.measure("no slots", 0, [0])[0]
+    base, adapted = steps.measure(f"{options.adapters} slots", options.adapters, [0, options.adapters])
     print(f"\n{options.model}, rank {options.rank}, {options.context} tokens of context, ms:")
     print(f"{'':28}{'no slots':>10}{'slots, base':>12}{'ratio':>8}{f'{options.adapters} adapters':>12}{'ratio':>8}")
-    for label, (plain, base, adapted) in found.items():
+    for size, none, with_slots, ours in zip(steps.sizes, plain, base, adapted, strict=True):
         print(
-            f"{label:28}{plain:10.3f}{base:12.3f}{base / plain:8.3f}{adapted:12.3f}{adapted / plain:8.3f}", flush=True
+            f"{size!s:28}{none:10.3f}{with_slots:12.3f}{with_slots / none:8.3f}{ours:12.3f}{ours / none:8.3f}",
+            flush=True,
         )
+    for words in filter(None, map(str.strip, options.variants.split(";"))):
+        before = set_variant(words)
+        found = steps.measure(words, options.adapters, [options.adapters])[0]
+        print(f"{words}:\n  " + "; ".join(
+            f"{size} {ms:.3f} ({ms / none:.3f})" for size, ms, none in zip(steps.sizes, found, plain, strict=True)
+        ), flush=True)  # fmt: skip
+        for module, values in before.items():
+            for name, value in values.items():
+                setattr(module, name, value)
 
 
 def load_slots(runner: Any, options: argparse.Namespace) -> None:
     """A random adapter in each slot, and how long one takes."""
-    spec = spec_of(options.model)
-    adapter = Adapter("", parts_of(spec, options.rank, 0))
+    began = time.perf_counter()
+    adapter = runner.prepare_adapter(Adapter("", parts_of(spec_of(options.model), options.rank, 0)))
+    prepared = time.perf_counter() - began
     times = []
     for slot in range(options.adapters):
         torch.cuda.synchronize()
@@ -136,8 +207,9 @@ def load_slots(runner: Any, options: argparse.Namespace) -> None:
         launched = time.perf_counter() - began
         torch.cuda.synchronize()
         times.append((launched * 1e3, (time.perf_counter() - began) * 1e3))
-    print(f"  an adapter of {adapter.num_bytes / 1e6:.0f} MB into its slot: {median(t for t, _ in times):.1f} ms on the host, "
-          f"{median(t for _, t in times):.1f} ms until it is there (the first: {times[0][1]:.1f})", flush=True)  # fmt: skip
+    print(f"  an adapter of {adapter.num_bytes / 1e6:.0f} MB: made and pinned in {prepared * 1e3:.1f} ms; into its slot: "
+          f"{median(t for t, _ in times):.2f} ms on the host, {median(t for _, t in times):.2f} ms until it is there (the "
+          f"first: {times[0][1]:.1f})", flush=True)  # fmt: skip
 
 
 # -- serving
@@ -206,6 +278,10 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
 
+def sizes(text: str) -> list[Size]:
+    return [Size.of(size) for size in text.split(",") if size]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("what", choices=["steps", "serving"])
@@ -213,10 +289,14 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=numbers, default=[1, 8, 16, 32, 100, 256])
-    parser.add_argument("--beside", type=numbers, default=[256], help="prompt tokens beside the most rows")
+    parser.add_argument("--beside", type=numbers, default=[256], help="tokens of prompts beside rows")
     parser.add_argument("--prompts", type=numbers, default=[512, 2048], help="prompts alone")
     parser.add_argument("--context", type=int, default=400)
-    parser.add_argument("--profile", type=numbers, default=[], help="rows or prompts whose kernels are listed")
+    parser.add_argument("--mixed-rows", type=int, default=100, help="rows beside those prompts")
+    parser.add_argument("--profile", type=sizes, default=[], help="steps whose kernels are listed: 100,100+256,+512")
+    parser.add_argument(
+        "--variants", default="", help='also with other constants: "GATE_BLOCK=32 GATE_WARPS=1; NORM_WARPS=16"'
+    )
     parser.add_argument("--kernels", type=int, default=14, help="so many of them")
     parser.add_argument("--users", type=int, default=100)
     parser.add_argument("--requests", type=int, default=8, help="of each user")

@@ -54,7 +54,9 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
     kv, context_length, runner = machine.kv, machine.context_length, machine.runner
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
-    adapters = open_adapters(given, config, spec, mailbox.publish) if config.uses_adapters else None
+    adapters = None
+    if config.uses_adapters:
+        adapters = open_adapters(given, config, spec, runner.prepare_adapter, mailbox.publish)
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     targets = _targets(config)
     # Of one prompt in a step: where no cap is set, a controller may give it all.

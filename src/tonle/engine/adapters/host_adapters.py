@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tonle.engine.adapters.reader_thread import Finished, ReaderThread
-from tonle.models.adapters.adapter import Adapter
+from tonle.models.adapters.adapter import HeldAdapter
 
 GRACE_S = 30.0  # for requests that were on their way when their adapter was unloaded or replaced
 
@@ -32,7 +32,7 @@ class HostAdapters:
         self._reader = reader
         self._max_in_memory = max_in_memory
         self._known: dict[int, _Known] = {}
-        self._in_memory: OrderedDict[int, Adapter] = OrderedDict()  # used last comes last
+        self._in_memory: OrderedDict[int, HeldAdapter] = OrderedDict()  # used last comes last
         self._wanted: set[int] = set()  # on their way to the device: they stay
         self._reading: set[int] = set()
         self._retired: set[int] = set()
@@ -42,7 +42,7 @@ class HostAdapters:
     def num_in_memory(self) -> int:
         return len(self._in_memory)
 
-    def add(self, name: str, path: str, adapter: Adapter) -> int:
+    def add(self, name: str, path: str, adapter: HeldAdapter) -> int:
         """Its number from now on."""
         self._last_id += 1
         self._known[self._last_id] = _Known(name, path, adapter.digest)
@@ -93,7 +93,7 @@ class HostAdapters:
 
     # -- for the runner
 
-    def get(self, adapter: int) -> Adapter:
+    def get(self, adapter: int) -> HeldAdapter:
         """To load it into a slot."""
         self._wanted.discard(adapter)
         self._in_memory.move_to_end(adapter)
@@ -118,7 +118,7 @@ class HostAdapters:
         self._keep(number, adapter)
         return None
 
-    def _keep(self, number: int, adapter: Adapter) -> None:
+    def _keep(self, number: int, adapter: HeldAdapter) -> None:
         self._in_memory[number] = adapter
         free = [n for n in self._in_memory if n not in self._wanted and n != number]  # unused for longest first
         unused = [n for n in free if not self.is_used(n)]

@@ -15,7 +15,7 @@ from tonle.engine.adapters.host_adapters import HostAdapters
 from tonle.engine.adapters.reader_thread import Finished, Read, ReaderThread
 from tonle.engine.messages import AdapterInfo, AdapterReply, Adapters, LoadAdapter, ToFront, UnloadAdapter
 from tonle.errors import CallerError
-from tonle.models.adapters.adapter import Adapter
+from tonle.models.adapters.adapter import HeldAdapter
 
 log = logging.getLogger("tonle.engine")
 
@@ -37,7 +37,7 @@ class LoadedAdapters:
     def is_reading(self) -> bool:
         return self._reader.is_busy
 
-    def add(self, name: str, path: str, adapter: Adapter) -> None:
+    def add(self, name: str, path: str, adapter: HeldAdapter) -> None:
         """`adapter` was read from `path`, which is absolute, and has this name from now on."""
         before = self._infos.get(name)
         if before is not None and before.digest == adapter.digest:

@@ -11,7 +11,7 @@ from tonle.config.engine import MAX_LORA_RANK, EngineConfig
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.messages import ToFront
 from tonle.errors import ConfigError, ModelError
-from tonle.models.adapters.adapter import Adapter
+from tonle.models.adapters.adapter import Adapter, HeldAdapter
 from tonle.models.adapters.read_adapter import read_adapter
 from tonle.models.spec import ModelSpec
 
@@ -34,16 +34,20 @@ def read_given(config: EngineConfig, spec: ModelSpec) -> tuple[dict[str, Adapter
 
 
 def open_adapters(
-    given: dict[str, Adapter], config: EngineConfig, spec: ModelSpec, publish: Callable[[ToFront], None]
+    given: dict[str, Adapter],
+    config: EngineConfig,
+    spec: ModelSpec,
+    prepare: Callable[[Adapter], HeldAdapter],
+    publish: Callable[[ToFront], None],
 ) -> LoadedAdapters:
-    """`given` are those of `config.lora`."""
+    """`given` are those of `config.lora`; `prepare` gives them the form that the runner takes."""
 
-    def read(path: str) -> Adapter:
-        return read_adapter(Path(path), spec, max_rank=config.max_lora_rank)
+    def read(path: str) -> HeldAdapter:
+        return prepare(read_adapter(Path(path), spec, max_rank=config.max_lora_rank))
 
     loaded = LoadedAdapters(read, max_in_memory=max(config.max_cpu_loras, config.max_loras), publish=publish)
     for name, adapter in given.items():
-        loaded.add(name, config.lora[name], adapter)
+        loaded.add(name, config.lora[name], prepare(adapter))
     return loaded
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from tonle.engine.messages import LoadAdapter
 from tonle.errors import CallerError, InternalError, TonleError
-from tonle.models.adapters.adapter import Adapter
+from tonle.models.adapters.adapter import HeldAdapter
 
 log = logging.getLogger("tonle.engine")
 
-Read = Callable[[str], Adapter]  # the adapter at a path; raises `ModelError`
+Read = Callable[[str], HeldAdapter]  # the adapter at a path; raises `ModelError`
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Finished:
     """`wanted_by`: the message that asked for it, or the number of an adapter that is read again."""
 
     wanted_by: LoadAdapter | int
-    adapter: Adapter | None
+    adapter: HeldAdapter | None
     error: TonleError | None = None
 
 

@@ -20,6 +20,7 @@ from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.runner import LaunchedStep, Runner
 from tonle.engine.run.settings import RowSampling
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
+from tonle.models.adapters import Adapter, HeldAdapter
 from tonle.models.cuda.model import CudaModel
 
 # Prompt tokens described at a time. Their logits take 10 bytes per entry of the vocabulary: 195 MB of 152,000 entries, which
@@ -56,6 +57,9 @@ class CudaRunner(Runner):
         if self._cuda:
             self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call]
         self._turn = 0
+
+    def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
+        return self._net.prepare_adapter(adapter)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> LaunchedCudaStep:

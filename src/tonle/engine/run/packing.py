@@ -14,7 +14,7 @@ import numpy as np
 from tonle.engine.plan import Join, Plan
 from tonle.models.cuda.batch import TILE_TOKENS, Count, Sizes, StepBuffer
 from tonle.models.cuda.decode_tiling import stretch_tokens
-from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, cut_by_slot
+from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, fill_slot_tiles
 
 RING = 4  # buffers: a step's is written while those of earlier ones may still be on their way to the device
 
@@ -96,17 +96,16 @@ class Packer:
         counts[Count.TILES] = 0
         packed = PackedStep(buffer, buffer.updates_at + 2 * num_updates, count, None, None)
         if self._any_adapter and (slots := self.adapter_slots[rows[:count]]).max() >= 0:
-            counts[Count.SAMPLE_TILES] = self._cut_by_slot(buffer, "sample", slots, DECODE_WIDTH)
+            self._cut_by_slot(buffer, "sample", slots, DECODE_WIDTH)
             packed.adapted = True
         return packed
 
-    def _cut_by_slot(self, buffer: StepBuffer, of: str, slots: np.ndarray, width: int) -> int:
-        """Sort and tile tokens by the slots (n,) of their adapters. Returns how many tiles."""
-        order, tiles = cut_by_slot(slots, self._sizes.adapter_slots, width)
-        buffer.host(f"{of}_slots")[: len(slots)] = slots
-        buffer.host(f"{of}_order")[: len(slots)] = order
-        buffer.host(f"{of}_slot_tiles")[: tiles.size] = tiles.ravel()
-        return len(tiles)
+    def _cut_by_slot(self, buffer: StepBuffer, of: str, slots: np.ndarray, width: int) -> None:
+        """Tile tokens by the slots (n,) of their adapters. Whatever a graph reads past the last token has none."""
+        own = buffer.host(f"{of}_slots")
+        own[: len(slots)] = slots
+        own[len(slots) :] = -1
+        fill_slot_tiles(buffer.host(f"{of}_slot_tiles").reshape(-1, 1 + width), slots, self._sizes.adapter_slots)
 
     def _cut(self, buffer: StepBuffer, contexts: np.ndarray) -> None:
         """Cut the contexts (n,) of decoding rows into stretches."""
@@ -158,8 +157,8 @@ class Packer:
             begins=[begins_of[i] for i in range(count)],
         )  # fmt: skip
         if self._any_adapter and (adapters := self.adapter_slots[rows]).max() >= 0:
-            counts[Count.SAMPLE_TILES] = self._cut_by_slot(buffer, "sample", adapters[sampling], DECODE_WIDTH)
-            counts[Count.TOKEN_TILES] = self._cut_by_slot(buffer, "token", adapters[row_of], MIXED_WIDTH)
+            self._cut_by_slot(buffer, "sample", adapters[sampling], DECODE_WIDTH)
+            self._cut_by_slot(buffer, "token", adapters[row_of], MIXED_WIDTH)
             packed.adapted, packed.size = True, len(buffer.numpy)
         return packed
 

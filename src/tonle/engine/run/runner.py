@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from tonle.engine.plan import Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
-from tonle.models.adapters.adapter import Adapter
+from tonle.models.adapters.adapter import Adapter, HeldAdapter
 from tonle.models.inputs import KVCache, StepInputs
 
 
@@ -20,13 +20,13 @@ class ForwardModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
-    def set_adapter(self, slot: int, adapter: Adapter | None) -> None: ...
+    def set_adapter(self, slot: int, adapter: Any) -> None: ...  # as `Runner.prepare_adapter` gives it
 
 
 class AdaptersByNumber(Protocol):
     """Where the runner finds the adapters that plans name."""
 
-    def get(self, adapter: int) -> Adapter: ...
+    def get(self, adapter: int) -> Any: ...  # as `Runner.prepare_adapter` gives it
 
 
 @dataclass(slots=True)
@@ -56,6 +56,10 @@ class Runner:
         self._sampler = sampler
         self._rows = rows
         self._prompts: dict[int, tuple[list[int], int]] = {}  # rows that want prompt log-probabilities: prompt, top
+
+    def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
+        """In the form that goes into a slot quickly; called from the thread that reads adapters."""
+        return adapter
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> LaunchedStep:

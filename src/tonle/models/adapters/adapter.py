@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -49,6 +50,17 @@ class Adapter:
     @property
     def num_bytes(self) -> int:
         return sum(part.a.nbytes + part.b.nbytes for part in self.parts.values())
+
+
+class HeldAdapter(Protocol):
+    """An adapter in the host's memory in the form its backend takes: `Adapter` itself, or what the backend made of it."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
 
 
 def digest_of(parts: Mapping[tuple[int, str], AdapterPart]) -> str:

@@ -1,12 +1,13 @@
 """The weights of adapters on the device: for each matrix, A of all slots below its own rows, and B of all slots beside it.
 
-Does: lay them out once, and fill a slot. Does not: multiply (`pieces.py`) or know which slot has which adapter. Ranks are padded
-with zeros to a power of two, 16 at least, which tensor cores need; what an adapter does not change has zeros in its slot.
+Does: lay them out once, prepare an adapter for a slot, and fill one. Does not: multiply (`pieces.py`) or know which slot has
+which adapter. Ranks are padded with zeros to a power of two, 16 at least, which tensor cores need; what an adapter does not
+change has zeros in its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -45,19 +46,9 @@ class AdaptedMatrix:
         self.b = weight.new_zeros(num_slots, outputs, rank)
         self.one_row: OneRowAdapter | None = None  # how the product of a single row takes part; `AdaptedLayer` sets it
 
-    @property
-    def slot_numbers(self) -> int:
-        """Of one slot, A and B."""
-        return self.a[0].numel() + self.b[0].numel()
-
-    def clear(self, slot: int) -> None:
-        self.a[slot].zero_()
-        self.b[slot].zero_()
-
-    def fill(self, slot: int, parts: list[AdapterPart | None], staging: torch.Tensor) -> None:
-        """Through `staging` (slot_numbers,) on the host, pinned so that nothing waits for the copies."""
-        a = staging[: self.a[slot].numel()].view_as(self.a[slot])
-        b = staging[self.a[slot].numel() :].view_as(self.b[slot])
+    def lay_out(self, parts: list[AdapterPart | None], a: torch.Tensor, b: torch.Tensor) -> None:
+        """Fill `a` and `b`, flat and as large as A and B of one slot, with an adapter's parts of each module."""
+        a, b = a.view_as(self.a[0]), b.view_as(self.b[0])
         for part, own_a, own_b in zip(parts, a.chunk(len(self.parts)), b.split_with_sizes(self.parts), strict=True):
             used = 0 if part is None else part.rank
             if part is not None:
@@ -65,8 +56,6 @@ class AdaptedMatrix:
                 own_b[:, :used].copy_(part.b)
             own_a[used:].zero_()
             own_b[:, used:].zero_()
-        self.a[slot].copy_(a, non_blocking=True)
-        self.b[slot].copy_(b, non_blocking=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +82,19 @@ class AdaptedLayer:
         return self.qkv, self.o, self.gate_up, self.down
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedAdapter:
+    """An adapter as slots hold it: A and B of each matrix in turn, in pinned memory, so that nothing waits for the copies."""
+
+    digest: str
+    rank: int
+    numbers: torch.Tensor  # (numbers of a slot,)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numbers.nbytes
+
+
 class AdapterSlots:
     """All layers' adapters, by slot."""
 
@@ -100,34 +102,43 @@ class AdapterSlots:
         self.num_slots = num_slots
         self.rank = rank
         self.layers = layers
-        self._pinned = layers[0].qkv.b.is_cuda
-        self._staging()  # the first time takes long; from then on torch has this memory at hand
+        self._matrices = [(index, matrix) for index, layer in enumerate(layers) for matrix in layer.matrices]
+        # Of each slot, A and B of each matrix, flat.
+        self._places = [
+            [tensor[slot].view(-1) for _, matrix in self._matrices for tensor in (matrix.a, matrix.b)]
+            for slot in range(num_slots)
+        ]
+        self._sizes = [place.numel() for place in self._places[0]]
 
     @property
     def num_bytes(self) -> int:
         """On the device, without buffers."""
-        return sum(matrix.slot_numbers * matrix.b.element_size() * self.num_slots for _, matrix in self._matrices())
+        return sum(self._sizes) * self.num_slots * self._places[0][0].element_size()
 
-    def _staging(self) -> torch.Tensor:
-        """Room for one adapter on the host. torch does not give it out again before the copies from it have ended."""
-        numbers = sum(matrix.slot_numbers for _, matrix in self._matrices())
-        return torch.empty(numbers, dtype=self.layers[0].qkv.b.dtype, pin_memory=self._pinned)
+    def pin(self, adapter: Adapter) -> PinnedAdapter:
+        """Takes tens of milliseconds, and may be called from any thread."""
+        assert adapter.rank <= self.rank, f"rank {adapter.rank} in slots of rank {self.rank}"
+        numbers = self._room()
+        pieces = numbers.split_with_sizes(self._sizes)
+        for (index, matrix), a, b in zip(self._matrices, pieces[::2], pieces[1::2], strict=True):
+            matrix.lay_out([adapter.parts.get((index, module)) for module in matrix.modules], a, b)
+        return PinnedAdapter(adapter.digest, adapter.rank, numbers)
 
-    def _matrices(self) -> Iterator[tuple[int, AdaptedMatrix]]:
-        for index, layer in enumerate(self.layers):
-            for matrix in layer.matrices:
-                yield index, matrix
-
-    def set(self, slot: int, adapter: Adapter | None) -> None:
+    def set(self, slot: int, adapter: PinnedAdapter | None) -> None:
         """Steps launched from now on compute rows of this slot with this adapter; those launched before do not notice."""
         if adapter is None:
-            for _, matrix in self._matrices():
-                matrix.clear(slot)
+            for place in self._places[slot]:
+                place.zero_()
             return
-        assert adapter.rank <= self.rank, f"rank {adapter.rank} in slots of rank {self.rank}"
-        pieces = self._staging().split_with_sizes([matrix.slot_numbers for _, matrix in self._matrices()])
-        for (index, matrix), staging in zip(self._matrices(), pieces, strict=True):
-            matrix.fill(slot, [adapter.parts.get((index, module)) for module in matrix.modules], staging)
+        # Dropped meanwhile, its memory is not given out again before the copies have ended: torch sees to that.
+        for place, numbers in zip(self._places[slot], adapter.numbers.split_with_sizes(self._sizes), strict=True):
+            place.copy_(numbers, non_blocking=True)
+
+    def _room(self) -> torch.Tensor:
+        """For one adapter, on the host."""
+        like = self._places[0][0]
+        with torch.cuda.device(like.device) if like.is_cuda else nullcontext():
+            return torch.empty(sum(self._sizes), dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 def modules_of(layer: Layer) -> dict[str, tuple[str, ...]]:

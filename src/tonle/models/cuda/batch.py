@@ -28,8 +28,6 @@ class Count(IntEnum):
     UPDATES = 5  # new entries of block tables
     TILES = 6  # pieces of at most `TILE_TOKENS` queries of one row, for prefill attention
     ITEMS = 7  # stretches of decoding rows' contexts, for decode attention
-    SAMPLE_TILES = 8  # samples of one adapter, at most `DECODE_WIDTH`
-    TOKEN_TILES = 9  # tokens of one adapter, at most `MIXED_WIDTH`
 
 
 TILE_TOKENS = 64  # queries one program of prefill attention handles
@@ -67,8 +65,7 @@ class StepBuffer:
             "item_rows": sizes.max_items,  # entry of the step each stretch of context belongs to
             # Of steps with adapters: `SlotTiles` of the samples, which are all tokens of a pure decode step.
             "sample_slots": adapted_rows,
-            "sample_order": adapted_rows,
-            "sample_slot_tiles": 3 * max_slot_tiles(adapted_rows, adapters, DECODE_WIDTH),
+            "sample_slot_tiles": (1 + DECODE_WIDTH) * max_slot_tiles(adapted_rows, adapters, DECODE_WIDTH),
             "updates": 2 * updates,  # pairs: row * table width + place, block
             "sample_indices": rows,  # tokens of a mixed step whose logits are wanted; a pure decode step does not send it
             "row_begins": rows,  # the row's first token among the step's
@@ -80,8 +77,7 @@ class StepBuffer:
             "slots": tokens,  # block * block_size + offset
             # Of mixed steps with adapters: `SlotTiles` of all tokens.
             "token_slots": adapted_tokens,
-            "token_order": adapted_tokens,
-            "token_slot_tiles": 3 * max_slot_tiles(adapted_tokens, adapters, MIXED_WIDTH),
+            "token_slot_tiles": (1 + MIXED_WIDTH) * max_slot_tiles(adapted_tokens, adapters, MIXED_WIDTH),
         }
         offsets = {}
         total = 0

@@ -38,6 +38,19 @@ def follow(PDL: tl.constexpr):
         tl_cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def read(x, PDL: tl.constexpr):
+    """x as it is, a tensor just read: reads that stand before this are under way before x is waited for.
+
+    Without this triton may move x among threads, behind a barrier, before it begins the next read: twice the latency.
+    """
+    if PDL:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False,
+                                         pack=32 // x.dtype.primitive_bitwidth)  # fmt: skip
+    else:
+        return x
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """`kernel[grid](*arguments, **options)`, with the kernel's own flag PDL, and the launcher's where it knows one."""
     if dependent_launch_available():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from tonle.models.adapters import Adapter
-from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, padded_rank
+from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, PinnedAdapter, padded_rank
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
@@ -100,25 +100,26 @@ class CudaModel:
         self.adapters = AdapterSlots(adapted, num_slots, scratch.rank)
         self._share()
 
+    def prepare_adapter(self, adapter: Adapter) -> PinnedAdapter:
+        """As slots take it: most of the work of loading one, for any thread."""
+        assert self.adapters is not None, "enable_adapters comes first"
+        return self.adapters.pin(adapter)
+
     @torch.inference_mode()
-    def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
+    def set_adapter(self, slot: int, adapter: Adapter | PinnedAdapter | None) -> None:
         """Steps launched from now on compute rows of this slot with this adapter; None: with none."""
         assert self.adapters is not None, "enable_adapters comes first"
-        self.adapters.set(slot, adapter)
+        self.adapters.set(slot, self.prepare_adapter(adapter) if isinstance(adapter, Adapter) else adapter)
 
     def _pieces(self, adapted: bool, tokens: int, of: str) -> Pieces:
         """For so many tokens: `of` "sample" in steps without prompts and for samples, "token" in steps with prompts."""
         if not adapted or tokens == 1:
             return BasePieces(self._buffers, adapted=adapted)
-        counts, num_slots = self.batch["counts"], self.sizes.adapter_slots
-        count, tiles, width = (
-            (Count.SAMPLES, Count.SAMPLE_TILES, DECODE_WIDTH) if of == "sample"
-            else (Count.TOKENS, Count.TOKEN_TILES, MIXED_WIDTH)
-        )  # fmt: skip
-        return AdaptedPieces(self._buffers, SlotTiles(
-            counts[count:], counts[tiles:], self.batch[f"{of}_slots"], self.batch[f"{of}_order"],
-            self.batch[f"{of}_slot_tiles"], width, max_slot_tiles(tokens, num_slots, width),
-        ))  # fmt: skip
+        width = DECODE_WIDTH if of == "sample" else MIXED_WIDTH
+        most = max_slot_tiles(tokens, self.sizes.adapter_slots, width)
+        return AdaptedPieces(
+            self._buffers, SlotTiles(self.batch[f"{of}_slots"], self.batch[f"{of}_slot_tiles"], width, most)
+        )
 
     # -- compiling
 
@@ -205,12 +206,11 @@ class CudaModel:
 
     def _tiles_of_one(self, tokens: int, slot: int) -> SlotTiles:
         """So many tokens of one slot."""
-        order = torch.arange(tokens, dtype=torch.int32, device=self.logits.device)
-        firsts = order[::DECODE_WIDTH]
-        sizes = (tokens - firsts).clamp(max=DECODE_WIDTH)
-        tiles = torch.stack((firsts, sizes, torch.full_like(firsts, slot)), dim=1).flatten()
-        counts = [torch.full_like(order[:1], count) for count in (tokens, len(firsts))]
-        return SlotTiles(counts[0], counts[1], torch.full_like(order, slot), order, tiles, DECODE_WIDTH, len(firsts))
+        most = max_slot_tiles(tokens, 0, DECODE_WIDTH)
+        order = torch.arange(most * DECODE_WIDTH, dtype=torch.int32, device=self.logits.device)
+        tiles = order.new_full((most, 1 + DECODE_WIDTH), slot)
+        tiles[:, 1:] = torch.where(order < tokens, order, -1).view(most, DECODE_WIDTH)
+        return SlotTiles(order.new_full((tokens,), slot), tiles.flatten(), DECODE_WIDTH, most)
 
     # -- their parts
 

@@ -17,17 +17,21 @@ def max_slot_tiles(tokens: int, num_slots: int, width: int) -> int:
     return (tokens + groups * (width - 1)) // width
 
 
-def cut_by_slot(slots: np.ndarray, num_slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of tokens with these slots (T,): all tokens, those of one slot together (T,); tiles (n, 3): first place, how many, slot."""
+def fill_slot_tiles(tiles: np.ndarray, slots: np.ndarray, num_slots: int) -> int:
+    """Cut tokens with these slots (T,) into tiles (most, 1 + width): each tile's slot, then its tokens, -1 past the last.
+
+    Returns how many tiles there are; those that follow have slot -1 and no tokens.
+    """
+    width = tiles.shape[1] - 1
     groups = slots.astype(np.int16) + 1
-    tokens = groups.argsort(kind="stable")  # of 16 bits: a radix sort
+    tokens = groups.argsort(kind="stable")  # those of one slot together; of 16 bits: a radix sort
     sizes = np.bincount(groups, minlength=num_slots + 1)
     per_group = -(-sizes // width)
+    first_tiles = per_group.cumsum() - per_group
     num_tiles = int(per_group.sum())
-    group_of = np.repeat(np.arange(len(sizes)), per_group)  # (n,)
-    nth = np.arange(num_tiles) - (per_group.cumsum() - per_group)[group_of]  # of its group
-    tiles = np.empty((num_tiles, 3), dtype=np.int32)
-    tiles[:, 0] = (sizes.cumsum() - sizes)[group_of] + nth * width
-    tiles[:, 1] = np.minimum(sizes[group_of] - nth * width, width)
-    tiles[:, 2] = group_of - 1
-    return tokens, tiles
+    tiles.fill(-1)
+    tiles[:num_tiles, 0] = np.repeat(np.arange(-1, len(sizes) - 1), per_group)
+    group_of = groups[tokens]
+    nth = np.arange(len(tokens)) - (sizes.cumsum() - sizes)[group_of]  # of its group
+    tiles[first_tiles[group_of] + nth // width, 1 + nth % width] = tokens
+    return num_tiles

@@ -59,7 +59,7 @@ class Rows:
         machine = cuda_machine(load(tiny_model(family)), CONFIG, adapter_slots=SLOTS, max_rank=8, **options)
         assert machine is not None and isinstance(machine.runner, CudaRunner)
         self.runner = machine.runner
-        self.runner.adapters = adapters  # type: ignore[assignment]
+        self.runner.adapters = {number: self.runner.prepare_adapter(one) for number, one in adapters.items()}  # type: ignore[assignment]
         self.adapters = adapters
         self._tokens: dict[int, list[int]] = {}  # of each row, prompt and answer
         self._logprobs: dict[int, list[float]] = {}
@@ -149,8 +149,8 @@ def test_rows_with_adapters_among_rows_without() -> None:
 
 
 def test_a_slot_is_filled_again_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    staging = AdapterSlots._staging  # what is there before it is filled may be anything
-    monkeypatch.setattr(AdapterSlots, "_staging", lambda self: staging(self).fill_(torch.nan))
+    room = AdapterSlots._room  # what is there before it is filled may be anything
+    monkeypatch.setattr(AdapterSlots, "_room", lambda self: room(self).fill_(torch.nan))
     rows = Rows("qwen2", adapters_of("qwen2"), capture=False)
     first, second, third = prompts_of(9, 6, 12)
     rows.load(1, 1)
@@ -176,7 +176,7 @@ def test_a_slot_is_filled_again_between_two_steps(monkeypatch: pytest.MonkeyPatc
 def test_padded_as_graphs_pad_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph would replay is run instead, at the size it would have been captured with; long residuals by tiles."""
     monkeypatch.setattr(graphs, "_captured", lambda work, pool: SimpleNamespace(replay=work))
-    monkeypatch.setattr(lora, "_FEW_NUMBERS", 4 * 16)  # more than four tokens are many
+    monkeypatch.setattr(lora, "FEW_NUMBERS", 4 * 16)  # more than four tokens are many
     for name in ("graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     rows = Rows("llama", adapters_of("llama"))

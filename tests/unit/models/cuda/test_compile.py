@@ -90,7 +90,7 @@ def test_every_kernel_is_compiled(
 def test_every_kernel_of_adapters_is_compiled(
     layers: int, max_rows: int, launched: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora, "_FEW_NUMBERS", 24 * 16)  # more than 24 tokens are many
+    monkeypatch.setattr(lora, "FEW_NUMBERS", 24 * 16)  # more than 24 tokens are many
     steps = model(2, layers, max_rows, tmp_path, monkeypatch, adapter_slots=3)
     steps.compile()
     compiled = set(launched)

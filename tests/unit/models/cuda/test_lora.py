@@ -9,8 +9,9 @@ from torch.nn.functional import rms_norm, silu
 
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
+from tonle.models.cuda import lora
 from tonle.models.cuda.lora import SlotTiles, expand, gate_expand, residual_norm
-from tonle.models.cuda.slot_tiling import cut_by_slot, max_slot_tiles
+from tonle.models.cuda.slot_tiling import fill_slot_tiles, max_slot_tiles
 
 NUM_SLOTS = 3
 PADDING = 2  # rows of buffers past the last token, as in a graph made for more
@@ -26,14 +27,11 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def tiles_of(slots: list[int], width: int = 16) -> SlotTiles:
-    tokens, tiles = cut_by_slot(np.array(slots), NUM_SLOTS, width)
     most = max_slot_tiles(len(slots) + PADDING, NUM_SLOTS, width)
-    assert len(tiles) <= most
-    room = np.full((most, 3), 99, dtype=np.int32)  # what lies past the last tile is never looked at
-    room[: len(tiles)] = tiles
-    as_tensor = [torch.tensor(x, dtype=torch.int32) for x in (len(slots), len(tiles), slots, tokens)]
-    return SlotTiles(as_tensor[0], as_tensor[1], torch.cat((as_tensor[2], torch.full((PADDING,), 99))).int(),
-                     as_tensor[3], torch.from_numpy(room).flatten(), width, most)  # fmt: skip
+    tiles = np.full((most, 1 + width), 99, dtype=np.int32)
+    assert fill_slot_tiles(tiles, np.array(slots), NUM_SLOTS) <= most
+    padded = torch.tensor([*slots, *[-1] * PADDING], dtype=torch.int32)
+    return SlotTiles(padded, torch.from_numpy(tiles).flatten(), width, most)
 
 
 def wide_of(tokens: int, parts: tuple[int, ...], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,17 +86,19 @@ def test_gate_expand(slots: list[int], rank: int, width: int) -> None:
 
 @each_step
 @each_rank
-@pytest.mark.parametrize("outputs", [48, 1100])  # one chunk; several, the last not full, some of them not read ahead
-def test_residual_norm(slots: list[int], rank: int, outputs: int) -> None:
+@pytest.mark.parametrize("outputs", [48, 1100])
+@pytest.mark.parametrize("chunk", [256 * 16, 2048 * 16])  # several, the last not full, some of them not read ahead; one
+def test_residual_norm(monkeypatch: pytest.MonkeyPatch, slots: list[int], rank: int, outputs: int, chunk: int) -> None:
+    monkeypatch.setattr(lora, "NORM_CHUNK", chunk)
     wide, b = wide_of(len(slots), (outputs,), rank)
-    before, gain = numbers(len(slots), outputs, seed=2), numbers(outputs, seed=3)
-    hidden, out = (torch.full((len(slots) + PADDING, outputs), GUARD) for _ in range(2))
-    hidden[: len(slots)] = before
+    before, gain = numbers(len(slots) + PADDING, outputs, seed=2), numbers(outputs, seed=3)
+    hidden, out = before.clone(), torch.full_like(before, torch.nan)
     residual_norm(tiles_of(slots), wide, b, hidden, gain, 1e-5, out)
-    wanted = before + expected(slots, wide, b, (outputs,))
-    torch.testing.assert_close(hidden[: len(slots)], wanted, rtol=1e-5, atol=2e-5)
-    torch.testing.assert_close(out[: len(slots)], rms_norm(wanted, (outputs,), gain, 1e-5), rtol=1e-4, atol=1e-4)
-    assert (hidden[len(slots) :] == GUARD).all() and (out[len(slots) :] == GUARD).all()
+    wanted = before + expected(
+        [*slots, *[-1] * PADDING], wide, b, (outputs,)
+    )  # rows past the last token have no adapter
+    torch.testing.assert_close(hidden, wanted, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(out, rms_norm(wanted, (outputs,), gain, 1e-5), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [16, 64])
@@ -107,11 +107,12 @@ def test_tiles_hold_every_token_once(width: int) -> None:
     for _ in range(200):
         num_slots = int(rng.integers(1, 9))
         slots = rng.integers(-1, num_slots, int(rng.integers(1, 200)))
-        tokens, tiles = cut_by_slot(slots, num_slots, width)
-        assert len(tiles) <= max_slot_tiles(len(slots), num_slots, width)
+        tiles = np.full((max_slot_tiles(len(slots), num_slots, width) + 1, 1 + width), 99, dtype=np.int32)
+        num_tiles = fill_slot_tiles(tiles, slots, num_slots)
+        assert (tiles[num_tiles:] == -1).all()
         seen: list[int] = []
-        for first, size, slot in tiles:
-            held = tokens[first : first + size]
-            assert 1 <= size <= width and (slots[held] == slot).all()
-            seen += held.tolist()
+        for slot, *held in tiles[:num_tiles].tolist():
+            size = held.index(-1) if -1 in held else width
+            assert size and set(held[size:]) <= {-1} and (slots[held[:size]] == slot).all()
+            seen += held[:size]
         assert sorted(seen) == list(range(len(slots)))
