@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tonle.models.adapters import Adapter, AdapterPart
-from tonle.models.cpu.low_rank import NUM_FIELDS, QUAD, Adapters
+from tonle.models.cpu.low_rank import LINE, NUM_FIELDS, QUAD, Adapters, in_pairs
 from tonle.models.cpu.pack import row_order
 from tonle.models.cpu.vector import HALF, ROWS
 from tonle.models.cpu.workspace import Array, aligned
@@ -54,8 +54,8 @@ class _Matrix:
             row = order[block, half, lane] - (end - sizes[module])
             self.rows.append(_Rows(block, turn_of[block, half, module], half * HALF + lane, row))
 
-    def lay_out(self, parts: list[AdapterPart | None], passes: int) -> tuple[Array, Array, int]:
-        """A and B (see `low_rank.py`) and their rank, in whole QUADs."""
+    def lay_out(self, parts: list[AdapterPart | None], passes: int) -> tuple[Array, Array]:
+        """A (modules, rank, K) and B (blocks, passes, rank, ROWS), see `low_rank.py`; the rank in whole QUADs."""
         rank = -(-max(part.rank for part in parts if part is not None) // QUAD) * QUAD
         width = next(part.a.shape[1] for part in parts if part is not None)
         a = np.zeros((len(parts), rank, width), dtype=np.float32)
@@ -64,16 +64,18 @@ class _Matrix:
             if part is not None:
                 a[module, : part.rank] = part.a.numpy()
                 b.transpose(0, 1, 3, 2)[rows.block, rows.turn, rows.lane, : part.rank] = part.b.numpy()[rows.row]
-        return _narrow(a), _narrow(b), rank
+        return _narrow(a), _narrow(b)
 
 
 def _narrow(values: Array) -> Array:
-    """bfloat16 bits if every number is one, to spare memory traffic; otherwise as it is. Aligned to cache lines."""
-    bits = values.view(np.uint32)
-    short = not (bits & 0xFFFF).any()
-    made = aligned(values.shape, np.dtype(np.uint16 if short else np.float32))
-    made[...] = bits >> 16 if short else values
-    return made
+    """bfloat16 bits if every number is one, to spare memory traffic; otherwise as it is."""
+    halves = values.view(np.uint16)  # lower, upper, lower, …
+    return values if halves[..., ::2].any() else in_pairs(halves[..., 1::2])
+
+
+def _lines(values: Array) -> int:
+    """Cache lines it takes."""
+    return -(-values.nbytes // LINE)
 
 
 class CpuAdapters:
@@ -88,24 +90,34 @@ class CpuAdapters:
         for kind, matrix in enumerate(self._matrices):
             self._modules[kind, : matrix.num_blocks, : matrix.passes] = matrix.halves
         self._places = np.zeros((num_slots, spec.num_layers, len(KINDS), NUM_FIELDS), dtype=np.int64)
-        self._memory: list[list[Array]] = [[] for _ in range(num_slots)]  # what the addresses in `_places` point at
+        # What the addresses in `_places` point at: one piece for each slot, which so comes in large pages.
+        self._memory: list[Array | None] = [None] * num_slots
         self._widths = max(spec.hidden_size, spec.intermediate_size), 3 * -(-max_rank // QUAD) * QUAD
         self._x, self._y = (np.zeros((0, width), dtype=np.float32) for width in self._widths)
 
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
         """Between steps: the slot's rows use this adapter from now on; None: none."""
         self._places[slot] = 0
-        self._memory[slot] = []
+        self._memory[slot] = None
         if adapter is None:
             return
+        found: list[tuple[int, int, Array, Array]] = []  # layer, kind, A, B
         for layer in range(self._places.shape[1]):
             for kind, modules in enumerate(KINDS):
                 parts = [adapter.parts.get((layer, module)) for module in modules]
                 if any(part is not None for part in parts):
-                    a, b, rank = self._matrices[kind].lay_out(parts, self._modules.shape[2])
-                    self._memory[slot] += [a, b]
-                    shorts = (int(each.dtype == np.uint16) for each in (a, b))
-                    self._places[slot, layer, kind] = (a.ctypes.data, b.ctypes.data, rank, len(parts) * rank, *shorts)
+                    found.append((layer, kind, *self._matrices[kind].lay_out(parts, self._modules.shape[2])))
+        room = sum(_lines(a) + _lines(b) for _, _, a, b in found)
+        self._memory[slot] = memory = aligned((room * LINE,), np.dtype(np.uint8))
+        at = 0
+        for layer, kind, a, b in found:
+            addresses = []
+            for values in (a, b):
+                memory[at : at + values.nbytes] = values.reshape(-1).view(np.uint8)
+                addresses.append(memory.ctypes.data + at)
+                at += _lines(values) * LINE
+            shorts = (int(each.dtype == np.uint16) for each in (a, b))
+            self._places[slot, layer, kind] = (*addresses, b.shape[2], a.shape[0] * a.shape[1], a.strides[1], *shorts)
 
     def step(self, slots_of_tokens: Array, slots_of_wanted: Array) -> Adapters:
         """For tokens that are sorted by slot."""

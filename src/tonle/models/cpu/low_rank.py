@@ -2,7 +2,7 @@
 
 Does: the kernels, for tokens that lie sorted by slot ("runs"), so that A and B are read once for all tokens of an adapter.
 Does not: hold the numbers (`cpu_adapters.py`, which also lays them out). See `vector.py` for the manner; A and B are found by
-their addresses, since every slot has memory of its own, float32 or bfloat16.
+their addresses, since every slot has memory of its own, float32 or bfloat16 (in `PAIR`s: see `in_pairs`).
 
     A  (modules * rank, K)                the A of a joined matrix's modules, one below the other; rank in whole `QUAD`s
     B  (blocks, passes, rank, ROWS)       transposed, in the blocks of the matrix. A half of a block (HALF rows) belongs to one
@@ -20,24 +20,34 @@ from numba.extending import intrinsic, overload
 
 from tonle.models.cpu.cpu_attention import sum_each
 from tonle.models.cpu.products import OPTIONS, compiled
-from tonle.models.cpu.vector import F32, HALF, I16, I32, I64, LANES, REGISTERS, ROWS, VF, VI, Code
+from tonle.models.cpu.vector import F32, GROUP, HALF, I16, I32, I64, LANES, REGISTERS, ROWS, VF, VI, Code
 
 QUAD = 4  # rows of A at a time
+PAIR = 2 * LANES  # numbers that two vectors hold
+LINE = 64  # bytes of a cache line
 TOKENS = 16  # tokens of a run that one thread takes through rows of A together
 # Kinds of matrices, as `places` counts them; not plain numbers, for each of which functions would be compiled again.
 QKV, O, GATE_UP, DOWN = (np.int64(kind) for kind in range(4))
-A, B, RANK, NUM_ROWS, SHORT_A, SHORT_B, NUM_FIELDS = range(7)  # of `places`
+A, B, RANK, NUM_ROWS, ROW_BYTES, SHORT_A, SHORT_B, NUM_FIELDS = range(8)  # of `places`
 
 
 class Adapters(NamedTuple):
     """What a step needs to know of adapters."""
 
-    places: Any  # (slots, layers, kinds, NUM_FIELDS) int64: addresses, the rank (0: nothing to add), rows of A, 1 for bfloat16
+    places: Any  # (slots, layers, kinds, NUM_FIELDS) int64: addresses, the rank (0: nothing to add), rows of A and the bytes of
+    # one, 1 for bfloat16
     modules: Any  # (kinds, blocks, passes, 2) int64: which module a half of a block belongs to; -1: none
     runs: Any  # (runs, 3) int64: slot, first token, last token + 1
     wanted_runs: Any  # the same of the tokens whose logits are wanted, by their places among those
     x: Any  # (T, widest) float32: what the matrix at hand is multiplied with
     y: Any  # (T, at least modules * rank)
+
+
+def in_pairs(bits: Any) -> Any:
+    """bfloat16 bits (..., whole PAIRs) as they are stored: number i of a PAIR beside number LANES + i, so that one load and one
+    operation each make two vectors of float32."""
+    apart = bits.reshape(*bits.shape[:-1], -1, 2, LANES)
+    return np.ascontiguousarray(apart.swapaxes(-1, -2)).reshape(bits.shape)
 
 
 def of_wanted(adapters: Any) -> Any:
@@ -60,12 +70,14 @@ def _of_wanted(adapters: Any) -> Any:
     return wanted
 
 
-def _numbers(code: Code, short: bool, base: Any, index: Any) -> Any:
-    """LANES numbers of A or B as float32."""
+def _pair(code: Code, short: bool, base: Any, index: Any) -> tuple[Any, Any]:
+    """PAIR numbers of A or B as float32, in two vectors."""
     if not short:
-        return code.load(base, index, VF)
-    wide = code.b.zext(code.load(base, index, ir.VectorType(I16, LANES)), VI)
-    return code.b.bitcast(code.b.shl(wide, ir.Constant(VI, [16] * LANES)), VF)
+        return code.load(base, index, VF), code.load(base, code.at(index, LANES), VF)
+    both = code.load(base, index, VI)
+    first = code.b.shl(both, ir.Constant(VI, [16] * LANES))
+    second = code.b.and_(both, ir.Constant(VI, [0xFFFF0000] * LANES))
+    return code.b.bitcast(first, VF), code.b.bitcast(second, VF)
 
 
 def _memory(code: Code, place: int, short: bool) -> Any:
@@ -91,15 +103,16 @@ def _shrink(count: int, *, short: bool) -> Any:
                 begins = [builder.mul(code.number(4), ir.Constant(I64, m)) for m in tokens]
 
                 def turn(i: Any, sums: list[Any] = sums, begins: list[Any] = begins) -> None:
-                    k = code.times(i, LANES)
-                    weights = [_numbers(code, short, rows, builder.add(start, k)) for start in starts]
-                    for m, begin in enumerate(begins):
-                        value = code.load(source, builder.add(begin, k), VF)
-                        for r, weight in enumerate(weights):
-                            place = sums[m * QUAD + r]
-                            builder.store(code.fma(weight, value, builder.load(place, typ=VF)), place)
+                    k = code.times(i, PAIR)
+                    weights = [_pair(code, short, rows, builder.add(start, k)) for start in starts]
+                    for half in range(2):
+                        for m, begin in enumerate(begins):
+                            value = code.load(source, code.at(builder.add(begin, k), half * LANES), VF)
+                            for r, weight in enumerate(weights):
+                                place = sums[m * QUAD + r]
+                                builder.store(code.fma(weight[half], value, builder.load(place, typ=VF)), place)
 
-                code.loop(builder.sdiv(size, ir.Constant(I64, LANES)), turn)
+                code.loop(builder.sdiv(size, ir.Constant(I64, PAIR)), turn)
                 none = [ir.Constant(VF, [0.0] * LANES)] * (LANES - len(sums))
                 total = sum_each(code, [builder.load(place, typ=VF) for place in sums] + none)
                 for i, m in enumerate(tokens):
@@ -114,9 +127,9 @@ def _shrink(count: int, *, short: bool) -> Any:
 
 
 def _expand(count: int, *, short: bool) -> Any:
-    columns = max(LANES, min(ROWS, (REGISTERS - 8) // count * LANES))  # at once: what registers hold
+    columns = max(PAIR, min(ROWS, (REGISTERS - 8) // count * LANES))  # at once: what registers hold
     while ROWS % columns:
-        columns -= LANES
+        columns -= PAIR
 
     @intrinsic  # type: ignore[untyped-decorator]
     def expand(typingctx: Any, b: Any, rank: Any, y: Any, at: Any, y_step: Any, high: Any, total: Any, to: Any) -> Any:
@@ -136,7 +149,9 @@ def _expand(count: int, *, short: bool) -> Any:
 
                 def turn(r: Any, vectors: range = vectors, sums: Any = sums) -> None:
                     row = code.times(r, ROWS)
-                    weights = {column: _numbers(code, short, rows, code.at(row, column)) for column in vectors}
+                    weights = {}
+                    for column in vectors[::2]:
+                        weights[column], weights[column + LANES] = _pair(code, short, rows, code.at(row, column))
                     for m in range(count):
                         values = {
                             half: code.broadcast(source, builder.add((uppers if half else starts)[m], r))
@@ -160,6 +175,40 @@ _shrink_4, _shrink_2, _shrink_1 = (_shrink(count, short=False) for count in (4, 
 _shrink_4s, _shrink_2s, _shrink_1s = (_shrink(count, short=True) for count in (4, 2, 1))
 _expand_4, _expand_2, _expand_1 = (_expand(count, short=False) for count in (4, 2, 1))
 _expand_4s, _expand_2s, _expand_1s = (_expand(count, short=True) for count in (4, 2, 1))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(typingctx: Any, address: Any, size: Any) -> Any:
+    """Ask for `size` bytes in the second-level cache. Each adapter's part is too short for the processor to foresee it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        memory = builder.inttoptr(code.number(0), ir.PointerType(ir.IntType(8)))
+        kind = ir.FunctionType(ir.VoidType(), [memory.type, I32, I32, I32])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", (memory.type,), kind)
+        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]  # to read, the second level, data
+
+        def line(i: Any) -> None:
+            builder.call(ask, [builder.gep(memory, [code.times(i, LINE)]), *hints])
+
+        code.loop(builder.sdiv(code.at(code.number(1), LINE - 1), ir.Constant(I64, LINE)), line)
+        return context.get_dummy_value()
+
+    return types.void(address, size), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_group(typingctx: Any, source: Any, s: Any, target: Any, t: Any) -> Any:
+    """GROUP float32 from one flat memory to another."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        for first in range(0, GROUP, LANES):
+            place = ir.Constant(I64, first)
+            code.store(code.load(code.pointer(0), place, VF), code.pointer(2), place)
+        return context.get_dummy_value()
+
+    return types.void(source, s, target, t), generate
 
 
 @compiled
@@ -223,17 +272,17 @@ def shrink(adapters: Any, layer: Any, kind: Any, x: Any, size: Any, member: Any,
     for run in range(runs.shape[0]):
         place = adapters.places[runs[run, 0], layer, kind]
         first, last = runs[run, 1], runs[run, 2]
-        width = size * (2 if place[SHORT_A] else 4)  # bytes of a row of A
         for row in range(0, place[NUM_ROWS], QUAD):
             for begin in range(first, last, TOKENS):
                 if item % members == member:
                     end = min(begin + TOKENS, last)
-                    _shrink_tokens(place[A] + row * width, place[SHORT_A], size, x, begin, end, adapters.y, row)
+                    _shrink_tokens(place[A] + row * place[ROW_BYTES], place[SHORT_A], size, x, begin, end, adapters.y, row)
                 item += 1
 
 
 @compiled
-def expand(adapters: Any, layer: Any, kind: Any, block: Any, first: Any, last: Any, total: Any) -> None:
+def expand(adapters: Any, layer: Any, kind: Any, blocks: Any, block: Any, first: Any, last: Any, total: Any, member: Any,
+           members: Any) -> None:  # fmt: skip
     """total (rows first..last, ROWS): block `block` of a matrix's output, += B y."""
     runs, passes = adapters.runs, adapters.modules.shape[2]
     for run in range(runs.shape[0]):
@@ -251,3 +300,24 @@ def expand(adapters: Any, layer: Any, kind: Any, block: Any, first: Any, last: A
                 break
             b = place[B] + (block * passes + turn) * width
             _expand_tokens(b, place[SHORT_B], rank, adapters.y, begin, end, low * rank, high * rank, total, begin - first)
+        if block + 1 < blocks:
+            _prefetch(place[B] + (block + 1) * passes * width, passes * width)
+    if first == 0:
+        _prefetch_next(adapters, layer, kind, -(-blocks // members), block, member, members)
+
+
+@compiled
+def _prefetch_next(adapters: Any, layer: Any, kind: Any, portions: Any, block: Any, member: Any, members: Any) -> None:
+    """Bring part of the A that this thread reads next nearer: of its `portions`, the one that belongs to a block."""
+    kind += 1
+    if kind > DOWN:
+        kind, layer = QKV, layer + 1
+    if layer == adapters.places.shape[1]:
+        return
+    runs, item, period = adapters.runs, 0, portions * members
+    for run in range(runs.shape[0]):
+        place = adapters.places[runs[run, 0], layer, kind]
+        count, size = place[NUM_ROWS] // QUAD, QUAD * place[ROW_BYTES]
+        for quad in range((member + members * (block % portions) - item) % period, count, period):
+            _prefetch(place[A] + quad * size, size)
+        item += count

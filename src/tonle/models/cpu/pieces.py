@@ -10,7 +10,7 @@ from typing import Any
 
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
-from tonle.models.cpu.low_rank import DOWN, GATE_UP, QKV, O, expand, shrink
+from tonle.models.cpu.low_rank import DOWN, GATE_UP, QKV, O, copy_group, expand, shrink
 from tonle.models.cpu.products import PackedMatrix, Scratch, block_product, compiled, inlined, rows_at_once, set_group
 from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
@@ -51,7 +51,7 @@ def store(matrix: PackedMatrix, layer: Any, x: Any, out: Any, adapters: Any, kin
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, kind, b, first, last, own.total)
+            expand(adapters, layer, kind, matrix.weights.shape[1], b, first, last, own.total, member, size)
         for m in range(last - first):
             for j in range(ROWS):
                 out[first + m, b * ROWS + j] = own.total[m, j]
@@ -67,7 +67,7 @@ def _add(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, out: Any, adapters
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, kind, b, first, last, own.total)
+            expand(adapters, layer, kind, matrix.weights.shape[1], b, first, last, own.total, member, size)
         width = min(ROWS, out.shape[1] - b * ROWS)
         _add_bias(own.total, last - first, bias, b)
         for m in range(last - first):
@@ -93,14 +93,13 @@ def _gate(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, activation: Any, 
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, GATE_UP, b, first, last, own.total)
+            expand(adapters, layer, GATE_UP, matrix.weights.shape[1], b, first, last, own.total, member, size)
         _add_bias(own.total, last - first, bias, b)
         for m in range(last - first):
             gate_group(own.total, m * ROWS, activation)
             set_group(out, first + m, b, own.total, m * ROWS)
             if adapters is not None:
-                for j in range(GROUP):
-                    adapters.x[first + m, b * GROUP + j] = own.total[m, j]
+                copy_group(own.total, m * ROWS, adapters.x, (first + m) * adapters.x.shape[1] + b * GROUP)
 
 
 @compiled
@@ -116,9 +115,8 @@ def _norm(hidden: Any, normed: Any, weight: Any, eps: Any, out: Any, adapters: A
                 own.row[i] = hidden[m, i]
         for g in range(hidden.shape[1] // GROUP):
             set_group(out, m, g, own.row, g * GROUP)
-        if adapters is not None:
-            for i in range(hidden.shape[1]):
-                adapters.x[m, i] = own.row[i]
+            if adapters is not None:
+                copy_group(own.row, g * GROUP, adapters.x, m * adapters.x.shape[1] + g * GROUP)
 
 
 @compiled
