@@ -49,7 +49,7 @@ async def unload_adapter(replica: Replica, request: ReplicaRequest) -> EndpointR
     asked, _ = parse(request.body, UnloadAdapterRequest)
     name = asked.lora_name
     _check(replica, asked)
-    if name not in replica.front.adapters:
+    if name not in replica.front.adapters and name not in replica.front.awaited_adapters:
         raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
                            param="lora_name")  # fmt: skip
     await replica.front.unload_adapter(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from tonle.config.adapter_names import wrong_adapter_name
@@ -29,13 +29,18 @@ class FrontAdapters:
         self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
         self._restoring: dict[str, AdapterInfo] = {}  # of those, what the next engine does not have yet
 
+    @property
+    def awaited(self) -> dict[str, AdapterInfo]:
+        """Those that the engine had and will have again. It is replaced with each change, never changed."""
+        return self._before or self._restoring
+
     # -- down
 
     def find(self, name: str) -> AdapterInfo:
         """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
         if (info := self.known.get(name)) is not None:
             return info
-        if name in self._restoring:
+        if name in self.awaited:
             raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
         there = f"loaded are {', '.join(sorted(self.known))}" if self.known else "none is loaded"
         raise UnknownModel(f"there is no adapter {name!r}; {there}", param="adapter")
@@ -75,8 +80,7 @@ class FrontAdapters:
     def deliver(self, message: Adapters | AdapterReply) -> None:
         if isinstance(message, Adapters):
             self.known = {info.name: info for info in message.adapters}
-            for name in self.known.keys() & self._restoring.keys():
-                del self._restoring[name]
+            self._restoring = _without(self._restoring, self.known)
             return
         asked = self._asked.pop(message.reply, None)
         if asked is None or asked.done():  # the caller has left
@@ -105,10 +109,9 @@ class FrontAdapters:
             return
         for name in self.known.keys() - before.keys():  # it was unloaded since the first engine was started
             self._restore(UnloadAdapter(self._number(), name))
+        self._restoring = _without(before, self.known)
         for name, info in before.items():
             now = self.known.get(name)
-            if now is None:
-                self._restoring[name] = info
             if now is None or now.path != info.path:
                 self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
 
@@ -116,11 +119,15 @@ class FrontAdapters:
         def restored(asked: asyncio.Future[None]) -> None:
             error = asked.exception()
             if not isinstance(error, EngineDied):  # else the next engine gets it
-                self._restoring.pop(message.name, None)
+                self._restoring = _without(self._restoring, [message.name])
             if error is not None and (message.name in self.known) == isinstance(message, UnloadAdapter):
                 log.error("after the engine came back: %s", error)  # else another front was faster
 
         self._ask(message).add_done_callback(restored)
+
+
+def _without(infos: dict[str, AdapterInfo], names: Container[str]) -> dict[str, AdapterInfo]:
+    return {name: info for name, info in infos.items() if name not in names}
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

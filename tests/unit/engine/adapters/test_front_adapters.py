@@ -129,10 +129,12 @@ def test_a_new_engine_gets_what_was_loaded_while_the_old_one_ran() -> None:
         with pytest.raises(EngineRestarting, match="is being loaded again"):
             engine.front.submit([1], GenerationConfig(), adapter="two")
         engine.front.submit([1], GenerationConfig(), adapter="one")
+        assert engine.front.awaited_adapters == {"two": TWO}
         engine.front.deliver(Adapters([ONE, AdapterInfo("two", 7, "bb" * 32, 4, "/adapters/two")]))
         engine.front.deliver(AdapterReply(1))
         engine.front.submit([1], GenerationConfig(), adapter="two")
         assert isinstance(engine.sent[-1], Submit) and engine.sent[-1].requests[0].adapter == 7
+        assert not engine.front.awaited_adapters
 
     asyncio.run(main())
 
@@ -143,6 +145,7 @@ def test_an_engine_that_dies_before_it_has_all_back_is_followed_by_one_that_gets
         engine.front.deliver(Adapters([ONE, TWO]))
         engine.restart(ONE)
         engine.front.lose(EngineDied("it was killed"))  # the connection and the process: twice
+        assert engine.front.awaited_adapters == {"one": ONE, "two": TWO}, "while there is no engine, too"
         engine.restart(ONE, engine_id=3)
         assert engine.sent == [LoadAdapter(2, "two", "/adapters/two", False)]
         await asyncio.sleep(0)
