@@ -6,6 +6,7 @@ The clients are `http.client`; what an adapter must answer is what `transformers
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import json
@@ -96,17 +97,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("adapters")
     save_folder("llama", folder / "model")
     spec = read_spec(resolve(folder / "model"))
-    digests, wanted = {}, {"base": answers(tiny_model("llama"))}
-    for seed, name in enumerate(("khmer-qa", "medical-qa"), 1):
-        adapter = write_adapter(folder / name, spec, rank=4 * seed, seed=seed)
-        digests[name] = adapter.digest
-        wanted[name] = answers(merge(tiny_model("llama"), adapter))
-    at_start = f"at-start={folder / 'khmer-qa'}"
-    with (
-        tonle_serve(folder / "model", *FLAGS, "--enable-lora") as one,
-        tonle_serve(folder / "model", *FLAGS, "--frontends", "2", "--lora", at_start) as two,
-    ):
-        yield World(folder, [one, two], digests, wanted)
+    adapters = {
+        name: write_adapter(folder / name, spec, rank=4 * seed, seed=seed)
+        for seed, name in enumerate(("khmer-qa", "medical-qa"), 1)
+    }
+    at_start = ("--frontends", "2", "--lora", f"at-start={folder / 'khmer-qa'}")
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as servers:  # each starts, and stops, while the others do
+        starting = [pool.submit(started, servers, pool, folder / "model", *flags) for flags in ((), at_start)]
+        wanted = {"base": answers(tiny_model("llama"))}
+        for name, adapter in adapters.items():
+            wanted[name] = answers(merge(tiny_model("llama"), adapter))
+        digests = {name: adapter.digest for name, adapter in adapters.items()}
+        yield World(folder, [each.result() for each in starting], digests, wanted)
+
+
+def started(servers: contextlib.ExitStack, pool: ThreadPoolExecutor, model: Path, *flags: str) -> Server:
+    server = tonle_serve(model, *FLAGS, "--enable-lora", *flags)
+    servers.callback(pool.submit, server.__exit__, None, None, None)
+    return server.__enter__()
 
 
 def answers(model: Any) -> list[list[int]]:
