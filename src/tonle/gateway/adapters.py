@@ -34,6 +34,7 @@ from tonle.protocol.adapters import (
     digest_in,
     header_value,
     loaded_text,
+    unknown_adapter,
     unloaded_text,
 )
 from tonle.protocol.parse import parse
@@ -256,8 +257,7 @@ class AdapterAdmin:
             if model is None or entry.parent == model or model in _bases(backend):
                 found.append(backend)
         if not found:
-            raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
-                               param="lora_name")  # fmt: skip
+            raise unknown_adapter(name)
         return _split(found, "")
 
     async def _ask_all(self, backends: list[Backend], path: str, body: dict[str, Any]) -> list[Told]:

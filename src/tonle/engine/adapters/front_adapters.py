@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tonle.config.adapter_names import wrong_adapter_name
 from tonle.engine.messages import AdapterInfo, AdapterReply, Adapters, LoadAdapter, ModelCard, ToEngine, UnloadAdapter
-from tonle.errors import EngineDied, EngineRestarting, InvalidRequest, TonleError, UnknownModel
+from tonle.errors import CallerError, EngineDied, EngineRestarting, InvalidRequest, TonleError, UnknownModel
 
 log = logging.getLogger("tonle.engine")
 
@@ -24,7 +24,7 @@ class FrontAdapters:
         self.known: dict[str, AdapterInfo] = {}
         self._send = send
         self._last_reply = 0
-        self._asked: dict[int, asyncio.Future[None]] = {}  # by the number of the reply
+        self._asked: dict[int, asyncio.Future[dict[str, AdapterInfo]]] = {}  # by the number of the reply
         self._engine_id: int | None = None
         self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
         self._restoring: dict[str, AdapterInfo] = {}  # of those, what the next engine does not have yet
@@ -57,20 +57,24 @@ class FrontAdapters:
             raise InvalidRequest(
                 f"adapter {name} is loaded already; unload it first, or replace it in place", param="name"
             )
-        await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
-        return self.find(name)
+        loaded = await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
+        return loaded[name]  # as it was with the reply: another front may have unloaded it since
 
     async def unload(self, name: str) -> None:
         """Raises `UnknownModel`."""
         self.find(name)
-        await self._ask(UnloadAdapter(self._number(), name))
+        try:
+            await self._ask(UnloadAdapter(self._number(), name))
+        except CallerError as error:  # another front was faster
+            raise UnknownModel(error.message, param="adapter") from None
 
     def _number(self) -> int:
         self._last_reply += 1
         return self._last_reply
 
-    def _ask(self, message: LoadAdapter | UnloadAdapter) -> asyncio.Future[None]:
-        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _ask(self, message: LoadAdapter | UnloadAdapter) -> asyncio.Future[dict[str, AdapterInfo]]:
+        """What is known with the reply."""
+        asked: asyncio.Future[dict[str, AdapterInfo]] = asyncio.get_running_loop().create_future()
         self._asked[message.reply] = asked
         self._send(message)
         return asked
@@ -86,7 +90,7 @@ class FrontAdapters:
         if asked is None or asked.done():  # the caller has left
             return
         if (error := message.exception) is None:
-            asked.set_result(None)
+            asked.set_result(self.known)
         else:
             asked.set_exception(error)
 
@@ -116,7 +120,7 @@ class FrontAdapters:
                 self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
 
     def _restore(self, message: LoadAdapter | UnloadAdapter) -> None:
-        def restored(asked: asyncio.Future[None]) -> None:
+        def restored(asked: asyncio.Future[dict[str, AdapterInfo]]) -> None:
             error = asked.exception()
             if not isinstance(error, EngineDied):  # else the next engine gets it
                 self._restoring = _without(self._restoring, [message.name])
@@ -132,4 +136,4 @@ def _without(infos: dict[str, AdapterInfo], names: Container[str]) -> dict[str, 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
     """The engine reads it, perhaps again later, in a process of its own."""
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 (pathlib's raises for an unknown user)

@@ -76,7 +76,9 @@ def test_a_load_waits_for_its_reply() -> None:
         engine.front.deliver(Adapters([ONE, TWO]))
         assert engine.front.adapters == {"one": ONE, "two": TWO} and not task.done()
         engine.front.deliver(AdapterReply(1))
+        engine.front.deliver(Adapters([ONE]))  # another front was quick to unload it
         assert await task == TWO
+        engine.front.deliver(Adapters([ONE, TWO]))
 
         task = asyncio.ensure_future(engine.front.unload_adapter("two"))
         await asyncio.sleep(0)
@@ -86,6 +88,31 @@ def test_a_load_waits_for_its_reply() -> None:
         await task
         with pytest.raises(UnknownModel):
             await engine.front.unload_adapter("two")
+
+    asyncio.run(main())
+
+
+def test_of_two_fronts_that_unload_it_one_is_told_that_it_is_gone() -> None:
+    async def main() -> None:
+        engine = Engine(ONE)
+        task = asyncio.ensure_future(engine.front.unload_adapter("one"))
+        await asyncio.sleep(0)
+        engine.front.deliver(Adapters([]))  # the other's
+        engine.front.deliver(AdapterReply(1, "no adapter 'one' is loaded"))
+        with pytest.raises(UnknownModel, match="no adapter 'one' is loaded"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_the_home_of_an_unknown_user_is_for_the_engine_to_miss() -> None:
+    async def main() -> None:
+        engine = Engine()
+        task = asyncio.ensure_future(engine.front.load_adapter("one", "~no-such-user/one"))
+        await asyncio.sleep(0)
+        (message,) = engine.sent
+        assert isinstance(message, LoadAdapter) and message.path.endswith("/~no-such-user/one")
+        task.cancel()
 
     asyncio.run(main())
 
