@@ -147,6 +147,7 @@ class FakeFront:
         )  # fmt: skip
         self.stats = LoopStats()
         self.adapters: dict[str, AdapterInfo] = {}
+        self.awaited_adapters: dict[str, AdapterInfo] = {}  # of an engine that was lost
         self.loading = asyncio.Event()  # while not set, an adapter is being read
         self.loading.set()
         self._openings: dict[int, str] = {}  # by id of an adapter
@@ -179,6 +180,8 @@ class FakeFront:
             raise self.refusal
         if self.card is None:
             raise EngineRestarting("scripted to be away")
+        if adapter in self.awaited_adapters:
+            raise EngineRestarting(f"adapter {adapter} is being loaded again", retry_after_s=2)
         if adapter is not None and adapter not in self.adapters:
             raise UnknownModel(f"there is no adapter {adapter!r}", param="model")
         opening = "" if adapter is None else self._openings[self.adapters[adapter].id]
@@ -209,6 +212,8 @@ class FakeFront:
         return info
 
     async def unload_adapter(self, name: str) -> None:
+        if name in self.awaited_adapters:
+            raise EngineRestarting(f"adapter {name} is being loaded again", retry_after_s=2)
         self.adapters = {known: info for known, info in self.adapters.items() if known != name}
 
     def script(self, prompt: list[int], config: GenerationConfig, index: int, opening: str = "") -> list[Delta]:

@@ -1,4 +1,6 @@
-"""Two real servers with a small random model behind a gateway: adapters come, are replaced and go while requests run.
+"""Two servers with a small random model behind a gateway: adapters come, are replaced and go while requests run.
+
+One is `tonle serve` with two front ends, one runs in this process.
 
 The clients are `http.client`; what an adapter must answer is what `transformers` answers with merged weights.
 """
@@ -6,9 +8,11 @@ The clients are `http.client`; what an adapter must answer is what `transformers
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,24 +27,29 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes.adapters import merge, write_adapter
 from tests.fakes.checkpoints import save_folder, tiny_model, tiny_tokenizer
-from tests.fakes.server import Server, tonle_serve
+from tests.fakes.server import tonle_serve
 from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, read_records, run, running_gateway
 from tonle.audit.verify import verify
+from tonle.config.engine import EngineConfig
 from tonle.config.routing import BackendConfig
+from tonle.config.serve import ServeConfig
+from tonle.edge.listening import bind, url_of
+from tonle.engine.inference_engine import InferenceEngine
 from tonle.models.read_spec import read_spec
 from tonle.models.source import resolve
+from tonle.replica.serve import serve
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPTS = ("the quick brown fox", "what is the capital of that land?", "សួស្ដី តើអ្នកសុខសប្បាយទេ?")
 NUM_TOKENS = 12
 FLAGS = ("--kv-cache-memory", "64MiB", "--max-num-seqs", "4", "--trust-salt", "--served-model-name", "m", "--device", "cpu",
-         "--dtype", "float32")  # fmt: skip
+         "--dtype", "float32", "--enable-lora", "--frontends", "2")  # fmt: skip
 
 
 @dataclass
 class World:
     folder: Path
-    servers: list[Server]
+    urls: list[str]
     digests: dict[str, str]  # by adapter
     answers: dict[str, list[list[int]]]  # tokens that the base and each adapter's merged weights answer
 
@@ -94,19 +103,45 @@ def complete(url: str, model: str, prompt: str, **fields: Any) -> Answer:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("adapters")
-    save_folder("llama", folder / "model")
-    spec = read_spec(resolve(folder / "model"))
-    digests, wanted = {}, {"base": answers(tiny_model("llama"))}
-    for seed, name in enumerate(("khmer-qa", "medical-qa"), 1):
-        adapter = write_adapter(folder / name, spec, rank=4 * seed, seed=seed)
-        digests[name] = adapter.digest
-        wanted[name] = answers(merge(tiny_model("llama"), adapter))
-    at_start = f"at-start={folder / 'khmer-qa'}"
-    with (
-        tonle_serve(folder / "model", *FLAGS, "--enable-lora") as one,
-        tonle_serve(folder / "model", *FLAGS, "--frontends", "2", "--lora", at_start) as two,
-    ):
-        yield World(folder, [one, two], digests, wanted)
+    model = folder / "m"
+    save_folder("llama", model)
+    spec = read_spec(resolve(model))
+    adapters = {
+        name: write_adapter(folder / name, spec, rank=4 * seed, seed=seed)
+        for seed, name in enumerate(("khmer-qa", "medical-qa"), 1)
+    }
+    server = tonle_serve(model, *FLAGS, "--lora", f"at-start={folder / 'khmer-qa'}")
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(server.__enter__)  # it starts while the answers are computed
+        try:
+            wanted = {"base": answers(tiny_model("llama"))}
+            for name, adapter in adapters.items():
+                wanted[name] = answers(merge(tiny_model("llama"), adapter))
+            digests = {name: adapter.digest for name, adapter in adapters.items()}
+            with server_here(model) as url:
+                yield World(folder, [url, starting.result().url], digests, wanted)
+        finally:
+            server.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def server_here(model: Path) -> Iterator[str]:
+    """A server in this process, which has loaded torch already: a process of its own takes seconds for that."""
+    listener, stop, is_ready = bind("127.0.0.1", 0), asyncio.Event(), threading.Event()
+    config = EngineConfig(enable_lora=True, device="cpu", dtype="float32", memory_pool_size=2**26, max_batch_size=4)
+    settings = ServeConfig(enable_lora=True, trust_salt=True)
+
+    async def end() -> None:
+        stop.set()
+
+    with InferenceEngine(str(model), config=config) as engine:
+        over = engine.on_front(serve(engine.front, settings, listener=listener, stop=stop, on_ready=is_ready.set))
+        assert is_ready.wait(60)
+        try:
+            yield url_of(*listener.getsockname()[:2])
+        finally:
+            engine.on_front(end()).result(60)
+            over.result(60)
 
 
 def answers(model: Any) -> list[list[int]]:
@@ -120,7 +155,7 @@ def answers(model: Any) -> list[list[int]]:
 
 def behind_a_gateway(world: World, folder: Path, test: Callable[[str], None], **settings: Any) -> None:
     """`test` is called on a thread, with the gateway's URL."""
-    backends = lambda: tuple(BackendConfig(url=each.url, name=f"r{n}") for n, each in enumerate(world.servers))  # noqa: E731
+    backends = lambda: tuple(BackendConfig(url=url, name=f"r{n}") for n, url in enumerate(world.urls))  # noqa: E731
 
     async def main() -> None:
         async with running_gateway(folder, backends=backends, **settings) as place:
@@ -227,7 +262,7 @@ def test_replaced_in_place_under_load(world: World, tmp_path: Path) -> None:
 
 def test_requests_that_race_with_its_removal_are_answered_or_not_found(world: World, tmp_path: Path) -> None:
     """They go on naming it all the while, through the gateway and past it: a removal never breaks an answer."""
-    direct = world.servers[1].url
+    direct = world.urls[1]
 
     def test(url: str) -> None:
         stop = threading.Event()
@@ -271,19 +306,50 @@ def test_what_is_broken_is_refused_by_the_name_of_its_tensor(world: World, tmp_p
     name = next(name for name in tensors if "layers.1.self_attn.o_proj.lora_A" in name)
     save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, broken / "adapter_model.safetensors")
 
+    fifos = tmp_path / "fifos"
+    fifos.mkdir()
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        os.mkfifo(fifos / file)
+
     def test(url: str) -> None:
         refused = post(url, LOAD, {"lora_name": "x", "lora_path": str(broken)}, ADMIN)
         assert refused.status == 400 and name in refused.error and "r0" in refused.error, refused.body
         missing = post(url, LOAD, {"lora_name": "x", "lora_path": str(tmp_path / "nowhere")}, ADMIN)
         assert missing.status == 400 and "nowhere" in missing.error
+        for path in ("/proc", "/dev/zero", str(fifos), "/" + "x" * 300, "/x" * 3000, "~no-such-user/x", "a\nb"):
+            refused = post(url, LOAD, {"lora_name": "x", "lora_path": path}, ADMIN)
+            assert refused.status == 400, refused.body
         assert complete(url, "x", "hi").status == 404
 
     behind_a_gateway(world, tmp_path, test)
 
 
+def test_many_changes_at_once_by_two_callers_of_one_engine(world: World) -> None:
+    """Two front ends, which do not know of each other: every change is done or refused, and requests go on."""
+    url = world.urls[1]
+
+    def change(number: int) -> tuple[int, str]:
+        name, body = f"n{number % 5}", {"lora_path": world.path(("khmer-qa", "medical-qa")[number % 2])}
+        reply = post(url, (LOAD, UNLOAD)[number // 5 % 2], {"lora_name": name, **body})
+        return reply.status, reply.body
+
+    with ThreadPoolExecutor(50) as pool:
+        asked = [pool.submit(complete, url, "m", PROMPTS[0]) for _ in range(4)]
+        replies = list(pool.map(change, range(50)))
+        assert {reply.result().status for reply in asked} == {200}
+    assert {status for status, _ in replies} <= {200, 400, 404}, replies
+    left = 0
+    for number in range(5):  # what is left can be used and removed
+        status = complete(url, f"n{number}", "hi").status
+        assert status == post(url, UNLOAD, {"lora_name": f"n{number}"}).status
+        left += status == 200
+    statuses = [(status, "added" in body) for status, body in replies]
+    assert left == statuses.count((200, True)) - statuses.count((200, False))
+
+
 def test_any_front_end_serves_and_changes_them(world: World) -> None:
     """Of a server with two, by turns; the name is there, and gone, on the other one with the reply."""
-    url = world.servers[1].url
+    url = world.urls[1]
     for turn in range(12):
         adapter = ("khmer-qa", "medical-qa")[turn % 2]
         assert complete(url, "at-start", PROMPTS[0]).tokens == world.answers["khmer-qa"][0]

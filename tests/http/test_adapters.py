@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -133,8 +134,16 @@ def test_only_admins_load_and_see_where_it_came_from(url: str, khmer: str) -> No
         assert khmer not in shown.text and digest_of("K:") in shown.text
 
 
-def test_without_keys_it_can_be_managed(khmer: str) -> None:
-    with serving(FakeFront()) as url:
+def test_without_keys_only_enable_lora_opens_loading(khmer: str) -> None:
+    front = FakeFront()
+    with serving(front, lora=(("khmer-qa", khmer),)) as url:  # `--lora` alone: served, no more
+        asyncio.run(front.load_adapter("khmer-qa", khmer))
+        assert ask(url, key=None).status == 200
+        assert khmer not in call(url, "/v1/models", key=None).text
+        for refused in (load(url, khmer, "x", key=None), call(url, UNLOAD, {"lora_name": "khmer-qa"}, key=None)):
+            assert refused.status == 403 and "--enable-lora" in refused.error and "--admin-key" in refused.error
+        assert ask(url, key=None).status == 200
+    with serving(FakeFront(), enable_lora=True) as url:
         assert load(url, khmer, key=None).status == 200
         assert khmer in call(url, "/v1/models", key=None).text, "who may load may see the folder"
         page = load(url, khmer, "other", key=None)
@@ -236,9 +245,34 @@ def test_a_load_goes_on_when_its_caller_hangs_up(url: str, front: FakeFront, khm
     raise AssertionError("it was given up")
 
 
+def test_what_the_engine_will_have_again_is_not_unknown_but_comes_too_early(
+    front: FakeFront, url: str, khmer: str
+) -> None:
+    load(url, khmer)
+    front.adapters, front.awaited_adapters = {}, front.adapters  # of an engine that came back and reads it again
+    for early in (ask(url), ask(url, stream=True), call(url, UNLOAD, {"lora_name": "khmer-qa"})):
+        assert (early.status, early.headers["retry-after"]) == (503, "2") and "loaded again" in early.error
+    listed = call(url, "/v1/models/khmer-qa")
+    assert (listed.status, listed.json()["digest"]) == (200, digest_of("K:")), "gateways go on knowing it"
+    assert ask(url, "other").status == 404 and said(ask(url, "scripted")) == "hello"
+    card, front.card = front.card, None  # the engine is gone
+    assert ask(url).status == 503 and "retry-after" in ask(url).headers
+    front.card, front.adapters, front.awaited_adapters = card, front.awaited_adapters, {}
+    assert said(ask(url)) == "K:hello"
+
+
+def test_adapters_of_the_start_are_known_before_the_engine_is_ready(khmer: str) -> None:
+    front = FakeFront()
+    card, front.card = front.card, None
+    with serving(front, lora=(("khmer-qa", khmer),)) as url:
+        assert (ask(url, key=None).status, ask(url, "other", key=None).status) == (503, 404)
+        front.card = card
+        assert ask(url, key=None).status == 404, "the engine says which ones it has"
+
+
 def test_name_and_digest_are_on_record(khmer: str, tmp_path: Path) -> None:
     trail = tmp_path / "audit"
-    with serving(FakeFront(lambda prompt, index: "hello"), audit_dir=str(trail)) as url:
+    with serving(FakeFront(lambda prompt, index: "hello"), audit_dir=str(trail), enable_lora=True) as url:
         load(url, khmer, key=None)
         for fields in ({}, {"stream": True}, {"use_cache": True}, {"use_cache": True}):
             assert ask(url, key=None, **fields).status == 200

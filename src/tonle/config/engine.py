@@ -56,7 +56,9 @@ class EngineConfig:
 
     # Adapters (LoRA)
     lora: dict[str, str] = field(default_factory=dict)  # name -> a PEFT folder: loaded at the start
-    enable_lora: bool = False  # allow adapters to be loaded and unloaded while it runs; implied by `lora`
+    enable_lora: bool = (
+        False  # allow adapters to be loaded and unloaded while it runs; implied by `lora` (over HTTP, with keys)
+    )
     max_loras: int = 8  # slots on the device: adapters computed together in one step
     max_lora_rank: int = 16  # largest rank that fits a slot; raised to the largest of `lora`
     max_cpu_loras: int = 32  # adapters kept in the host's memory, at least max_loras; others are read again when needed

@@ -235,6 +235,12 @@ class Front:
         """Those that requests may name now."""
         return self._adapters.known
 
+    @property
+    def awaited_adapters(self) -> dict[str, AdapterInfo]:
+        """Those that an engine had which is gone, and that the next one will have. Until then, requests for them are refused
+        with `EngineRestarting`."""
+        return self._adapters.awaited
+
     async def load_adapter(self, name: str, path: str | os.PathLike[str], *, replace: bool = False) -> AdapterInfo:
         """Read the LoRA adapter in the folder `path`, and serve it as `name`. `replace`: also if that name is taken;
         requests under way go on with what they began with. Raises `CallerError` or `CapacityError`."""

@@ -34,6 +34,7 @@ from tonle.protocol.adapters import (
     digest_in,
     header_value,
     loaded_text,
+    unknown_adapter,
     unloaded_text,
 )
 from tonle.protocol.parse import parse
@@ -53,6 +54,7 @@ class Told(msgspec.Struct, frozen=True):
     body: bytes = b""
     content_type: str = "application/json"
     digest: str | None = None  # of what it loaded, if it tells
+    retry_after: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -66,7 +68,7 @@ class Told(msgspec.Struct, frozen=True):
         if self.status == 404 and said == NO_ROUTE:
             return f"it has no {LOAD_PATH}; start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
         if self.status in (401, 403):
-            return f"{said}; the backend's api_key must be one with scope admin there"
+            return f"{said}; if it has keys, the backend's api_key here must be one with scope admin there"
         return said
 
 
@@ -77,6 +79,7 @@ class Outcome(msgspec.Struct, frozen=True):
     status: int = 200
     content_type: str = PLAIN_TEXT
     digest: str | None = None
+    retry_after: str | None = None
 
 
 class AdapterAdmin:
@@ -109,6 +112,8 @@ class AdapterAdmin:
         task.add_done_callback(self._forget)
         outcome = await asyncio.shield(task)
         headers = [(ADAPTER_HEADER, header_value(name, outcome.digest))] if outcome.digest else []
+        if outcome.retry_after is not None:
+            headers.append(("retry-after", outcome.retry_after))
         exchange.reply(outcome.body, status=outcome.status, content_type=outcome.content_type, headers=headers)
 
     def _forget(self, task: asyncio.Task[Outcome]) -> None:
@@ -252,8 +257,7 @@ class AdapterAdmin:
             if model is None or entry.parent == model or model in _bases(backend):
                 found.append(backend)
         if not found:
-            raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
-                               param="lora_name")  # fmt: skip
+            raise unknown_adapter(name)
         return _split(found, "")
 
     async def _ask_all(self, backends: list[Backend], path: str, body: dict[str, Any]) -> list[Told]:
@@ -267,7 +271,8 @@ class AdapterAdmin:
         except UpstreamError as error:
             return Told(backend, body=f"no answer: {error}".encode())
         digest = digest_in(reply.headers.get(ADAPTER_HEADER))
-        return Told(backend, reply.status, reply.body, reply.content_type or PLAIN_TEXT, digest)
+        content_type, retry_after = reply.content_type or PLAIN_TEXT, reply.headers.get("retry-after")
+        return Told(backend, reply.status, reply.body, content_type, digest, retry_after)
 
 
 def _bases(backend: Backend) -> dict[str, str]:
@@ -314,7 +319,7 @@ def _as_sentence(undone: list[str]) -> str:
 
 
 def _as_told(told: Told) -> Outcome:
-    return Outcome(told.body, told.status, told.content_type, told.digest)
+    return Outcome(told.body, told.status, told.content_type, told.digest, told.retry_after)
 
 
 def _without(skipped: list[Backend]) -> str:

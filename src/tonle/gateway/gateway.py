@@ -70,6 +70,7 @@ class LocalServer:
     metrics: Metrics
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
+    enable_lora: bool = False  # without keys, every caller may load and remove adapters
 
 
 class Gateway:
@@ -115,7 +116,7 @@ class Gateway:
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases)),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
-            local_metrics=None if local is None else local.metrics,
+            local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 

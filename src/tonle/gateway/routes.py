@@ -55,6 +55,12 @@ INFERENCE = "/api/v1/inference"
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
 
+NO_KEYS = "this server has no keys, so it cannot be managed: start it with --admin-key KEY"
+NO_KEYS_TO_LOAD = (
+    "this server has no keys, so any caller could load and remove adapters: to allow that, start it with --enable-lora; "
+    "otherwise give it a key with --admin-key KEY"
+)
+
 STATUS_CALLER_GONE = 499  # for the log and the metrics only: the caller hung up before the reply began
 
 Handle = Callable[[Exchange], Awaitable[None]]
@@ -68,7 +74,7 @@ class Entry(NamedTuple):
     takes_json: bool = False  # it has a body
     is_piped: bool = False  # the pipeline answers it, refusals included: each has a record
     is_probe: bool = False  # asked again and again by machines: not worth a line in the log
-    needs_keys: bool = True  # False: where no keys are needed to use a server, none are needed for this
+    unless_keys: str | None = NO_KEYS  # with scope admin, why a server without keys refuses it; None: it does not
 
 
 class Found(NamedTuple):
@@ -98,6 +104,7 @@ class Services:
     is_open: Callable[[], bool]  # False while it is being stopped
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+    enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
 
     @property
     def is_local(self) -> bool:
@@ -114,6 +121,7 @@ class Routes:
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
         admin = services.admin
+        loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", self.models)},
             "/health": {"GET": Entry(None, self.health, is_probe=True)},
@@ -121,9 +129,9 @@ class Routes:
             "/health/ready": {"GET": Entry(None, self.ready, is_probe=True)},
             "/version": {"GET": Entry(None, self.version, is_probe=True)},
             "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
-            "/cache/clear": {"POST": Entry("admin", self.clear_cache, needs_keys=False)},
-            LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, needs_keys=False)},
-            UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, needs_keys=False)},
+            "/cache/clear": {"POST": Entry("admin", self.clear_cache, unless_keys=None)},
+            LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, unless_keys=loading)},
+            UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, unless_keys=loading)},
             "/admin/keys": {
                 "GET": Entry("admin", admin.list_keys),
                 "POST": Entry("admin", admin.create_key, takes_json=True),
@@ -220,9 +228,9 @@ class Routes:
         auth, scope = self._services.auth, entry.scope
         assert scope is not None
         if scope == "admin" and self._services.is_local and not auth.has_keys:
-            if not entry.needs_keys:
+            if entry.unless_keys is None:
                 return
-            raise Forbidden("this server has no keys, so it cannot be managed: start it with --admin-key KEY")
+            raise Forbidden(entry.unless_keys)
         auth.admit(exchange, scope)
 
     def _account(self, exchange: Exchange, found: Found) -> None:
@@ -346,11 +354,13 @@ class Routes:
     # -- the application in this process
 
     async def _ask_local(self, exchange: Exchange) -> BufferedReply:
-        (backend,) = self._services.pool.backends
+        services = self._services
+        (backend,) = services.pool.backends
         answer = BufferedReply()
         headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
         headers["x-request-id"] = exchange.request_id
-        if not self._services.auth.has_keys or (exchange.key is not None and exchange.key.may("admin")):
+        is_admin = exchange.key is not None and exchange.key.may("admin")
+        if is_admin if services.auth.has_keys else services.enable_lora:
             headers[SHOW_PATHS_HEADER] = "1"
         await backend.send("GET", exchange.path, b"", headers, answer, first_s=backend.timeout_s)
         return answer

@@ -23,6 +23,8 @@ def open_safetensors(file: Path) -> Any:
         raise ModelError(f"{file}: {_diagnose(file) or f'not a valid safetensors file: {error}'}") from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:  # torch maps it into memory
+        raise ModelError(f"{file}: cannot be read: {error}") from error
 
 
 def header_bytes(file: Path) -> int:

@@ -31,6 +31,7 @@ class UnloadAdapterRequest(Struct, kw_only=True):
 
     lora_name: Annotated[str, Meta(description="The name that requests give as model.")]
     lora_int_id: int | None = None  # of vLLM; not needed
+    lora_path: str | None = None  # as in the body of a load; not needed
     base_model: Annotated[
         str | None, Meta(description="The model it is for; only needed in front of several models.")
     ] = None
@@ -58,6 +59,13 @@ def unknown_model(name: str, hint: str) -> CallerError:
             f"model must be a name that is served here, not the path or URL {name[:200]!r}; {hint}", param="model"
         )
     return UnknownModel(f"there is no model {name!r} here; {hint}", param="model")
+
+
+def unknown_adapter(name: str) -> UnknownModel:
+    """For a removal of one that is not there."""
+    return UnknownModel(
+        f"The LoRA adapter '{name[:200]}' cannot be found; GET /v1/models lists those there are", param="lora_name"
+    )
 
 
 def loaded_text(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from tonle.errors import InvalidRequest, UnknownModel
+from tonle.errors import InvalidRequest
 from tonle.protocol.adapters import (
     ADAPTER_HEADER,
     LoadAdapterRequest,
@@ -16,6 +16,7 @@ from tonle.protocol.adapters import (
     header_value,
     loaded_text,
     loaded_twice,
+    unknown_adapter,
     unloaded_text,
 )
 from tonle.protocol.parse import parse
@@ -23,6 +24,8 @@ from tonle.replica.endpoints import EndpointReply, text_reply
 from tonle.replica.replica import Replica, ReplicaRequest
 
 log = logging.getLogger("tonle.replica")
+
+MAX_PATH_CHARS = 4096  # no system opens a longer one
 
 
 async def load_adapter(replica: Replica, request: ReplicaRequest) -> EndpointReply:
@@ -33,7 +36,7 @@ async def load_adapter(replica: Replica, request: ReplicaRequest) -> EndpointRep
     check_name(name)
     if name in replica.names:
         raise InvalidRequest(f"lora_name {name} is the name of the model itself; choose another", param="lora_name")
-    if not path or "://" in path or "\0" in path:
+    if not path or "://" in path or "\0" in path or len(path) > MAX_PATH_CHARS:
         raise InvalidRequest(
             f"lora_path must be a PEFT folder on the server's machine, not {path[:200]!r}", param="lora_path"
         )
@@ -49,9 +52,8 @@ async def unload_adapter(replica: Replica, request: ReplicaRequest) -> EndpointR
     asked, _ = parse(request.body, UnloadAdapterRequest)
     name = asked.lora_name
     _check(replica, asked)
-    if name not in replica.front.adapters:
-        raise UnknownModel(f"The LoRA adapter '{name}' cannot be found; GET /v1/models lists those there are",
-                           param="lora_name")  # fmt: skip
+    if name not in replica.front.adapters and name not in replica.front.awaited_adapters:
+        raise unknown_adapter(name)
     await replica.front.unload_adapter(name)
     log.info("LoRA adapter %s is removed", name)
     return text_reply(unloaded_text(name))

@@ -64,7 +64,7 @@ def _model(replica: Replica, request: ReplicaRequest, name: str) -> ModelInfo:
     front, context_length = replica.front, replica.card().context_length
     if replica.adapter(name) is None:
         return ModelInfo(id=name, created=front.created, root=front.name, max_model_len=context_length)
-    info = front.adapters[name]
+    info = front.adapters.get(name) or front.awaited_adapters[name]
     return ModelInfo(
         id=name, created=front.created, root=info.path if request.header(SHOW_PATHS_HEADER) else front.name,
         parent=front.name, max_model_len=context_length, digest=info.digest,

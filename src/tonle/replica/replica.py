@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tonle.engine.front import Front
 from tonle.engine.messages import AdapterInfo, ModelCard
@@ -26,6 +27,7 @@ class ReplicaOptions:
     max_choices: int = 128  # prompts x n of one request
     strict: bool = False  # True: a field that would only be warned about is an error (per request: X-Tonle-Strict: 1)
     aliases: tuple[str, ...] = ()  # more names the model answers to
+    adapters: tuple[str, ...] = ()  # those that the engine loads when it starts
     trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
 
     # Where this process is one of several front ends
@@ -57,12 +59,21 @@ class ReplicaRequest:
         return f"{prefix}-{self.header('x-request-id').removeprefix('req-')}"
 
 
+class _Listed(NamedTuple):
+    """Names that can be asked for, and what they were made of."""
+
+    adapters: dict[str, AdapterInfo]
+    awaited: dict[str, AdapterInfo]
+    is_ready: bool
+    entries: dict[str, ModelEntry]
+
+
 class Replica:
     def __init__(self, front: Front, options: ReplicaOptions) -> None:
         self.front = front
         self.options = options
         self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
-        self._listed: tuple[dict[str, AdapterInfo], dict[str, ModelEntry]] | None = None
+        self._listed: _Listed | None = None
         self.started_s = time.monotonic() if options.started_s is None else options.started_s
         self.draining = False  # set when told to stop: finish what runs, take nothing new
 
@@ -88,15 +99,30 @@ class Replica:
         return card
 
     def entries(self) -> dict[str, ModelEntry]:
-        """All names that can be asked for: the model's own, then those of its adapters."""
-        adapters, name = self.front.adapters, self.front.name
-        if self._listed is None or self._listed[0] is not adapters:  # the front replaces it with each change
-            found = {own: ModelEntry(id=own, root=name) for own in self.names}
-            for adapter in adapters.values():
-                entry = ModelEntry(id=adapter.name, root=name, parent=name, digest=adapter.digest)
-                found.setdefault(adapter.name, entry)
-            self._listed = adapters, found
-        return self._listed[1]
+        """All names that can be asked for: the model's own, then those of its adapters, also of those that the engine will
+        have shortly: a request for one is not for an unknown model, but comes too early."""
+        front, listed = self.front, self._listed
+        adapters, awaited, is_ready = front.adapters, front.awaited_adapters, front.ready
+        if (
+            listed is None
+            or listed.adapters is not adapters  # the front replaces both with each change
+            or listed.awaited is not awaited
+            or listed.is_ready != is_ready
+        ):
+            listed = self._listed = _Listed(adapters, awaited, is_ready, self._list(adapters, awaited, is_ready))
+        return listed.entries
+
+    def _list(
+        self, adapters: dict[str, AdapterInfo], awaited: dict[str, AdapterInfo], is_ready: bool
+    ) -> dict[str, ModelEntry]:
+        name = self.front.name
+        found = {own: ModelEntry(id=own, root=name) for own in self.names}
+        for adapter in (*adapters.values(), *awaited.values()):
+            entry = ModelEntry(id=adapter.name, root=name, parent=name, digest=adapter.digest)
+            found.setdefault(adapter.name, entry)
+        for adapter_name in () if is_ready else self.options.adapters:
+            found.setdefault(adapter_name, ModelEntry(id=adapter_name, root=name, parent=name))
+        return found
 
     def adapter(self, model: str) -> str | None:
         """`model`, if that is an adapter."""

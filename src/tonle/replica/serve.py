@@ -34,6 +34,7 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
         models=replica.entries,
         metrics=replica.metrics,
         trust_salt=replica.options.trust_salt,
+        enable_lora=settings.enable_lora,
         on_drain=close,
     )
     config = gateway_config(settings)
@@ -44,8 +45,9 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
 
 def replica_options(settings: ServeConfig) -> ReplicaOptions:
     return ReplicaOptions(
-        strict=settings.strict, aliases=settings.served_model_name[1:], trust_salt=settings.trust_salt
-    )
+        strict=settings.strict, aliases=settings.served_model_name[1:], trust_salt=settings.trust_salt,
+        adapters=tuple(name for name, _ in settings.lora),
+    )  # fmt: skip
 
 
 def gateway_config(settings: ServeConfig) -> GatewayConfig:

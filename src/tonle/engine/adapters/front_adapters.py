@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from tonle.config.adapter_names import wrong_adapter_name
 from tonle.engine.messages import AdapterInfo, AdapterReply, Adapters, LoadAdapter, ModelCard, ToEngine, UnloadAdapter
-from tonle.errors import EngineDied, EngineRestarting, InvalidRequest, TonleError, UnknownModel
+from tonle.errors import CallerError, EngineDied, EngineRestarting, InvalidRequest, TonleError, UnknownModel
 
 log = logging.getLogger("tonle.engine")
 
@@ -24,10 +24,15 @@ class FrontAdapters:
         self.known: dict[str, AdapterInfo] = {}
         self._send = send
         self._last_reply = 0
-        self._asked: dict[int, asyncio.Future[None]] = {}  # by the number of the reply
+        self._asked: dict[int, asyncio.Future[dict[str, AdapterInfo]]] = {}  # by the number of the reply
         self._engine_id: int | None = None
         self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
         self._restoring: dict[str, AdapterInfo] = {}  # of those, what the next engine does not have yet
+
+    @property
+    def awaited(self) -> dict[str, AdapterInfo]:
+        """Those that the engine had and will have again. It is replaced with each change, never changed."""
+        return self._before or self._restoring
 
     # -- down
 
@@ -35,7 +40,7 @@ class FrontAdapters:
         """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
         if (info := self.known.get(name)) is not None:
             return info
-        if name in self._restoring:
+        if name in self.awaited:
             raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
         there = f"loaded are {', '.join(sorted(self.known))}" if self.known else "none is loaded"
         raise UnknownModel(f"there is no adapter {name!r}; {there}", param="adapter")
@@ -52,20 +57,24 @@ class FrontAdapters:
             raise InvalidRequest(
                 f"adapter {name} is loaded already; unload it first, or replace it in place", param="name"
             )
-        await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
-        return self.find(name)
+        loaded = await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
+        return loaded[name]  # as it was with the reply: another front may have unloaded it since
 
     async def unload(self, name: str) -> None:
         """Raises `UnknownModel`."""
         self.find(name)
-        await self._ask(UnloadAdapter(self._number(), name))
+        try:
+            await self._ask(UnloadAdapter(self._number(), name))
+        except CallerError as error:  # another front was faster
+            raise UnknownModel(error.message, param="adapter") from None
 
     def _number(self) -> int:
         self._last_reply += 1
         return self._last_reply
 
-    def _ask(self, message: LoadAdapter | UnloadAdapter) -> asyncio.Future[None]:
-        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _ask(self, message: LoadAdapter | UnloadAdapter) -> asyncio.Future[dict[str, AdapterInfo]]:
+        """What is known with the reply."""
+        asked: asyncio.Future[dict[str, AdapterInfo]] = asyncio.get_running_loop().create_future()
         self._asked[message.reply] = asked
         self._send(message)
         return asked
@@ -75,14 +84,13 @@ class FrontAdapters:
     def deliver(self, message: Adapters | AdapterReply) -> None:
         if isinstance(message, Adapters):
             self.known = {info.name: info for info in message.adapters}
-            for name in self.known.keys() & self._restoring.keys():
-                del self._restoring[name]
+            self._restoring = _without(self._restoring, self.known)
             return
         asked = self._asked.pop(message.reply, None)
         if asked is None or asked.done():  # the caller has left
             return
         if (error := message.exception) is None:
-            asked.set_result(None)
+            asked.set_result(self.known)
         else:
             asked.set_exception(error)
 
@@ -105,24 +113,27 @@ class FrontAdapters:
             return
         for name in self.known.keys() - before.keys():  # it was unloaded since the first engine was started
             self._restore(UnloadAdapter(self._number(), name))
+        self._restoring = _without(before, self.known)
         for name, info in before.items():
             now = self.known.get(name)
-            if now is None:
-                self._restoring[name] = info
             if now is None or now.path != info.path:
                 self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
 
     def _restore(self, message: LoadAdapter | UnloadAdapter) -> None:
-        def restored(asked: asyncio.Future[None]) -> None:
+        def restored(asked: asyncio.Future[dict[str, AdapterInfo]]) -> None:
             error = asked.exception()
             if not isinstance(error, EngineDied):  # else the next engine gets it
-                self._restoring.pop(message.name, None)
+                self._restoring = _without(self._restoring, [message.name])
             if error is not None and (message.name in self.known) == isinstance(message, UnloadAdapter):
                 log.error("after the engine came back: %s", error)  # else another front was faster
 
         self._ask(message).add_done_callback(restored)
 
 
+def _without(infos: dict[str, AdapterInfo], names: Container[str]) -> dict[str, AdapterInfo]:
+    return {name: info for name, info in infos.items() if name not in names}
+
+
 def _absolute(path: str | os.PathLike[str]) -> str:
     """The engine reads it, perhaps again later, in a process of its own."""
-    return str(Path(path).expanduser().absolute())
+    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 (pathlib's raises for an unknown user)

@@ -12,7 +12,7 @@ from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.messages import ToFront
 from tonle.errors import ConfigError, ModelError
 from tonle.models.adapters.adapter import Adapter, HeldAdapter
-from tonle.models.adapters.read_adapter import read_adapter
+from tonle.models.adapters.read_adapter import expand, read_adapter
 from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.engine")
@@ -21,7 +21,7 @@ log = logging.getLogger("tonle.engine")
 def read_given(config: EngineConfig, spec: ModelSpec) -> tuple[dict[str, Adapter], EngineConfig]:
     """The adapters of `config.lora`, and the settings with whole paths and a rank that holds them all. Raises `ModelError`."""
     given = {}
-    paths = {name: str(Path(path).expanduser().absolute()) for name, path in config.lora.items()}
+    paths = {name: str(expand(path).absolute()) for name, path in config.lora.items()}
     for name, path in paths.items():
         try:
             given[name] = read_adapter(Path(path), spec, max_rank=MAX_LORA_RANK)

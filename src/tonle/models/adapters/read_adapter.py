@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,12 +56,13 @@ def read_adapter(path: Path, spec: ModelSpec, *, max_rank: int) -> Adapter:
 
     `max_rank` is the setting max_lora_rank: ranks beyond it are refused.
     """
-    folder = _folder(path)
+    folder = expand(path)
     try:
+        _check_folder(folder)
         config = AdapterConfig(_file(folder, _CONFIG))
         adapter = _WeightsFile(_file(folder, _WEIGHTS), config, spec).read(max_rank)
     except OSError as error:
-        raise ModelError(f"{folder}: cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"{shown(str(folder))}: cannot be read: {error.strerror or error}") from error
     if config.base_model is not None:
         log.info("the adapter at %s was made for %s", folder, shown(config.base_model))
     return adapter
@@ -78,10 +80,14 @@ def matrix_shapes(spec: ModelSpec) -> dict[Place, tuple[int, int]]:
     return found
 
 
-def _folder(path: Path) -> Path:
-    folder = path.expanduser()
+def expand(path: str | os.PathLike[str]) -> Path:
+    """With the home folder in place of a `~`; the home of a user that does not exist is left for the reader to miss."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (pathlib's raises)
+
+
+def _check_folder(folder: Path) -> None:
     if folder.is_dir():
-        return folder
+        return
     wanted = f"an adapter is a local folder with {_CONFIG} and {_WEIGHTS}"
     if folder.exists():
         raise ModelError(f"{shown(str(folder))}: is not a folder; {wanted}")

@@ -23,14 +23,14 @@ import triton.language as tl
 from tonle.models.cuda.launch import follow, launch, read
 
 # `benchmarks.gpu_adapters steps --variants` compares other values of these.
-FEW_NUMBERS = 256 * 16  # y of so many tokens and ranks, at most, go through `residual_norm`
-NORM_CHUNK = 2048 * 16  # numbers of B that `residual_norm` treats at a time
+FEW_NUMBERS = 768 * 16  # y of so many tokens and ranks, at most, go through `residual_norm`
+NORM_CHUNK = 512 * 16  # numbers of B that `residual_norm` treats at a time
 NORM_WARPS = 8
 NORM_AHEAD = 192  # numbers per thread of B that it reads before the kernel ahead has ended, at most
 EXPAND_BLOCK = 64  # outputs of a program
 EXPAND_WARPS = 2  # of narrow tiles; wide ones have twice as many
-GATE_BLOCK = 64
-GATE_WARPS = 2
+GATE_BLOCK = 128
+GATE_WARPS = 4
 
 
 class SlotTiles(NamedTuple):

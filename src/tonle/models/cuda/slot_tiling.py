@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 DECODE_WIDTH = 16  # tokens of a tile, at most, where each row has one: many small groups
-MIXED_WIDTH = 64  # in steps with prompts
+MIXED_WIDTH = 16  # in steps with prompts
 
 
 def max_slot_tiles(tokens: int, num_slots: int, width: int) -> int:

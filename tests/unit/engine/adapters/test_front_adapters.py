@@ -76,7 +76,9 @@ def test_a_load_waits_for_its_reply() -> None:
         engine.front.deliver(Adapters([ONE, TWO]))
         assert engine.front.adapters == {"one": ONE, "two": TWO} and not task.done()
         engine.front.deliver(AdapterReply(1))
+        engine.front.deliver(Adapters([ONE]))  # another front was quick to unload it
         assert await task == TWO
+        engine.front.deliver(Adapters([ONE, TWO]))
 
         task = asyncio.ensure_future(engine.front.unload_adapter("two"))
         await asyncio.sleep(0)
@@ -86,6 +88,31 @@ def test_a_load_waits_for_its_reply() -> None:
         await task
         with pytest.raises(UnknownModel):
             await engine.front.unload_adapter("two")
+
+    asyncio.run(main())
+
+
+def test_of_two_fronts_that_unload_it_one_is_told_that_it_is_gone() -> None:
+    async def main() -> None:
+        engine = Engine(ONE)
+        task = asyncio.ensure_future(engine.front.unload_adapter("one"))
+        await asyncio.sleep(0)
+        engine.front.deliver(Adapters([]))  # the other's
+        engine.front.deliver(AdapterReply(1, "no adapter 'one' is loaded"))
+        with pytest.raises(UnknownModel, match="no adapter 'one' is loaded"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_the_home_of_an_unknown_user_is_for_the_engine_to_miss() -> None:
+    async def main() -> None:
+        engine = Engine()
+        task = asyncio.ensure_future(engine.front.load_adapter("one", "~no-such-user/one"))
+        await asyncio.sleep(0)
+        (message,) = engine.sent
+        assert isinstance(message, LoadAdapter) and message.path.endswith("/~no-such-user/one")
+        task.cancel()
 
     asyncio.run(main())
 
@@ -129,10 +156,12 @@ def test_a_new_engine_gets_what_was_loaded_while_the_old_one_ran() -> None:
         with pytest.raises(EngineRestarting, match="is being loaded again"):
             engine.front.submit([1], GenerationConfig(), adapter="two")
         engine.front.submit([1], GenerationConfig(), adapter="one")
+        assert engine.front.awaited_adapters == {"two": TWO}
         engine.front.deliver(Adapters([ONE, AdapterInfo("two", 7, "bb" * 32, 4, "/adapters/two")]))
         engine.front.deliver(AdapterReply(1))
         engine.front.submit([1], GenerationConfig(), adapter="two")
         assert isinstance(engine.sent[-1], Submit) and engine.sent[-1].requests[0].adapter == 7
+        assert not engine.front.awaited_adapters
 
     asyncio.run(main())
 
@@ -143,6 +172,7 @@ def test_an_engine_that_dies_before_it_has_all_back_is_followed_by_one_that_gets
         engine.front.deliver(Adapters([ONE, TWO]))
         engine.restart(ONE)
         engine.front.lose(EngineDied("it was killed"))  # the connection and the process: twice
+        assert engine.front.awaited_adapters == {"one": ONE, "two": TWO}, "while there is no engine, too"
         engine.restart(ONE, engine_id=3)
         assert engine.sent == [LoadAdapter(2, "two", "/adapters/two", False)]
         await asyncio.sleep(0)

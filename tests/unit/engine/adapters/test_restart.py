@@ -37,10 +37,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_an_engine_that_was_killed_has_its_adapters_again(tmp_path: Path) -> None:
     model = save_folder("llama", tmp_path / "model")
-    expected: dict[str, list[int]] = {}
-    for seed, name in enumerate(("start", "later", "gone")):
-        adapter = write_adapter(tmp_path / name, live_spec(model), seed=seed)
-        expected[name] = reference(merge(tiny_model("llama"), adapter), PROMPT, 8)
+    adapters = {
+        name: write_adapter(tmp_path / name, live_spec(model), seed=seed)
+        for seed, name in enumerate(("start", "later", "gone"))
+    }
     lora = {name: str(tmp_path / name) for name in ("start", "gone")}
     # float32 as asked: the path of torch operations
     config = EngineConfig(lora=lora, device="cpu", dtype="float32", memory_pool_size=2**20, max_sequence_length=128)
@@ -55,6 +55,10 @@ def test_an_engine_that_was_killed_has_its_adapters_again(tmp_path: Path) -> Non
 
         await engine.start(front)
         try:
+            expected = {  # computed while the engine starts
+                name: await asyncio.to_thread(reference, merge(tiny_model("llama"), adapters[name]), PROMPT, 8)
+                for name in ("start", "later")
+            }
             await engine.wait_ready()
             assert await ask("start") == expected["start"]
             await front.load_adapter("later", tmp_path / "later")

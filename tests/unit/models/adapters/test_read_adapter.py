@@ -271,8 +271,23 @@ def test_a_file_that_changes_while_it_is_read(folder: Path, spec: ModelSpec, mon
         refused(folder, spec, "changed while it was read")
 
 
+def test_a_path_or_file_that_the_system_will_not_open(folder: Path, spec: ModelSpec) -> None:
+    with pytest.raises(ModelError, match=r"^/x{199}…: cannot be read: File name too long$"):
+        read_adapter(Path("/" + "x" * 5000), spec, max_rank=16)
+    write_adapter(folder, spec)
+    header = b'{"x": {"dtype": "F32", "shape": [4194304, 4194304], "data_offsets": [0, 70368744177664]}}'
+    with (folder / "adapter_model.safetensors").open("wb") as file:  # 64 TiB, none of it on the disk
+        file.write(len(header).to_bytes(8, "little") + header)
+        try:
+            file.truncate(8 + len(header) + 2**46)
+        except OSError:
+            pytest.skip("this file system has no files of that size")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors: "):
+        read_adapter(folder, spec, max_rank=16)
+
+
 def test_folders_that_are_none(tmp_path: Path, spec: ModelSpec, folder: Path) -> None:
-    for name in ("https://example.com/adapter", "org/khmer-qa", str(tmp_path / "missing")):
+    for name in ("https://example.com/adapter", "org/khmer-qa", str(tmp_path / "missing"), "~no-such-user/x"):
         with pytest.raises(
             ModelError, match=r"there is no such folder; .*adapter_config\.json.*not fetched from URLs or hubs"
         ):
