@@ -112,7 +112,7 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
                                        factor, KV_HEADS, D, BLOCK, BN, WINDOW, CAP, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
         if SINKS is not None:
-            total = with_sink(total, best, sinks_of(SINKS, head, head < HEADS))
+            total = with_sink(total, tl.where(real, best, 0.0), sinks_of(SINKS, head, head < HEADS))
         total = tl.where(real, total, 1.0)
         tl.store(out, (acc * (1.0 / total)[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
 

@@ -38,7 +38,7 @@ def capped(score, CAP: tl.constexpr):
 @triton.jit
 def sinks_of(SINKS, head, some):
     """The sinks of (heads,) `head`, in powers of two."""
-    return tl.load(SINKS + head, mask=some, other=0.0).to(tl.float32) * _LOG2E
+    return tl.load(SINKS + head, mask=some, other=-1.0e30).to(tl.float32) * _LOG2E
 
 
 @triton.jit

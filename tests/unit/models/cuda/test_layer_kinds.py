@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,22 +13,24 @@ import torch
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
 from tests.fakes.adapters import random_adapter
-from tests.fakes.layer_kinds import ATTENTION, KINDS, MIXER, PLAIN, VOCAB, Reference, decoder_of, merged, spec_of, tensors_of
+from tests.fakes.layer_kinds import KINDS, PLAIN, VOCAB, Reference, decoder_of, merged, spec_of, tensors_of
 from tests.fakes.planned_rows import PlannedRows, logprobs_of
 from tests.unit.models.stepper import random_tokens
 from tonle.config.engine import EngineConfig
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.run.cuda import CudaRunner
+from tonle.models.adapters import Adapter
 from tonle.models.cuda import decode_attention, decode_tiling, gemv, matrix, sample
-from tonle.models.cuda.cuda_layer import support, unsupported
+from tonle.models.cuda.cuda_layer import support
 from tonle.models.cuda.skinny import SkinnyTiling
 from tonle.models.layer_order import Piece, layer_order
 from tonle.models.spec import LayerSpec, ModelSpec
 
-CONFIG = EngineConfig(max_batch_size=4, max_num_batched_tokens=40, max_sequence_length=64, memory_pool_size=2**20)
+CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=24, max_sequence_length=48, memory_pool_size=2**21)
 BLOCKS_PER_ROW = 3
 RUN = [kind for kind, layer in KINDS.items() if layer.mixer.kind != "experts"]
-PROMPTS = [random_tokens(length, VOCAB) for length in (31, 9, 1)]
+MODELS = ["; ".join(RUN[first : first + 4]) for first in range(0, len(RUN), 4)]  # the interpreter is slow: four kinds in each
+PROMPTS = [random_tokens(length, VOCAB) for length in (17, 4, 1)]
 
 
 @pytest.fixture(autouse=True)
@@ -36,47 +40,118 @@ def small_tilings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             module,
             "decode_tiling",
-            lambda rows, kv_heads, fp8=False: decode_tiling.DecodeTiling(16, 4, 3, 16, rows < 3 and not fp8),
+            lambda rows, kv_heads, fp8=False: decode_tiling.DecodeTiling(16, 4, 3, 6, rows < 3 and not fp8),
         )
     monkeypatch.setattr(decode_tiling, "_SHORTEST", 16)
     few_programs = SkinnyTiling(256, 64, stages=2)
     monkeypatch.setattr(matrix, "skinny_tiling", lambda rows, *_, **__: few_programs if rows == 2 else None)
-    monkeypatch.setattr(gemv, "gemv_tiling", lambda outputs, inputs, norm: gemv.GemvTiling(64, 64, warps=1))
+    monkeypatch.setattr(gemv, "gemv_tiling", lambda outputs, inputs, norm: gemv.GemvTiling(32, 64, warps=1))
     monkeypatch.setattr(sample, "_STRETCHES", 1)
     monkeypatch.setattr(sample, "_BLOCK", 128)
 
 
-def computed(spec: ModelSpec, tensors: dict[str, torch.Tensor], config: EngineConfig = CONFIG) -> PlannedRows:
-    """Prompts, whole and in chunks, beside a row that goes on; then steps of many rows, of one and of two."""
-    machine = cuda_machine(decoder_of(spec, tensors), config, capture=False)
-    assert machine is not None
+def computed(
+    spec: ModelSpec, tensors: dict[str, torch.Tensor], *, adapters: tuple[Adapter, ...] = (), **settings: Any
+) -> PlannedRows:
+    """Prompts, whole and in chunks, beside a row that goes on; then a step of many rows, and one of a single row.
+
+    The first row has the first adapter, the second one the second; the third has none.
+    """
+    decoder, config = decoder_of(spec, tensors), replace(CONFIG, **settings)
+    machine = cuda_machine(decoder, config, capture=False, adapter_slots=len(adapters), max_rank=8)
+    assert machine is not None and isinstance(machine.runner, CudaRunner)
+    for slot, adapter in enumerate(adapters):
+        machine.runner._net.set_adapter(slot, adapter)
     rows = PlannedRows(machine.runner, BLOCKS_PER_ROW)
     for row, prompt in enumerate(PROMPTS):
-        rows.join(row, prompt)
-    rows.step({0: 20, 1: 9})
-    rows.step({0: 11, 1: 0, 2: 1})
+        rows.join(row, prompt, row if row < len(adapters) else -1)
+    rows.step({0: 9, 1: 4})
+    rows.step({0: 8, 1: 0, 2: 1})
     rows.step({0: 0, 1: 0, 2: 0})
     rows.step({0: 0})
-    rows.step({0: 0, 1: 0})
     return rows
 
 
-def assert_as_described(rows: PlannedRows, reference: Reference) -> None:
-    for row, text in rows.tokens.items():
+def assert_as_described(rows: PlannedRows, references: Sequence[Reference]) -> None:
+    """One reference for each row."""
+    for reference, (row, text) in zip(references, rows.tokens.items(), strict=True):
         torch.testing.assert_close(rows.said(row), logprobs_of(reference.logits(text), text), rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", RUN)
-def test_a_described_layer_computes_what_it_says(kind: str) -> None:
-    spec = spec_of(PLAIN, KINDS[kind], gain_offset=1.0)
+@pytest.mark.parametrize("kinds", MODELS)
+def test_described_layers_compute_what_they_say(kinds: str) -> None:
+    spec = spec_of(*(KINDS[kind] for kind in kinds.split("; ")), gain_offset=1.0)
     tensors = tensors_of(spec)
-    assert_as_described(computed(spec, tensors), Reference(spec, tensors))
+    assert_as_described(computed(spec, tensors), [Reference(spec, tensors)] * 3)
 
 
-@pytest.mark.parametrize("kind", ["soft cap", "sinks, soft cap, window"])
-def test_keys_and_values_of_eight_bits(kind: str) -> None:
-    """Caps concern scores with the keys' scales in them, and without those of values."""
-    spec = spec_of(PLAIN, KINDS[kind])
+def test_keys_and_values_of_eight_bits() -> None:
+    """Caps concern scores with the keys' scales in them, and without those of values; so do sinks."""
+    spec = spec_of(KINDS["soft cap"], KINDS["sinks, soft cap, window"])
     tensors = tensors_of(spec)
-    rows = computed(spec, tensors, replace(CONFIG, kv_cache_dtype="fp8"))
-    assert_as_described(rows, Reference(spec, tensors, eight_bits=True))
+    rows = computed(spec, tensors, kv_cache_dtype="fp8")
+    assert_as_described(rows, [Reference(spec, tensors, eight_bits=True)] * 3)
+
+
+def test_adapters_on_layers_of_every_kind() -> None:
+    """Those that concern products and what follows them; attention does not know of adapters."""
+    spec = spec_of(
+        replace(KINDS["norms before and after"], mixer=KINDS["gelu"].mixer),
+        replace(KINDS["parallel"], mixer=KINDS["plain mixer with biases"].mixer),
+        KINDS["no norms"],
+    )
+    tensors = tensors_of(spec)
+    adapters = random_adapter(spec, rank=8, seed=1), random_adapter(spec, rank=3, seed=2)
+    references = [Reference(spec, merged(tensors, adapter)) for adapter in adapters] + [Reference(spec, tensors)]
+    rows = computed(spec, tensors, adapters=adapters)
+    assert_as_described(rows, references)
+    for row in range(2):
+        text = rows.tokens[row]
+        assert (logprobs_of(references[-1].logits(text), text) - rows.said(row)).abs().mean() > 0.1
+
+
+# -- what is said about them
+
+
+def forms(layer: LayerSpec) -> dict[str, str]:
+    return {piece.name: support(layer, piece).form for piece in layer_order(layer)}
+
+
+def test_what_is_fused_and_what_is_not() -> None:
+    fused = dict.fromkeys((piece.name for piece in Piece), "fused")
+    for kind in RUN:
+        found = forms(KINDS[kind])
+        if kind in ("norms before and after", "norms after alone"):
+            assert found["ADD_ATTENDED"] == found["ADD_MIXED"] == "plain"
+        elif kind in ("no norms", "plain mixer", "plain mixer with biases", "gelu"):
+            assert found == fused | {"MIX": "plain"}
+        else:
+            assert found == fused, kind
+
+
+def test_experts_run_on_torch_operations(caplog: pytest.LogCaptureFixture) -> None:
+    """On any device: without a machine of ours, the engine builds the one that `Decoder` runs on."""
+    spec = spec_of(PLAIN, KINDS["experts"])
+    with caplog.at_level(logging.INFO, "tonle.engine"):
+        assert cuda_machine(decoder_of(spec, tensors_of(spec)), CONFIG, capture=False) is None
+    assert caplog.messages == [
+        "the CUDA kernels cannot run this model (which experts a token gets is decided on the host, out of reach of a CUDA "
+        "graph); it runs on plain torch operations"
+    ]
+
+
+def test_the_log_says_what_is_not_fused(caplog: pytest.LogCaptureFixture) -> None:
+    spec = spec_of(PLAIN, KINDS["norms before and after"], KINDS["norms before and after"], KINDS["gelu"])
+    with caplog.at_level(logging.INFO, "tonle.engine"):
+        assert cuda_machine(decoder_of(spec, tensors_of(spec)), CONFIG, capture=False) is not None
+    said = [message for message in caplog.messages if "torch operations" in message]
+    assert said == [
+        "add attended of 2 layers runs on torch operations: a norm after the product",
+        "add mixed of 2 layers runs on torch operations: a norm after the product",
+        "mix of 1 layers runs on torch operations: a gated mixer with gelu_tanh",
+    ]
+    caplog.clear()
+    plain = spec_of(PLAIN, KINDS["sinks, soft cap, window"])
+    with caplog.at_level(logging.INFO, "tonle.engine"):
+        assert cuda_machine(decoder_of(plain, tensors_of(plain)), CONFIG, capture=False) is not None
+    assert not any("torch operations" in message for message in caplog.messages)
