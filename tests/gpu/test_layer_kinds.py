@@ -63,7 +63,7 @@ def computed(
     rows.step({1: 0, 0: 70, 2: 0, **{row: len(PROMPTS[row]) for row in range(3, 10)}})
     rows.step({row: len(PROMPTS[row]) for row in range(10, len(PROMPTS))})
     for count in (20, 20, 3, 3, 2, 2, 1, 1):
-        rows.step({row: 0 for row in range(count)})
+        rows.step(dict.fromkeys(range(count), 0))
     return rows
 
 

@@ -69,7 +69,9 @@ class CudaLayer:
     adapted: AdaptedLayer | None = None
 
     @classmethod
-    def of(cls, spec: LayerSpec, layer: Layer, eps: float, angles: torch.Tensor | None, normed: torch.Tensor) -> CudaLayer:
+    def of(
+        cls, spec: LayerSpec, layer: Layer, eps: float, angles: torch.Tensor | None, normed: torch.Tensor
+    ) -> CudaLayer:
         """`normed`: (tokens, hidden), where norms that are not fused leave their results."""
 
         def norm(found: RMSNorm | None) -> Norm | None:

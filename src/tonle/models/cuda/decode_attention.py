@@ -92,8 +92,8 @@ def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, sink, HEAD
 def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, PART,
             PART_MAX, PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, SINKS, eps, scale, table_width, G: tl.constexpr,
             GP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
-            WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
-            PDL: tl.constexpr):  # fmt: skip
+            WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr,
+            IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
     # but the new ones: reading them need not wait. In a mixed step the kernel ahead is the prompts' attention, of which
     # nothing is read here; it has waited for all that is, and writes other rows: the two run side by side.

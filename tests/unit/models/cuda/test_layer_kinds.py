@@ -29,7 +29,9 @@ from tonle.models.spec import LayerSpec, ModelSpec
 CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=24, max_sequence_length=48, memory_pool_size=2**21)
 BLOCKS_PER_ROW = 3
 RUN = [kind for kind, layer in KINDS.items() if layer.mixer.kind != "experts"]
-MODELS = ["; ".join(RUN[first : first + 4]) for first in range(0, len(RUN), 4)]  # the interpreter is slow: four kinds in each
+MODELS = [
+    "; ".join(RUN[first : first + 4]) for first in range(0, len(RUN), 4)
+]  # the interpreter is slow: four kinds in each
 PROMPTS = [random_tokens(length, VOCAB) for length in (17, 4, 1)]
 
 
