@@ -153,7 +153,7 @@ def mixer(**change: Any) -> LayerSpec:
 
 
 KINDS: dict[str, LayerSpec] = {
-    "plain": PLAIN,
+    "usual": PLAIN,
     "no positions": attention(rope=None),
     "another theta": attention(rope=RopeSpec(theta=500.0)),
     "scaled positions": attention(rope=RopeSpec(kind="linear", factor=4.0)),

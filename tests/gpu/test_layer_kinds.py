@@ -1,6 +1,6 @@
 """On a GPU: every kind of layer that the kernels run, from graphs and without them, against the plain reference.
 
-Half precision is judged by how far it is off on average; float32 and the interpreter's tests see every detail.
+Half precision is judged by how far it is off on average, compared with torch's own operations on the same device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 from tests.fakes.adapters import random_adapter
 from tests.fakes.layer_kinds import KINDS, VOCAB, Reference, decoder_of, merged, spec_of, tensors_of
 from tests.fakes.planned_rows import PlannedRows, logprobs_of
-from tests.unit.models.stepper import random_tokens
+from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.config.engine import EngineConfig
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.run.cuda import CudaRunner
@@ -26,7 +26,7 @@ from tonle.models.adapters import Adapter
 from tonle.models.spec import LayerSpec, ModelSpec
 
 pytestmark = pytest.mark.gpu
-CONFIG = EngineConfig(max_batch_size=24, max_num_batched_tokens=256, max_sequence_length=256, memory_pool_size=2**26)
+CONFIG = EngineConfig(max_batch_size=24, max_num_batched_tokens=256, max_sequence_length=256, memory_pool_size=2**28)
 BLOCKS_PER_ROW = 16
 RUN = [kind for kind, layer in KINDS.items() if layer.mixer.kind != "experts"]
 MODELS = ["; ".join(RUN[first : first + 4]) for first in range(0, len(RUN), 4)]
@@ -75,6 +75,16 @@ def off(rows: PlannedRows, references: dict[int, Reference], default: Reference)
     ])  # fmt: skip
 
 
+def torch_off(spec: ModelSpec, tensors: dict[str, torch.Tensor], rows: PlannedRows, reference: Reference) -> float:
+    """How far torch's operations in bfloat16 are off over the same texts, on average."""
+    decoder, found = decoder_of(spec, tensors, torch.device("cuda"), torch.bfloat16), []
+    for text in rows.tokens.values():
+        stepper = Stepper(decoder, [text])
+        stepper.run(1000)
+        found.append((logprobs_of(stepper.of(0), text) - logprobs_of(reference.logits(text), text)).abs())
+    return float(torch.cat(found).mean())
+
+
 @pytest.mark.parametrize("capture", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("kinds", MODELS)
 def test_described_layers_compute_what_they_say(kinds: str, capture: bool) -> None:
@@ -85,12 +95,13 @@ def test_described_layers_compute_what_they_say(kinds: str, capture: bool) -> No
 
 
 def test_half_precision() -> None:
-    """All kinds in one model, as graphs run it; and no further off than torch's own operations would be."""
+    """All kinds in one model, as graphs run it."""
     spec, tensors = model_of(RUN)
     tensors = {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
-    found = off(computed(spec, tensors, torch.bfloat16, capture=True), {}, Reference(spec, tensors))
-    print(f"bfloat16: {float(found.mean()):.3f} off on average")
-    assert float(found.mean()) < 0.15
+    rows, reference = computed(spec, tensors, torch.bfloat16, capture=True), Reference(spec, tensors)
+    found, plain = float(off(rows, {}, reference).mean()), torch_off(spec, tensors, rows, reference)
+    print(f"bfloat16: {found:.4f} off on average, torch {plain:.4f}")
+    assert found < 1.5 * plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -98,9 +109,10 @@ def test_keys_and_values_of_eight_bits(dtype: torch.dtype) -> None:
     spec, tensors = model_of(["soft cap", "sinks, soft cap, window", "sinks"])
     tensors = {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
     rows = computed(spec, tensors, dtype, capture=True, kv_cache_dtype="fp8")
-    found = off(rows, {}, Reference(spec, tensors, eight_bits=True))
-    print(f"fp8, {dtype}: {float(found.mean()):.4f} off on average")
-    assert float(found.mean()) < (2e-3 if dtype == torch.float32 else 0.08)
+    found = float(off(rows, {}, Reference(spec, tensors, eight_bits=True)).mean())
+    plain = torch_off(spec, tensors, rows, Reference(spec, tensors))  # without eight bits
+    print(f"fp8, {dtype}: {found:.4f} off on average, torch in bfloat16 {plain:.4f}")
+    assert found < (1e-3 if dtype == torch.float32 else 3 * plain)  # numbers at a limit are rounded to either side
 
 
 @pytest.mark.parametrize("capture", [True, False], ids=["graphs", "eager"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.run.cuda import CudaRunner
 from tonle.models.adapters import Adapter
+from tonle.models.cpu import pack
 from tonle.models.cuda import decode_attention, decode_tiling, gemv, matrix, sample
 from tonle.models.cuda.cuda_layer import support
 from tonle.models.cuda.skinny import SkinnyTiling
-from tonle.models.layer_order import Piece, layer_order
+from tonle.models.layer_order import Answer, Piece, layer_order
 from tonle.models.spec import LayerSpec, ModelSpec
 
 CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=24, max_sequence_length=48, memory_pool_size=2**21)
@@ -115,20 +117,25 @@ def test_adapters_on_layers_of_every_kind() -> None:
 # -- what is said about them
 
 
-def forms(layer: LayerSpec) -> dict[str, str]:
-    return {piece.name: support(layer, piece).form for piece in layer_order(layer)}
+def answered(layer: LayerSpec, answer: Answer) -> str:
+    """As the table of docs/architecture.md has it."""
+    forms = {piece.name: answer(layer, piece).form for piece in layer_order(layer)}
+    if "none" in forms.values():
+        return "none"
+    plain = [piece.name for piece in Piece if forms[piece.name] == "plain"]
+    return "plain: " + ", ".join(f"`{name}`" for name in plain) if plain else "fused"
 
 
-def test_what_is_fused_and_what_is_not() -> None:
-    fused = dict.fromkeys((piece.name for piece in Piece), "fused")
-    for kind in RUN:
-        found = forms(KINDS[kind])
-        if kind in ("norms before and after", "norms after alone"):
-            assert found["ADD_ATTENDED"] == found["ADD_MIXED"] == "plain"
-        elif kind in ("no norms", "plain mixer", "plain mixer with biases", "gelu"):
-            assert found == fused | {"MIX": "plain"}
-        else:
-            assert found == fused, kind
+def test_the_documented_table() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text()
+    table = page.partition("| layers | CUDA kernels | compiled CPU step |")[2].partition("\n\n")[0].splitlines()[2:]
+    documented: dict[str, tuple[str, ...]] = {}
+    for line in table:
+        kinds, *answers = (cell.strip() for cell in line.strip("|").split("|"))
+        documented |= {kind: tuple(answers) for kind in kinds.split("; ")}
+    assert documented == {
+        kind: (answered(layer, support), answered(layer, pack.support)) for kind, layer in KINDS.items()
+    }
 
 
 def test_experts_run_on_torch_operations(caplog: pytest.LogCaptureFixture) -> None:
