@@ -114,9 +114,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
         g = tl.arange(0, GP)
         d = tl.arange(0, D)
         some = g < G
-        sink = None
-        if SINKS is not None:
-            sink = sinks_of(SINKS, kv_head * G + g, some)
+        sink = sinks_of(SINKS, kv_head * G + g, some) if SINKS is not None else None
         QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         K += kv_head * D
         V += kv_head * D
