@@ -40,6 +40,8 @@ def random_adapter(
     chosen = list(modules)
     for layer in range(spec.num_layers) if layers is None else layers:
         for module in chosen:
+            if (layer, module) not in shapes:  # a plain mixer has no gate
+                continue
             out_size, in_size = shapes[layer, module]
             size = rank if isinstance(rank, int) else rank[module]
             a = torch.randn(size, in_size, generator=generator) * in_size**-0.5

@@ -18,7 +18,8 @@ from tonle.models.spec import LayerSpec, ModelSpec
 
 
 def support(layer: LayerSpec, piece: Piece) -> Support:
-    """Fused where a layer norms before and gates with SiLU; torch operations around our products elsewhere."""
+    """Attention of every kind is fused, and so are mixers that norm before and gate with SiLU; norms after the products and
+    other activations are torch operations around our products."""
     attention, mixer = layer.attention, layer.mixer
     if piece is Piece.ATTEND:
         if attention.head_dim not in (16, 32, 64, 128, 256):
@@ -27,15 +28,15 @@ def support(layer: LayerSpec, piece: Piece) -> Support:
             return Support(
                 "none", "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
             )
-        if attention.soft_cap is not None or attention.sinks:
-            return Support("none", "attention with soft caps or sinks has no CUDA kernels")
     if piece in (Piece.MIX, Piece.ADD_MIXED):
         if mixer.kind == "experts":
-            return Support("none", "mixers of experts have no CUDA kernels")
+            return Support("none", "which experts a token gets is decided on the host, out of reach of a CUDA graph")
         if mixer.size % 16:
             return Support("none", "hidden_size and intermediate_size must be multiples of 16")
     if piece is Piece.MIX and (mixer.kind, mixer.activation) != ("gated", "silu"):
         return Support("plain", f"a {mixer.kind} mixer with {mixer.activation}")
+    if piece is Piece.MIX and not layer.norm_before:
+        return Support("plain", "no norm before the mixer")
     if piece in (Piece.ADD_ATTENDED, Piece.ADD_MIXED) and layer.norm_after:
         return Support("plain", "a norm after the product")
     return FUSED
@@ -58,7 +59,7 @@ class CudaLayer:
     q_gain: torch.Tensor | None
     k_gain: torch.Tensor | None
     sinks: torch.Tensor | None  # (heads,)
-    angles: torch.Tensor  # (positions, 2, head_dim)
+    angles: torch.Tensor | None  # (positions, 2, head_dim); None: positions are not encoded
     o: Matrix
     attention_after: Norm | None
     mlp_norm: Norm | None
@@ -68,7 +69,9 @@ class CudaLayer:
     adapted: AdaptedLayer | None = None
 
     @classmethod
-    def of(cls, spec: LayerSpec, layer: Layer, eps: float, angles: torch.Tensor, normed: torch.Tensor) -> CudaLayer:
+    def of(
+        cls, spec: LayerSpec, layer: Layer, eps: float, angles: torch.Tensor | None, normed: torch.Tensor
+    ) -> CudaLayer:
         """`normed`: (tokens, hidden), where norms that are not fused leave their results."""
 
         def norm(found: RMSNorm | None) -> Norm | None:

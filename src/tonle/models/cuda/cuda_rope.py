@@ -17,13 +17,8 @@ from tonle.models.inputs import LayerCache
 from tonle.models.rope import Rotary
 
 
-def angle_table(
-    rotary: Rotary | None, num_positions: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """(positions, 2, head_dim): cos, and sin with its first half negated, as `rope.rotate` wants them. None: nothing turns."""
-    if rotary is None:
-        still = torch.tensor([1.0, 0.0], dtype=dtype, device=device)
-        return still[None, :, None].expand(num_positions, 2, head_dim).contiguous()
+def angle_table(rotary: Rotary, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(positions, 2, head_dim): cos, and sin with its first half negated, as `rope.rotate` wants them."""
     cos, sin = rotary.angles(torch.arange(num_positions, device=device), dtype)
     return torch.stack((cos.squeeze(1), sin.squeeze(1)), dim=1).contiguous()
 
@@ -67,7 +62,10 @@ def both_read(x, y, PDL: tl.constexpr):
 
 @triton.jit
 def turned(x, y, cos, sin, GAIN, eps, D: tl.constexpr, NORM: tl.constexpr):
-    """Heads (heads, D) of one token and their other halves, normed if asked for and rotated; rounded where torch would round."""
+    """Heads (heads, D) of one token and their other halves, normed if asked for and rotated unless `cos` is None.
+
+    Rounded where torch would round.
+    """
     d = tl.arange(0, D)
     dtype: tl.constexpr = x.dtype
     x = x.to(tl.float32)
@@ -76,7 +74,10 @@ def turned(x, y, cos, sin, GAIN, eps, D: tl.constexpr, NORM: tl.constexpr):
         scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
         x = (x * scale * tl.load(GAIN + d).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
         y = (y * scale * tl.load(GAIN + (d + D // 2) % D).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-    return (x * cos[None, :] + y * sin[None, :]).to(dtype)
+    if cos is not None:
+        return (x * cos[None, :] + y * sin[None, :]).to(dtype)
+    else:
+        return x.to(dtype)
 
 
 @triton.jit
@@ -91,7 +92,9 @@ def _rotate_and_store(COUNTS, POSITIONS, SLOTS, QKV, K, V, K_SCALES, V_SCALES, A
         slot = tl.load(SLOTS + t).to(tl.int64)
         QKV += t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         head = tl.arange(0, HEADS_P)
-        cos, sin = angles_at(ANGLES, position, D)
+        cos, sin = None, None
+        if ANGLES is not None:
+            cos, sin = angles_at(ANGLES, position, D)
         x, y = heads_at(QKV, head, head < HEADS, D)
         q = turned(x, y, cos, sin, Q_GAIN, eps, D, NORM)
         kv = tl.arange(0, KV_P)
@@ -117,7 +120,7 @@ def rotate_and_store(
     batch: StepBuffer,
     qkv: torch.Tensor,
     cache: LayerCache,
-    angles: torch.Tensor,
+    angles: torch.Tensor | None,
     q_gain: torch.Tensor | None,
     k_gain: torch.Tensor | None,
     eps: float,

@@ -17,7 +17,7 @@ from tonle.models.cuda.cuda_rope import angles_at, both_read, heads_at, turned
 from tonle.models.cuda.decode_tiling import decode_tiling, max_items
 from tonle.models.cuda.fp8 import exponent, halved, packed, reciprocal
 from tonle.models.cuda.launch import follow, launch
-from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
+from tonle.models.cuda.softmax import LOG2E, capped, sinks_of, take_in, take_in_packed, weigh, with_sink
 from tonle.models.inputs import LayerCache
 
 
@@ -41,31 +41,31 @@ def _read(K, V, table, first, high, KV_HEADS: tl.constexpr, D: tl.constexpr, BLO
 
 @triton.jit
 def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, scale, KV_HEADS: tl.constexpr,
-            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """One block of keys into the running softmax."""
     if K_SCALES is None:
         k, v, inside = _read(K, V, table, first, high, KV_HEADS, D, BLOCK, BN)
-        return take_in(weigh(q, k, scale, IEEE), inside[None, :], v, None, best, total, acc, True, IEEE)
+        return take_in(capped(weigh(q, k, scale, IEEE), CAP), inside[None, :], v, None, best, total, acc, True, IEEE)
     else:
         block, offset, inside = _places(table, first, high, BLOCK, BN)
         return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, offset, inside, inside[None, :], best, total, acc,
-                              scale, KV_HEADS, D, BLOCK, True, IEEE)  # fmt: skip
+                              scale, KV_HEADS, D, BLOCK, CAP, True, IEEE)  # fmt: skip
 
 
 @triton.jit
 def _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, scale, KV_HEADS: tl.constexpr, D: tl.constexpr,
-          BLOCK: tl.constexpr, BN: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+          BLOCK: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """All keys from `low` to `high` into the running softmax."""
     for first in tl.range(low, high, BN):
         best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, best, total, acc, scale, KV_HEADS, D,
-                                   BLOCK, BN, IEEE)  # fmt: skip
+                                   BLOCK, BN, CAP, IEEE)  # fmt: skip
     return best, total, acc
 
 
 @triton.jit
-def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.constexpr, GP: tl.constexpr,
+def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, sink, HEADS: tl.constexpr, GP: tl.constexpr,
             D: tl.constexpr):  # fmt: skip
-    """What the `active` stretches of a row have left, as one: (GP, D)."""
+    """What the `active` stretches of a row have left, as one, and the sink: (GP, D)."""
     d = tl.arange(0, D)
     best = tl.full([GP], -1.0e30, tl.float32)
     total = tl.zeros([GP], tl.float32)
@@ -84,15 +84,16 @@ def _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS: tl.
             total = total * mine + its_total * its
             acc = acc * mine[:, None] + its_acc * its[:, None]
             best = top
+    total = with_sink(total, best, sink)
     return acc * (1.0 / tl.where(some, total, 1.0))[:, None]
 
 
 @triton.jit
 def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, PART,
-            PART_MAX, PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, eps, scale, table_width, G: tl.constexpr, GP: tl.constexpr,
-            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
-            WINDOW: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr, IEEE: tl.constexpr,
-            PDL: tl.constexpr):  # fmt: skip
+            PART_MAX, PART_SUM, ARRIVED, ANGLES, Q_GAIN, K_GAIN, SINKS, eps, scale, table_width, G: tl.constexpr,
+            GP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr,
+            WINDOW: tl.constexpr, CAP: tl.constexpr, FUSED: tl.constexpr, EAGER: tl.constexpr, NORM: tl.constexpr,
+            IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     # The step's integers and block tables are older than the kernel ahead, and in a pure decode step so are all keys
     # but the new ones: reading them need not wait. In a mixed step the kernel ahead is the prompts' attention, of which
     # nothing is read here; it has waited for all that is, and writes other rows: the two run side by side.
@@ -113,6 +114,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
         g = tl.arange(0, GP)
         d = tl.arange(0, D)
         some = g < G
+        sink = sinks_of(SINKS, kv_head * G + g, some) if SINKS is not None else None
         QKV += b.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
         K += kv_head * D
         V += kv_head * D
@@ -128,7 +130,9 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             if EAGER:
                 k, v, inside = _read(K, V, table, low, high, KV_HEADS, D, BLOCK, BN)
             new_block = tl.load(table + last // BLOCK).to(tl.int64)
-            cos, sin = angles_at(ANGLES, last, D)
+            cos, sin = None, None
+            if ANGLES is not None:
+                cos, sin = angles_at(ANGLES, last, D)
             follow(PDL)
             one = tl.arange(0, 1)  # all reads first, so that they are under way together
             new_v = tl.load(QKV + (HEADS + KV_HEADS + kv_head) * D + d)[None, :]  # (1, D)
@@ -151,13 +155,15 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             best = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale
             total = tl.where(g >= 0, 1.0, 0.0)
             if K_SCALES is not None:
-                best = best * k_scale + exponent(v_scale)
+                best = capped(best * k_scale, CAP) + exponent(v_scale)
                 total = total * reciprocal(v_scale)
+            else:
+                best = capped(best, CAP)
             best = tl.where(at_end, best, -1.0e30)
             total = tl.where(at_end, total, 0.0)
             acc = tl.where(at_end & (g >= 0)[:, None], new_v.to(tl.float32), 0.0)
             if EAGER:
-                score = weigh(q, k, scale, IEEE)
+                score = capped(weigh(q, k, scale, IEEE), CAP)
                 best, total, acc = take_in(score, inside[None, :], v, None, best, total, acc, True, IEEE)
                 low += BN
         else:
@@ -168,13 +174,14 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
         if EAGER and FUSED:
             if low < high:  # a loop not entered takes its time, too
                 best, total, acc = _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, factor, KV_HEADS,
-                                         D, BLOCK, BN, IEEE)  # fmt: skip
+                                         D, BLOCK, BN, CAP, IEEE)  # fmt: skip
         else:
             best, total, acc = _walk(q, K, V, K_SCALES, V_SCALES, table, low, high, best, total, acc, factor, KV_HEADS, D,
-                                     BLOCK, BN, IEEE)  # fmt: skip
+                                     BLOCK, BN, CAP, IEEE)  # fmt: skip
         head = kv_head * G + g
         out = OUT + (b.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
         if active == 1:
+            total = with_sink(total, best, sink)
             tl.store(out, (acc * (1.0 / total)[:, None]).to(OUT.dtype.element_ty), mask=some[:, None])
         else:
             part = item * HEADS + head
@@ -185,7 +192,7 @@ def _decode(COUNTS, ITEM_ROWS, ROW_ITEMS, ROW_STRETCHES, ROWS, STARTS, TABLES, Q
             counter = ARRIVED + b * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
-                joined = _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, HEADS, GP, D)
+                joined = _joined(PART, PART_MAX, PART_SUM, first_item, active, head, some, sink, HEADS, GP, D)
                 tl.store(counter, 0)
                 tl.store(out, joined.to(OUT.dtype.element_ty), mask=some[:, None])
     if not FUSED and item + kv_head == 0:  # one is enough: this kernel must not end before the one ahead
@@ -214,17 +221,20 @@ def decode_attention(
     rows: int,
     num_heads: int,
     window: int | None,
-    angles: torch.Tensor,
+    angles: torch.Tensor | None,
     q_gain: torch.Tensor | None,
     k_gain: torch.Tensor | None,
     eps: float,
     fused: bool,
     scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """The step's first rows, up to `rows` of them: qkv (T, heads + 2 kv heads, D) -> out (T, heads, D).
 
     Tables (max rows, width) int32. `fused`: qkv is as projected; else queries are
-    turned already and the new keys and values are in the cache. `scale` of scores; None = dim ** -0.5.
+    turned already and the new keys and values are in the cache. `angles` None: nothing turns. `scale` of scores;
+    None = dim ** -0.5. `sinks` (heads,).
     """
     block, kv_heads, dim = cache.k.shape[-3:]
     group = num_heads // kv_heads
@@ -232,9 +242,9 @@ def decode_attention(
     launch(
         _decode, (kv_heads, max_items(rows, kv_heads)),
         batch["counts"], batch["item_rows"], batch["row_items"], batch["row_stretches"], batch["rows"], batch["starts"],
-        tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain, eps,
-        (dim**-0.5 if scale is None else scale) * LOG2E,
+        tables, qkv, *cache, out, scratch.acc, scratch.best, scratch.total, scratch.arrived, angles, q_gain, k_gain,
+        sinks, eps, (dim**-0.5 if scale is None else scale) * LOG2E,
         tables.shape[1], group, max(16, triton.next_power_of_2(group)), num_heads, kv_heads, dim, block,
-        tiling.block_keys, window or 0, fused, tiling.eager, q_gain is not None, qkv.dtype == torch.float32,
+        tiling.block_keys, window or 0, soft_cap or 0.0, fused, tiling.eager, q_gain is not None, qkv.dtype == torch.float32,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, max_slot_ti
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.layer_order import Piece, layer_order
+from tonle.models.spec import RopeSpec
 
 
 class CudaModel:
@@ -62,8 +63,8 @@ class CudaModel:
         self.settings = RowSettings(rows, device)
         self._decode_scratch = DecodeScratch(rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, device)
         self.sample_scratch = SampleScratch(rows, device)
-        angles = {rope: angle_table(None if rope is None else decoder.rotaries[rope], num_positions, spec.head_dim, dtype, device)
-                  for rope in spec.ropes}  # fmt: skip
+        angles: dict[RopeSpec | None, torch.Tensor | None] = {None: None}
+        angles |= {rope: angle_table(rotary, num_positions, dtype, device) for rope, rotary in decoder.rotaries.items()}
         self._layers = [
             CudaLayer.of(layer, weights, spec.norm_eps, angles[layer.attention.rope], normed)
             for layer, weights in zip(spec.layers, decoder.weights.layers, strict=True)
@@ -258,15 +259,15 @@ class CudaModel:
 
     def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
-        spec, cache = self.spec, self.kv.layer(index)
-        window, scale = layer.spec.attention.window, layer.spec.attention.scale
+        spec, cache, described = self.spec, self.kv.layer(index), layer.spec.attention
+        window, scale, soft_cap = described.window, described.scale, described.soft_cap
         if tiles is not None:
             rotate_and_store(self.batch, qkv, cache, layer.angles, layer.q_gain, layer.k_gain, spec.norm_eps,
                              spec.num_heads)  # fmt: skip
             prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles, num_heads=spec.num_heads,
-                              window=window, scale=scale)  # fmt: skip
+                              window=window, scale=scale, soft_cap=soft_cap, sinks=layer.sinks)  # fmt: skip
         decode_attention(
             self.batch, self.tables, qkv, cache, out, self._decode_scratch, rows=min(qkv.shape[0], self.sizes.max_rows),
             num_heads=spec.num_heads, window=window, angles=layer.angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, scale=scale,
+            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, scale=scale, soft_cap=soft_cap, sinks=layer.sinks,
         )  # fmt: skip

@@ -60,7 +60,8 @@ class BasePieces:
 
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None:
         both = self._buffers.inner(hidden.shape[0], layer.gate_up.weight.shape[0])
-        if layer.fused_mixer and layer.mlp_norm is not None:
+        if layer.fused_mixer:
+            assert layer.mlp_norm is not None
             layer.gate_up.gate(hidden, layer.mlp_norm, both, active, self._adapter(layer, "gate_up"))
         else:
             layer.gate_up.apply(hidden, layer.mlp_norm, both, self._adapter(layer, "gate_up"))

@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
-"""Attention of rows with several tokens over the paged cache, prefix included; causal, with or without a window.
+"""Attention of rows with several tokens over the paged cache, prefix included; causal, with or without a window,
+a soft cap, sinks.
 
 A program takes one head and up to `TILE_TOKENS` queries of one row; the step's buffer names the tiles. All of the step's
 keys and values are in the cache before this runs.
@@ -16,7 +17,7 @@ import triton.language as tl
 from tonle.models.cuda.batch import TILE_TOKENS, StepBuffer
 from tonle.models.cuda.fp8 import halved
 from tonle.models.cuda.launch import follow, launch
-from tonle.models.cuda.softmax import LOG2E, take_in, take_in_packed, weigh
+from tonle.models.cuda.softmax import LOG2E, capped, sinks_of, take_in, take_in_packed, weigh, with_sink
 from tonle.models.inputs import LayerCache
 
 
@@ -36,8 +37,8 @@ _EXACT = PrefillTiling(16, warps=8, twice=False)
 
 @triton.jit
 def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total, acc, scale, KV_HEADS: tl.constexpr,
-            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
-            IEEE: tl.constexpr):  # fmt: skip
+            D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+            MASKED: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """One block of keys into the running softmax. Not MASKED: every query sees all of them."""
     key = first + tl.arange(0, BN)
     if MASKED:
@@ -51,7 +52,7 @@ def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, tot
         seen &= key[None, :] > position[:, None] - WINDOW
     if K_SCALES is not None:
         return take_in_packed(q, K, V, K_SCALES, V_SCALES, block, key % BLOCK, inside, seen, best, total, acc, scale,
-                              KV_HEADS, D, BLOCK, MASKED, IEEE)  # fmt: skip
+                              KV_HEADS, D, BLOCK, CAP, MASKED, IEEE)  # fmt: skip
     else:
         place = ((block * BLOCK + key % BLOCK) * (KV_HEADS * D))[:, None] + tl.arange(0, D)[None, :]
         if MASKED:
@@ -60,14 +61,14 @@ def _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, tot
         else:
             k = tl.load(K + place)
             v = tl.load(V + place)
-        return take_in(weigh(q, k, scale, IEEE), seen, v, None, best, total, acc, MASKED, IEEE)
+        return take_in(capped(weigh(q, k, scale, IEEE), CAP), seen, v, None, best, total, acc, MASKED, IEEE)
 
 
 @triton.jit
-def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, scale,
-             table_width, G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-             BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, TWICE: tl.constexpr,
-             IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES, QKV, K, V, K_SCALES, V_SCALES, OUT, SINKS,
+             scale, table_width, G: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+             BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+             TWICE: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """TWICE: a loop of its own for keys that every query sees."""
     follow(PDL)
     head = tl.program_id(0)
@@ -104,12 +105,14 @@ def _prefill(COUNTS, TILE_ROWS, TILE_FIRSTS, ROWS, STARTS, BEGINS, SIZES, TABLES
             whole = (start + first_query + 1) // BN * BN  # up to here the tile's first query sees all keys
             for first in tl.range(low, whole, BN):
                 best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total,
-                                           acc, factor, KV_HEADS, D, BLOCK, BN, WINDOW, False, IEEE)  # fmt: skip
+                                           acc, factor, KV_HEADS, D, BLOCK, BN, WINDOW, CAP, False, IEEE)  # fmt: skip
             low = whole
         for first in tl.range(low, high, BN):
             best, total, acc = _attend(q, K, V, K_SCALES, V_SCALES, table, first, high, position, best, total, acc,
-                                       factor, KV_HEADS, D, BLOCK, BN, WINDOW, True, IEEE)  # fmt: skip
+                                       factor, KV_HEADS, D, BLOCK, BN, WINDOW, CAP, True, IEEE)  # fmt: skip
         out = OUT + ((token + query)[:, None] * HEADS + head) * D + d[None, :]
+        if SINKS is not None:
+            total = with_sink(total, tl.where(real, best, 0.0), sinks_of(SINKS, head, head < HEADS))
         total = tl.where(real, total, 1.0)
         tl.store(out, (acc * (1.0 / total)[:, None]).to(OUT.dtype.element_ty), mask=real[:, None])
 
@@ -125,16 +128,21 @@ def prefill_attention(
     num_heads: int,
     window: int | None,
     scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D)."""
+    """The tiles the step names, up to `tiles` of them: qkv (T, heads + 2 kv heads, D), turned -> out (T, heads, D).
+
+    `scale` of scores; None = dim ** -0.5. `sinks` (heads,).
+    """
     block, kv_heads, dim = cache.k.shape[-3:]
     exact = qkv.dtype == torch.float32
     tiling = _EXACT if exact else _HALF
     launch(
         _prefill, (num_heads, max(1, tiles)),  # never an empty grid: decode attention counts on the wait of this kernel
         batch["counts"], batch["tile_rows"], batch["tile_firsts"], batch["rows"], batch["starts"],
-        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out,
+        batch["row_begins"], batch["row_sizes"], tables, qkv, *cache, out, sinks,
         (dim**-0.5 if scale is None else scale) * LOG2E,
         tables.shape[1], num_heads // kv_heads, num_heads, kv_heads, dim, block, TILE_TOKENS, tiling.block_keys,
-        window or 0, tiling.twice and window is None, exact, num_warps=tiling.warps, num_stages=2,
+        window or 0, soft_cap or 0.0, tiling.twice and window is None, exact, num_warps=tiling.warps, num_stages=2,
     )  # fmt: skip
