@@ -26,6 +26,10 @@ from tonle.models.cuda.launch import follow, launch, read
 FEW_NUMBERS = 768 * 16  # y of so many tokens and ranks, at most, go through `residual_norm`
 NORM_CHUNK = 512 * 16  # numbers of B that `residual_norm` treats at a time
 NORM_WARPS = 8
+NORM_FEW_TOKENS = (
+    128  # up to so many, every program has a multiprocessor for itself: more at a time, and twice the warps
+)
+NORM_FEW_CHUNK = 2048 * 16
 NORM_AHEAD = 192  # numbers per thread of B that it reads before the kernel ahead has ended, at most
 EXPAND_BLOCK = 64  # outputs of a program
 EXPAND_WARPS = 2  # of narrow tiles; wide ones have twice as many
@@ -229,10 +233,12 @@ def residual_norm(
     The kernel ahead must be the product that wrote `wide`: it does not write hidden, which is read before that one has ended.
     """
     (tokens, outputs), rank = hidden.shape, b.shape[2]
-    chunk = min(NORM_CHUNK // rank, triton.next_power_of_2(outputs))
-    ahead = min(triton.cdiv(outputs, chunk), max(1, NORM_AHEAD * NORM_WARPS * 32 // (chunk * rank)))
+    few = tokens <= NORM_FEW_TOKENS
+    warps = 2 * NORM_WARPS if few else NORM_WARPS
+    chunk = min((NORM_FEW_CHUNK if few else NORM_CHUNK) // rank, triton.next_power_of_2(outputs))
+    ahead = min(triton.cdiv(outputs, chunk), max(1, NORM_AHEAD * warps * 32 // (chunk * rank)))
     launch(
         _residual_norm, (tokens,),
         tiles.slots, wide, b, hidden, gain, out, eps, outputs, wide.shape[1], rank, chunk,
-        ahead if wide.element_size() == 2 else 1, num_warps=NORM_WARPS,
+        ahead if wide.element_size() == 2 else 1, num_warps=warps,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from tonle.models.cuda.decode_tiling import few_rows
 from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.gemv_adapter import OneRowScratch
 from tonle.models.cuda.launch import compiling_only
-from tonle.models.cuda.lora import SlotTiles, few_tokens
+from tonle.models.cuda.lora import NORM_FEW_TOKENS, SlotTiles, few_tokens
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
 from tonle.models.cuda.prefill_attention import prefill_attention
@@ -143,7 +143,7 @@ class CudaModel:
         sizes = {1, 2, many, MAX_ROWS + 1}
         if adapted:
             assert self.adapters is not None
-            sizes.add(few_tokens(self.adapters.rank) + 1)
+            sizes |= {NORM_FEW_TOKENS + 1, few_tokens(self.adapters.rank) + 1}
             for tokens in {
                 min(tokens, self.sizes.max_tokens) for tokens in sizes
             }:  # more, perhaps, than there are rows
