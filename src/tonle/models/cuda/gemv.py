@@ -288,7 +288,7 @@ def gemv(
         cut = begin(adapter, x, gain, tiling.warps)
         programs, parts = cut.programs + tiles, (adapter.a, adapter.b, adapter.slot, adapter.scratch.words)
         share = tiling.block_n * inputs * (2 if glu else 1) // (tiling.warps * 32)
-        options = adapted_options(share, gated=glu) if tiling.stages == 0 else {}
+        options = adapted_options(share) if tiling.stages == 0 else {}
     if tiling.stages == 0:
         kernel, depth = _gemv_unrolled, tiling.ahead if x.element_size() == 2 else 1  # in registers
     else:

@@ -215,9 +215,8 @@ def _shrink_alone(X, GAIN, A, SLOT, WORDS, K: tl.constexpr, NORM: tl.constexpr, 
 
 
 def _ahead(place: str, blocks: int, rows: int) -> int:
-    """Reading A first, which waits for the slot, would only put off reading x in qkv's programs, which begin when down's end;
-    in gate-up's many programs find y there anyway."""
-    return 0 if place in ("qkv", "gate_up") else min(blocks, 8 // rows)
+    """qkv's programs begin when down's end: reading A first, which waits for the slot, would only put off reading x."""
+    return 0 if place == "qkv" else min(blocks, 8 // rows)
 
 
 def adapter_cut(adapter: OneRowAdapter, inputs: int, warps: int, *, half: bool) -> AdapterCut:
@@ -226,7 +225,7 @@ def adapter_cut(adapter: OneRowAdapter, inputs: int, warps: int, *, half: bool) 
     begins = [sum(adapter.sizes[:module]) for module in range(1, len(adapter.sizes))]
     second, third = (*begins, never, never)[:2]
     all_rows = adapter.a.shape[1]
-    rows = 1 if all_rows <= 64 and adapter.place != "gate_up" else 2 if all_rows <= 256 else 4
+    rows = 1 if all_rows <= 64 else 2 if all_rows <= 256 else 4
     block = min(triton.next_power_of_2(inputs), warps * 256)  # 16 bytes of a row for each thread
     return AdapterCut(
         programs=triton.cdiv(all_rows, rows) if adapter.fused else 0,
@@ -246,13 +245,13 @@ def adapter_cut(adapter: OneRowAdapter, inputs: int, warps: int, *, half: bool) 
     )
 
 
-def adapted_options(share: int, *, gated: bool) -> dict[str, int]:
+def adapted_options(share: int) -> dict[str, int]:
     """Compiler options for an unrolled product of which each thread reads `share` weights.
 
     Left alone, ptxas takes fewer registers than these for qkv and gate-up, and reads a part of W only after another has come;
     for down it takes so many that not all programs fit at once (q1.5b: 3 µs per layer more, 0.4 with 168).
     """
-    return {"maxnreg": 168 if share > 96 else 112 if gated else 128}
+    return {"maxnreg": 168 if share > 96 else 112}
 
 
 def begin(adapter: OneRowAdapter, x: torch.Tensor, gain: torch.Tensor | None, warps: int) -> AdapterCut:
