@@ -208,8 +208,8 @@ class ServeConfig(ServerConfig):
     enable_lora: bool = _adapters(
         "enable_lora",
         values.boolean(),
-        "Allow adapters to be loaded and removed while the server runs (POST /v1/load_lora_adapter): with scope admin if the "
-        "server has keys, else by every caller. Where there are keys, --lora allows it too.",
+        "Allow adapters to be loaded and removed while the server runs (POST /v1/load_lora_adapter). With keys, this needs one "
+        "with scope admin, and --lora implies it; without keys, every caller may do it.",
     )
     max_loras: int = _adapters("max_loras", values.integer(1), "Most different adapters computed at the same time.")
     max_lora_rank: int = _adapters(

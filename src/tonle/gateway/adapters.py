@@ -43,6 +43,10 @@ from tonle.protocol.replies import ModelEntry, body_message
 log = logging.getLogger("tonle.gateway")
 
 NO_ROUTE = "Not Found"  # of servers that do not have the path
+NO_KEYS_TO_LOAD = (
+    "this server has no keys, so any caller could load and remove adapters: to allow that, start it with --enable-lora; "
+    "otherwise give it a key with --admin-key KEY"
+)
 _OF_THE_CALLER = (400, 404, 409, 422)
 
 

@@ -21,7 +21,7 @@ from tonle.config.gateway import GatewayConfig
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError, UnknownModel
-from tonle.gateway.adapters import AdapterAdmin
+from tonle.gateway.adapters import NO_KEYS_TO_LOAD, AdapterAdmin
 from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import Key, Scope
 from tonle.gateway.auth import Auth
@@ -56,10 +56,6 @@ PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths o
 DOCS_HINT = "GET /docs lists what there is."
 
 NO_KEYS = "this server has no keys, so it cannot be managed: start it with --admin-key KEY"
-NO_KEYS_TO_LOAD = (
-    "this server has no keys, so any caller could load and remove adapters: to allow that, start it with --enable-lora; "
-    "otherwise give it a key with --admin-key KEY"
-)
 
 STATUS_CALLER_GONE = 499  # for the log and the metrics only: the caller hung up before the reply began
 
