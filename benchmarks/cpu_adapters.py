@@ -1,11 +1,13 @@
-"""What adapters cost on a CPU: users with adapters against the same users without, in turns, in one run.
+"""What adapters cost on a CPU: users with adapters against the same users without, step by step in turns, in one run.
 
-    python -m benchmarks.cpu_adapters [MODEL] [--adapters 4] [--users 16] [--rank 16] [--float32] [--repeats 7]
+    python -m benchmarks.cpu_adapters [MODEL] [--adapters 4] [--users 16] [--rank 16] [--float32] [--threads 1] [--repeats 7]
 
-A run: every user's prompt of 128 tokens, then 64 tokens for each, all users in one step, as the engine would compute them. Three
-ways in turns: no adapters; every user with one of the adapters; on the same decoder, with adapters resident, none of the users
-with any. Printed: tokens per second, ratios to the first way (median and spread of the repeats), and the target.
-Adapters: random, on all seven matrices of every layer; in bfloat16, as most are saved, or `--float32`.
+A run: every user's prompt of 128 tokens, a step each; then 64 tokens for each, all users in one step. Three ways, whose steps
+take turns: no adapters; every user with one of the adapters; on the same decoder, with adapters resident, none of the users
+with any. A way's throughput is that of its steps' lower quartile, since other programs disturb a shared machine. With
+`--threads 1` what is measured is processor time, which they disturb least. Printed: tokens per second, ratios to the first way
+(median and spread of the repeats), and the targets.
+Adapters: random, on all seven matrices of every layer; in bfloat16, or `--float32`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tonle.models.adapters import Adapter, AdapterPart
+from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
+from tonle.models.cpu.team import Team, num_cores
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.source import resolve
 from tonle.models.spec import ModelSpec
@@ -37,14 +41,14 @@ def random_adapter(spec: ModelSpec, rank: int, seed: int, dtype: torch.dtype = t
     shapes = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q), "gate": (inner, hidden),
               "up": (inner, hidden), "down": (hidden, inner)}  # fmt: skip
 
-    def draw(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) * shape[1] ** -0.5).to(dtype).float()
+    def draw(*shape: int, strength: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator) * strength * shape[1] ** -0.5).to(dtype).float()
 
     parts = {
-        (layer, module): AdapterPart(draw(rank, columns), 0.1 * draw(rows, rank) if dtype == torch.float32 else draw(rows, rank) / 8)
+        (layer, module): AdapterPart(draw(rank, columns), draw(rows, rank, strength=0.1))
         for layer in range(spec.num_layers)
         for module, (rows, columns) in shapes.items()
-    }  # fmt: skip
+    }
     return Adapter(f"{seed:064x}", parts)
 
 
@@ -59,15 +63,13 @@ class Users:
                            device=torch.device("cpu"))  # fmt: skip
         self._tables = torch.arange(count * per_row, dtype=torch.int32).view(count, per_row)
         self._prompts = torch.randint(0, spec.vocab_size, (count, PROMPT), generator=torch.Generator().manual_seed(0))
+        self._tokens = torch.zeros(count, dtype=torch.int64)  # each user's latest
 
-    def run(self) -> tuple[float, float]:
-        """Seconds for the prompts, and for the tokens after them."""
-        began = time.perf_counter()
-        tokens = torch.cat([self._step([user], 0, self._prompts[user]) for user in range(self._count)])
-        between = time.perf_counter()
-        for position in range(PROMPT, PROMPT + OUTPUT - 1):
-            tokens = self._step(list(range(self._count)), position, tokens)
-        return between - began, time.perf_counter() - between
+    def prompt(self, user: int) -> None:
+        self._tokens[user] = self._step([user], 0, self._prompts[user])[0]
+
+    def decode(self, position: int) -> None:
+        self._tokens = self._step(list(range(self._count)), position, self._tokens)
 
     def _step(self, rows: list[int], start: int, tokens: torch.Tensor) -> torch.Tensor:
         """The next token of each row; all rows are `start` tokens long, and have equally many new ones."""
@@ -93,34 +95,58 @@ def ready(decoder: object, *, adapters: bool) -> CpuDecoder:
     return decoder
 
 
-def measure(ways: dict[str, Callable[[], tuple[float, float]]], repeats: int) -> dict[str, list[tuple[float, float]]]:
-    """Each way's (prompt s, output s), in turns; a first round is not counted."""
+def in_turns(
+    ways: dict[str, Users], steps: list[Callable[[Users], None]], clock: Callable[[], float]
+) -> dict[str, float]:
+    """Each way's seconds for a step: the lower quartile."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for step in steps:
+        for name, users in ways.items():
+            began = clock()
+            step(users)
+            times[name].append(clock() - began)
+    return {name: statistics.quantiles(each, n=4)[0] for name, each in times.items()}
+
+
+def measure(
+    ways: dict[str, Users], users: int, repeats: int, clock: Callable[[], float]
+) -> dict[str, list[tuple[float, float]]]:
+    """Each way's seconds for a prompt and for a step of all users, by repeat; a first round is not counted."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    prompts = [lambda way, user=user: way.prompt(user) for user in range(users)]  # type: ignore[misc]
+    outputs = [lambda way, at=at: way.decode(at) for at in range(PROMPT, PROMPT + OUTPUT - 1)]  # type: ignore[misc]
     for turn in range(repeats + 1):
-        for name, run in ways.items():
-            seconds = run()
+        prompt, output = in_turns(ways, prompts, clock), in_turns(ways, outputs, clock)
+        for name in ways:
             if turn:
-                found[name].append(seconds)
+                found[name].append((prompt[name], output[name]))
     return found
 
 
-def report(found: dict[str, list[tuple[float, float]]], users: int) -> None:
-    table = Table(title=f"{users} users, {PROMPT} tokens in, {OUTPUT} out")
-    for column in ("", "tok/s", "of none", "prompts alone", "outputs alone", "target"):
-        table.add_column(column, justify="left" if not column else "right")
+def report(found: dict[str, list[tuple[float, float]]], users: int, title: str) -> None:
+    table = Table(title=title)
+    for column in ("", "tok/s", "of none", "prompt, ms", "of none", "step of all, ms", "of none", "target"):
+        table.add_column(column, justify="right" if column else "left")
+
+    def seconds(run: tuple[float, float]) -> float:
+        return users * run[0] + (OUTPUT - 1) * run[1]
+
     base = found["none"]
     for name, runs in found.items():
-        rate = statistics.median(users * OUTPUT / sum(run) for run in runs)
-        whole, prompts, outputs = (
-            [part(b) / part(r) for b, r in zip(base, runs, strict=True)]
-            for part in (sum, lambda run: run[0], lambda run: run[1])
-        )
-        spread = (max(whole) - min(whole)) / 2
-        middle = statistics.median(whole)
-        target = "" if name not in TARGETS else f">= {TARGETS[name]} {'holds' if middle >= TARGETS[name] else 'missed'}"
-        table.add_row(name, f"{rate:.0f}", f"{middle:.3f} ±{spread:.3f}", f"{statistics.median(prompts):.3f}",
-                      f"{statistics.median(outputs):.3f}", target)  # fmt: skip
-    Console(width=110).print(table)
+        cells = [name]
+        for digits, unit, part in (
+            (0, users * OUTPUT, seconds), (1, 1e3, lambda run: run[0]), (1, 1e3, lambda run: run[1])
+        ):  # fmt: skip
+            times = [part(run) for run in runs]
+            ratios = sorted(part(b) / each for b, each in zip(base, times, strict=True))
+            middle = statistics.median(times)
+            cells.append(f"{unit / middle if part is seconds else unit * middle:.{digits}f}")
+            cells.append(f"{statistics.median(ratios):.3f} ±{(ratios[-1] - ratios[0]) / 2:.3f}")
+        reached = statistics.median(seconds(b) / seconds(run) for b, run in zip(base, runs, strict=True))
+        if name in TARGETS:
+            cells.append(f">= {TARGETS[name]} {'holds' if reached >= TARGETS[name] else 'missed'}")
+        table.add_row(*cells)
+    Console(width=140).print(table)
 
 
 @torch.inference_mode()
@@ -130,21 +156,25 @@ def main() -> None:
     for name, default in (("adapters", 4), ("users", 16), ("rank", 16), ("repeats", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--float32", action="store_true", help="adapters whose numbers are not bfloat16")
+    parser.add_argument("--threads", type=int, help="of the decoder; 1: processor time is measured")
     asked = parser.parse_args()
-    source = resolve(asked.model)
-    without, decoder = ready(open_cpu(source), adapters=False), open_cpu(source)
-    assert isinstance(decoder, CpuDecoder)
+    source, threads = resolve(asked.model), asked.threads or num_cores()
+    cpu_decoder.Team = lambda: Team(threads)  # type: ignore[assignment, misc]
+    without, decoder = ready(open_cpu(source), adapters=False), ready(open_cpu(source), adapters=False)
     decoder.enable_adapters(asked.adapters, asked.rank)
     dtype = torch.float32 if asked.float32 else torch.bfloat16
+    made = [random_adapter(decoder.spec, asked.rank, seed, dtype) for seed in range(asked.adapters)]
     began = time.perf_counter()
-    for slot in range(asked.adapters):
-        decoder.set_adapter(slot, random_adapter(decoder.spec, asked.rank, slot, dtype))
-    print(f"an adapter is made and set in {(time.perf_counter() - began) / asked.adapters * 1e3:.0f} ms")
+    for slot, adapter in enumerate(made):
+        decoder.set_adapter(slot, adapter)
+    per_adapter = (time.perf_counter() - began) / asked.adapters
     ready(decoder, adapters=True)
     slots = [user % asked.adapters for user in range(asked.users)]
-    ways = {"none": Users(without, asked.users, None).run, "adapters": Users(decoder, asked.users, slots).run,
-            "base rows beside them": Users(decoder, asked.users, None).run}  # fmt: skip
-    report(measure(ways, asked.repeats), asked.users)
+    ways = {"none": Users(without, asked.users, None), "adapters": Users(decoder, asked.users, slots),
+            "base rows beside them": Users(decoder, asked.users, None)}  # fmt: skip
+    found = measure(ways, asked.users, asked.repeats, time.thread_time if threads == 1 else time.perf_counter)
+    title = f"{asked.users} users, {PROMPT} tokens in, {OUTPUT} out, {asked.adapters} adapters of rank {asked.rank}, {dtype}"
+    report(found, asked.users, f"{title}, {threads} threads; an adapter is set in {per_adapter * 1e3:.0f} ms")
 
 
 if __name__ == "__main__":

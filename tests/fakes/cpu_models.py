@@ -1,7 +1,7 @@
 """Small random decoders for the CPU, of any kind of layer, beside torch's with the same weights.
 
-Does: make weights in every stored format (one kind of matrix each, so that kernels are compiled once for all), a `CpuDecoder` from
-them and `Decoder`s with adapters merged or not. Does not: need files.
+Does: make weights of several stored formats (a kind of matrix has one, so that kernels are compiled once for all), a
+`CpuDecoder` from them and `Decoder`s with adapters merged or not. Does not: need files.
 """
 
 from __future__ import annotations
@@ -93,7 +93,11 @@ class RandomModel:
 
 
 def step_of(
-    spans: list[tuple[int, int]], slots: list[int] | None = None, *, tokens: list[torch.Tensor] | None = None, rows: list[int] | None = None
+    spans: list[tuple[int, int]],
+    slots: list[int] | None = None,
+    *,
+    tokens: list[torch.Tensor] | None = None,
+    rows: list[int] | None = None,
 ) -> StepInputs:
     """Row i computes positions spans[i]; its tokens are row i's of `tokens`. Logits of all tokens are wanted.
 

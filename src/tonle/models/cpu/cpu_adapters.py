@@ -19,7 +19,12 @@ from tonle.models.cpu.workspace import Array, aligned
 from tonle.models.inputs import StepInputs
 from tonle.models.spec import ModelSpec
 
-KINDS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))  # the modules of each kind of matrix, as `low_rank.py` counts them
+KINDS = (
+    ("q", "k", "v"),
+    ("o",),
+    ("gate", "up"),
+    ("down",),
+)  # the modules of each kind of matrix, as `low_rank.py` counts them
 
 
 class _Rows(NamedTuple):
@@ -83,7 +88,12 @@ class CpuAdapters:
 
     def __init__(self, spec: ModelSpec, num_slots: int, max_rank: int) -> None:
         self.num_slots = num_slots
-        kinds = ([spec.q_size, spec.kv_size, spec.kv_size], [spec.hidden_size], [spec.intermediate_size] * 2, [spec.hidden_size])
+        kinds = (
+            [spec.q_size, spec.kv_size, spec.kv_size],
+            [spec.hidden_size],
+            [spec.intermediate_size] * 2,
+            [spec.hidden_size],
+        )
         self._matrices = [_Matrix(sizes, gated=len(sizes) == 2) for sizes in kinds]
         passes, blocks = (max(getattr(m, name) for m in self._matrices) for name in ("passes", "num_blocks"))
         self._modules = np.full((len(KINDS), blocks, passes, 2), -1, dtype=np.int64)
@@ -125,7 +135,12 @@ class CpuAdapters:
         if count > len(self._x):
             self._x, self._y = (aligned((count, width), np.dtype(np.float32)) for width in self._widths)
         return Adapters(
-            self._places, self._modules, _runs(slots_of_tokens), _runs(slots_of_wanted), self._x[:count], self._y[:count]
+            self._places,
+            self._modules,
+            _runs(slots_of_tokens),
+            _runs(slots_of_wanted),
+            self._x[:count],
+            self._y[:count],
         )
 
 

@@ -63,7 +63,9 @@ class CpuDecoder:
         self._embed = embed
         self._load_slow = load_slow
         self._slow: Decoder | None = None
-        self._lanes = threading.Lock()  # held while lanes open and close, which the thread that waits for kernels does too
+        self._lanes = (
+            threading.Lock()
+        )  # held while lanes open and close, which the thread that waits for kernels does too
         self._adapters: CpuAdapters | None = None
         self._adapter_limits = 0, 0  # slots, largest rank
         self._resident: dict[int, Adapter] = {}  # by slot: for a slow lane that is loaded later
@@ -175,15 +177,16 @@ class CpuDecoder:
         return self._fast(inputs, kv)
 
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
-        adapters = None
+        slots_of_tokens: Array | None = None
         if inputs.adapter_slots is not None:
-            assert self._adapters is not None
             inputs, slots_of_tokens = sort_by_slot(inputs)
         num_tokens = len(inputs.tokens)
         asked = inputs.logit_indices.numpy()
         rising, again = np.unique(asked, return_inverse=True)
         repeated = len(rising) < len(asked)  # a token may be wanted twice: to sample, and to describe
-        if inputs.adapter_slots is not None:
+        adapters = None
+        if slots_of_tokens is not None:
+            assert self._adapters is not None, "enable_adapters comes first"
             adapters = self._adapters.step(slots_of_tokens, slots_of_tokens[rising])
         cos, sin = self._angles(inputs.positions)
         longest = max(inputs.context_lens)
@@ -204,7 +207,9 @@ class CpuDecoder:
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
         packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
-        self._team.run(lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size))
+        self._team.run(
+            lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size)
+        )
         found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
         return found[torch.from_numpy(again)] if repeated else found
 

@@ -50,8 +50,8 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 @compiled
 def attend(
-    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, scale: Any, cap: Any, sinks: Any,
-    room: Any, scores: Any, out: Any,
+    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, scale: Any, cap: Any,
+    sinks: Any, room: Any, scores: Any, out: Any,
 ) -> None:  # fmt: skip
     """Query heads first..last of consecutive tokens of one sequence, q (tokens, heads, dim), to out, of the same shape.
 

@@ -27,7 +27,7 @@ PAIR = 2 * LANES  # numbers that two vectors hold
 LINE = 64  # bytes of a cache line
 TOKENS = 16  # tokens of a run that one thread takes through rows of A together
 # Kinds of matrices, as `places` counts them; not plain numbers, for each of which functions would be compiled again.
-QKV, O, GATE_UP, DOWN = (np.int64(kind) for kind in range(4))
+QKV, OUT, GATE_UP, DOWN = (np.int64(kind) for kind in range(4))
 A, B, RANK, NUM_ROWS, ROW_BYTES, SHORT_A, SHORT_B, NUM_FIELDS = range(8)  # of `places`
 
 
@@ -86,9 +86,7 @@ def _memory(code: Code, place: int, short: bool) -> Any:
 
 def _shrink(count: int, *, short: bool) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def shrink(
-        typingctx: Any, a: Any, size: Any, x: Any, at: Any, x_step: Any, y: Any, to: Any, y_step: Any
-    ) -> Any:
+    def shrink(typingctx: Any, a: Any, size: Any, x: Any, at: Any, x_step: Any, y: Any, to: Any, y_step: Any) -> Any:
         """y[count rows, QUAD] = x[count rows, size] times QUAD rows of A."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -133,7 +131,7 @@ def _expand(count: int, *, short: bool) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def expand(typingctx: Any, b: Any, rank: Any, y: Any, at: Any, y_step: Any, high: Any, total: Any, to: Any) -> Any:
-        """total[count rows, ROWS] += y[count rows, rank] times B (rank, ROWS); the upper HALF of ROWS takes its y `high` further on."""
+        """total[count rows, ROWS] += y[count rows, rank] times B (rank, ROWS); the upper HALF takes its y `high` further on."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args)
@@ -239,7 +237,9 @@ def _shrink_tokens(a: Any, short: Any, size: Any, x: Any, first: Any, last: Any,
 
 
 @compiled
-def _expand_tokens(b: Any, short: Any, rank: Any, y: Any, first: Any, last: Any, low: Any, high: Any, total: Any, to: Any) -> None:
+def _expand_tokens(
+    b: Any, short: Any, rank: Any, y: Any, first: Any, last: Any, low: Any, high: Any, total: Any, to: Any
+) -> None:
     """total rows from `to` on += y[first..last] times B (rank, ROWS); low, high: the columns of y for the halves of ROWS."""
     step = y.shape[1]
     m = first
@@ -276,7 +276,9 @@ def shrink(adapters: Any, layer: Any, kind: Any, x: Any, size: Any, member: Any,
             for begin in range(first, last, TOKENS):
                 if item % members == member:
                     end = min(begin + TOKENS, last)
-                    _shrink_tokens(place[A] + row * place[ROW_BYTES], place[SHORT_A], size, x, begin, end, adapters.y, row)
+                    _shrink_tokens(
+                        place[A] + row * place[ROW_BYTES], place[SHORT_A], size, x, begin, end, adapters.y, row
+                    )
                 item += 1
 
 
@@ -299,7 +301,9 @@ def expand(adapters: Any, layer: Any, kind: Any, blocks: Any, block: Any, first:
             if low < 0:
                 break
             b = place[B] + (block * passes + turn) * width
-            _expand_tokens(b, place[SHORT_B], rank, adapters.y, begin, end, low * rank, high * rank, total, begin - first)
+            _expand_tokens(
+                b, place[SHORT_B], rank, adapters.y, begin, end, low * rank, high * rank, total, begin - first
+            )
         if block + 1 < blocks:
             _prefetch(place[B] + (block + 1) * passes * width, passes * width)
     if first == 0:

@@ -61,7 +61,9 @@ def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: boo
     return PackedWeights(
         order=np.array([layer_order.layer_order(layer) for layer in spec.layers], dtype=np.int64),
         how=np.array([_settings(spec, layer) for layer in spec.layers], dtype=np.int64),
-        scores=np.array([(a.score_scale, a.soft_cap or 0) for a in (layer.attention for layer in spec.layers)], np.float32),
+        scores=np.array(
+            [(a.score_scale, a.soft_cap or 0) for a in (layer.attention for layer in spec.layers)], np.float32
+        ),
         qkv=stack(lambda prefix: joined(prefix, *_QKV)),
         o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
         gate_up=stack(lambda prefix: joined(prefix, *_GATE_UP), gated=True),
@@ -81,7 +83,8 @@ def _settings(spec: ModelSpec, layer: LayerSpec) -> list[int]:
     """As `pieces.py` counts them."""
     attention = layer.attention
     rope = -1 if attention.rope is None else rotations(spec).index(attention.rope)
-    found = {ROPE: rope, WINDOW: attention.window or 0, NORM_BEFORE: layer.norm_before, NORM_AFTER: norm_names(layer).after_mixer is not None,
+    after = norm_names(layer).after_mixer is not None
+    found = {ROPE: rope, WINDOW: attention.window or 0, NORM_BEFORE: layer.norm_before, NORM_AFTER: after,
              HEAD_NORMS: attention.qk_norm, ACTIVATION: ACTIVATIONS.index(layer.mixer.activation)}  # fmt: skip
     return [int(found[place]) for place in range(NUM_SETTINGS)]
 

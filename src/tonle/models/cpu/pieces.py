@@ -10,7 +10,7 @@ from typing import Any
 
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
-from tonle.models.cpu.low_rank import DOWN, GATE_UP, QKV, O, copy_group, expand, shrink
+from tonle.models.cpu.low_rank import DOWN, GATE_UP, OUT, QKV, copy_group, expand, shrink
 from tonle.models.cpu.products import PackedMatrix, Scratch, block_product, compiled, inlined, rows_at_once, set_group
 from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
@@ -188,7 +188,12 @@ def _spread(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values:
 def _mix(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values: Any, member: Any, size: Any) -> None:
     """Attention, a span of tokens at a time: with all heads, or with one where spans are few or contexts long."""
     num_spans, num_heads, scores = step.spans.shape[0], buffers.q.shape[1], buffers.scores[member]
-    window, scale, cap, sinks = packed.how[layer, WINDOW], packed.scores[layer, 0], packed.scores[layer, 1], packed.sinks[layer]
+    window, scale, cap, sinks = (
+        packed.how[layer, WINDOW],
+        packed.scores[layer, 0],
+        packed.scores[layer, 1],
+        packed.sinks[layer],
+    )
     room = row_room(step.longest + 1)  # and a sink
     at_once = num_heads if num_spans >= 2 * size and SPAN * num_heads * room <= scores.shape[0] else 1
     parts = num_heads // at_once
@@ -220,7 +225,9 @@ def gather(hidden: Any, wanted: Any) -> None:
 
 
 @compiled
-def _shrink_input(adapters: Any, layer: Any, kind: Any, width: Any, counter: Any, arrivals: Any, member: Any, size: Any) -> Any:
+def _shrink_input(
+    adapters: Any, layer: Any, kind: Any, width: Any, counter: Any, arrivals: Any, member: Any, size: Any
+) -> Any:
     """What adapters make of a matrix's input, which they kept, before that matrix is multiplied."""
     if adapters is None:
         return arrivals
@@ -232,7 +239,7 @@ def _shrink_input(adapters: Any, layer: Any, kind: Any, width: Any, counter: Any
 def _shrink_mixed(adapters: Any, layer: Any, mixed: Any, member: Any, size: Any) -> None:
     """Likewise of attention's output, which is there in float32; the caller waits for all."""
     if adapters is not None:
-        shrink(adapters, layer, O, mixed, mixed.shape[1], member, size)
+        shrink(adapters, layer, OUT, mixed, mixed.shape[1], member, size)
 
 
 @inlined
@@ -264,8 +271,9 @@ def add_attended(packed: Any, layer: Any, hidden: Any, mixed: Any, buffers: Any,
     to_form(mixed, buffers.to_o, member, size)
     _shrink_mixed(adapters, layer, mixed, member, size)
     arrivals = barrier(counter, arrivals, size)
-    return _add_output(packed.o, layer, buffers.to_o, packed.o_bias[layer], packed.how[layer, NORM_AFTER], packed.attention_after,
-                       buffers.added, hidden, adapters, O, eps, counter, arrivals, member, size, own)  # fmt: skip
+    normed = packed.how[layer, NORM_AFTER]
+    return _add_output(packed.o, layer, buffers.to_o, packed.o_bias[layer], normed, packed.attention_after,
+                       buffers.added, hidden, adapters, OUT, eps, counter, arrivals, member, size, own)  # fmt: skip
 
 
 @inlined
@@ -276,23 +284,25 @@ def mix(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, eps: 
     _norm(hidden, how[NORM_BEFORE], packed.mlp_norm[layer], eps, buffers.to_gate_up, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
     arrivals = _shrink_input(adapters, layer, GATE_UP, hidden.shape[1], counter, arrivals, member, size)
-    _gate(packed.gate_up, layer, buffers.to_gate_up, packed.gate_up_bias[layer], how[ACTIVATION], hidden.shape[0], buffers.to_down,
-          adapters, member, size, own)  # fmt: skip
+    _gate(packed.gate_up, layer, buffers.to_gate_up, packed.gate_up_bias[layer], how[ACTIVATION], hidden.shape[0],
+          buffers.to_down, adapters, member, size, own)  # fmt: skip
     return barrier(counter, arrivals, size)
 
 
 @inlined
-def add_mixed(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, eps: Any, counter: Any, arrivals: Any, member: Any,
-              size: Any, own: Any) -> Any:  # fmt: skip
+def add_mixed(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, eps: Any, counter: Any, arrivals: Any,
+              member: Any, size: Any, own: Any) -> Any:  # fmt: skip
     """Second product of the mixer, norm after; added to hidden."""
     arrivals = _shrink_input(adapters, layer, DOWN, buffers.to_down[0].shape[1], counter, arrivals, member, size)
-    return _add_output(packed.down, layer, buffers.to_down, packed.down_bias[layer], packed.how[layer, NORM_AFTER], packed.mlp_after,
+    normed = packed.how[layer, NORM_AFTER]
+    return _add_output(packed.down, layer, buffers.to_down, packed.down_bias[layer], normed, packed.mlp_after,
                        buffers.added, hidden, adapters, DOWN, eps, counter, arrivals, member, size, own)  # fmt: skip
 
 
 @compiled
 def _add_output(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, normed: Any, after: Any, added: Any, hidden: Any,
-                adapters: Any, kind: Any, eps: Any, counter: Any, arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
+                adapters: Any, kind: Any, eps: Any, counter: Any, arrivals: Any, member: Any, size: Any,
+                own: Any) -> Any:  # fmt: skip
     """hidden += x times the matrix, normed or not. added: room for what is to be normed."""
     if not normed:
         _add(matrix, layer, x, bias, hidden, adapters, kind, member, size, own)

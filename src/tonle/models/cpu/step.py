@@ -15,13 +15,13 @@ from tonle.models.cpu.pieces import (
     add_attended,
     add_mixed,
     attend_all,
-    to_form,
     gather,
     mix,
     norm_wanted,
     own_scratch,
     project,
     store,
+    to_form,
 )
 from tonle.models.cpu.products import OPTIONS, PackedMatrix
 from tonle.models.cpu.team import barrier
@@ -119,7 +119,9 @@ def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any
                 arrivals = barrier(counter, arrivals, size)
                 hidden, mixed, chosen = hidden[:count], mixed[:count], of_wanted(adapters)
         elif piece == ADD_ATTENDED:
-            arrivals = add_attended(packed, layer, hidden, mixed, buffers, chosen, eps, counter, arrivals, member, size, own)
+            arrivals = add_attended(
+                packed, layer, hidden, mixed, buffers, chosen, eps, counter, arrivals, member, size, own
+            )
         elif piece == MIX:
             arrivals = mix(packed, layer, hidden, buffers, chosen, eps, counter, arrivals, member, size, own)
         else:

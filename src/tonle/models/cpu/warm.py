@@ -132,7 +132,9 @@ def compile_for(types: str) -> None:
 def _no_adapters() -> Adapters:
     """A step's adapters, by type; the one token has none."""
     floats, none = np.zeros((1, ROWS), np.float32), np.zeros((0, 3), np.int64)
-    return Adapters(np.zeros((1, 1, 4, NUM_FIELDS), np.int64), np.zeros((4, 3, 1, 2), np.int64), none, none, floats, floats)
+    return Adapters(
+        np.zeros((1, 1, 4, NUM_FIELDS), np.int64), np.zeros((4, 3, 1, 2), np.int64), none, none, floats, floats
+    )
 
 
 def _tiny_weights(kinds: list[str]) -> PackedWeights:

@@ -58,7 +58,9 @@ class Workspace:
             qkv=self._take("qkv", (num_tokens, packed.qkv.weights.shape[1] * ROWS)),
             q=self._take("q", (num_tokens, spec.num_heads, spec.head_dim)),
             mixed=self._take("mixed", (num_tokens, spec.num_heads, spec.head_dim)),
-            added=self._take("added", (num_tokens if packed.mlp_after.shape[1] else 1, packed.o.weights.shape[1] * ROWS)),
+            added=self._take(
+                "added", (num_tokens if packed.mlp_after.shape[1] else 1, packed.o.weights.shape[1] * ROWS)
+            ),
             logits=np.zeros((1, ROWS), np.float32),
             to_qkv=self.form("qkv", packed.qkv, num_tokens, spec.hidden_size),
             to_o=self.form("o", packed.o, num_tokens, spec.q_size),

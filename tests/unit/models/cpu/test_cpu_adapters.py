@@ -16,7 +16,14 @@ from tonle.models.cpu.team import Team
 from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache, StepInputs
 
-MIXED = [(20, 21), (0, 1), (33, 34), (0, 19), (5, 40), (0, 7)]  # decoding, first chunks, a chunk on top of cached tokens
+MIXED = [
+    (20, 21),
+    (0, 1),
+    (33, 34),
+    (0, 19),
+    (5, 40),
+    (0, 7),
+]  # decoding, first chunks, a chunk on top of cached tokens
 SLOTS = [2, -1, 0, 1, 2, -1]  # not sorted, and base rows among them
 
 
@@ -48,7 +55,9 @@ def adapter_for(
         for module in modules:
             rows, columns = sizes[module]
             own = rank if isinstance(rank, int) else rank[module]
-            drawn = (torch.randn(shape, generator=generator) * shape[1] ** -0.5 for shape in ((own, columns), (rows, own)))
+            drawn = (
+                torch.randn(shape, generator=generator) * shape[1] ** -0.5 for shape in ((own, columns), (rows, own))
+            )
             parts[layer, module] = AdapterPart(*(each.bfloat16().float() if short else each for each in drawn))
     return Adapter(f"{seed:064x}", parts)
 
@@ -87,13 +96,19 @@ def compare(model: RandomModel, fast: CpuDecoder, adapters: list[Adapter | None]
 
 
 @pytest.mark.parametrize(("rank", "short"), [(1, True), (3, False), (16, True), (16, False), (64, False), (256, True)])
-def test_a_mixed_batch_equals_merged_weights_alone(model: RandomModel, fast: CpuDecoder, rank: int, short: bool) -> None:
+def test_a_mixed_batch_equals_merged_weights_alone(
+    model: RandomModel, fast: CpuDecoder, rank: int, short: bool
+) -> None:
     compare(model, fast, [adapter_for(model, rank, seed, short=short) for seed in range(3)], step_of(MIXED, SLOTS))
 
 
 @pytest.mark.parametrize("modules", [("q", "v"), ("k",), ("o", "down"), ("up",)], ids="".join)
 def test_adapters_of_some_modules(model: RandomModel, fast: CpuDecoder, modules: tuple[str, ...]) -> None:
-    adapters = [adapter_for(model, 4), adapter_for(model, 6, 1, modules=modules), adapter_for(model, 3, 2, modules=modules)]
+    adapters = [
+        adapter_for(model, 4),
+        adapter_for(model, 6, 1, modules=modules),
+        adapter_for(model, 3, 2, modules=modules),
+    ]
     compare(model, fast, adapters, step_of(MIXED, SLOTS))  # type: ignore[arg-type]
 
 
@@ -193,7 +208,9 @@ class SlowLane:
 
 
 @torch.inference_mode()
-def test_torch_takes_adapters_until_their_kernels_are_compiled(model: RandomModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_takes_adapters_until_their_kernels_are_compiled(
+    model: RandomModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting: dict[str, Callable[[], None]] = {}
     monkeypatch.setattr(cpu_decoder, "is_warm", lambda types: not types.endswith("adapters"))
     monkeypatch.setattr(cpu_decoder, "warm_later", lambda types, done: waiting.update({types: done}))

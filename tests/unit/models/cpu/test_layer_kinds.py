@@ -86,7 +86,11 @@ def test_each_difference_is_seen(kind: str) -> None:
 def _plainer(layer: LayerSpec, kind: str) -> LayerSpec:
     """Without what the kind is about; tensors are called the same."""
     if "norms after" in kind:
-        return replace(layer, norm_after=False) if "alone" not in kind else replace(layer, norm_after=False, norm_before=False)
+        return (
+            replace(layer, norm_after=False)
+            if "alone" not in kind
+            else replace(layer, norm_after=False, norm_before=False)
+        )
     if "parallel" in kind:
         return layer if layer is PLAIN else replace(layer, norm_before=False, residual="parallel")
     if "no norms" in kind:
