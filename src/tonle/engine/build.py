@@ -149,8 +149,10 @@ def _torch_machine(decoder: Decoder | CpuDecoder, config: EngineConfig, lag: int
     if config.uses_adapters:
         enable_adapters(decoder, config)
     if config.kv_cache_dtype != "auto":
-        raise ConfigError(f"kv_cache_dtype {config.kv_cache_dtype!r} needs a CUDA device; leave it auto",
-                          param="kv_cache_dtype")  # fmt: skip
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype!r} needs the CUDA kernels, which do not run here; leave it auto",
+            param="kv_cache_dtype",
+        )
     num_bytes = config.memory_pool_size or DEFAULT_POOL_BYTES
     kv, context_length = kv_cache(decoder, config, num_bytes, decoder.dtype)
     max_num_seqs, max_num_batched_tokens = config.batch_limits(gpu=device.type == "cuda")

@@ -113,6 +113,8 @@ class ModelSpec:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
             )
+        if any(layer.residual == "parallel" and layer.norm_after for layer in self.layers):
+            raise ModelError("layers with parallel residuals and norms after them are not supported")
         if self.head_dim % 2:
             raise ModelError(f"rotary positions need an even head_dim, not {self.head_dim}")
         if len({(a.num_heads, a.num_kv_heads, a.head_dim) for a in self._attentions}) > 1:

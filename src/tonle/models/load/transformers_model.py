@@ -31,7 +31,9 @@ def live_spec(model: Any) -> ModelSpec:
     """The spec of a live model. Raises `ModelError` if its class is not one we know."""
     name = type(model).__name__
     if hasattr(model, "merge_and_unload"):
-        raise ModelError(f"{name} carries adapters; pass model.merge_and_unload() instead")
+        raise ModelError(
+            f"{name} carries adapters; pass its base model and the adapter's folder as lora=, or model.merge_and_unload()"
+        )
     if name not in FAMILIES:
         raise ModelError(f"live models of class {name} are not supported; supported: {', '.join(FAMILIES)}")
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
