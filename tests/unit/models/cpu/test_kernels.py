@@ -184,9 +184,7 @@ def test_vectors_are_as_wide_as_the_processor_has() -> None:
 
 def test_buffers_do_not_pile_up_while_steps_grow() -> None:
     matrix = layout([stored("q4", 64, 64)], gated=False, dots=False)
-    packed = SimpleNamespace(
-        qkv=matrix, o=matrix, gate_up=matrix, down=matrix, head=matrix, mlp_after=np.zeros((1, 0))
-    )
+    packed = SimpleNamespace(qkv=matrix, o=matrix, gate_up=matrix, down=matrix, head=matrix, mlp_after=np.zeros((1, 0)))
     spec = SimpleNamespace(hidden_size=64, intermediate_size=64, q_size=64, num_heads=1, head_dim=64)
     workspace = Workspace(spec, packed, num_threads=1)  # type: ignore[arg-type]
     for count in range(1, 200):
