@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tonle.models.adapters import Adapter, AdapterPart
-from tonle.models.cpu.low_rank import LINE, NUM_FIELDS, QUAD, Adapters, in_pairs
+from tonle.models.cpu.low_rank import NUM_FIELDS, QUAD, Adapters, in_pairs
 from tonle.models.cpu.pack import row_order
 from tonle.models.cpu.vector import HALF, ROWS
 from tonle.models.cpu.workspace import Array, aligned
@@ -25,6 +25,7 @@ KINDS = (
     ("gate", "up"),
     ("down",),
 )  # the modules of each kind of matrix, as `low_rank.py` counts them
+LINE = 64  # bytes of a cache line
 
 
 class _Rows(NamedTuple):
@@ -87,7 +88,7 @@ class CpuAdapters:
     """`num_slots` places for adapters of up to `max_rank`. Memory is taken as adapters come."""
 
     def __init__(self, spec: ModelSpec, num_slots: int, max_rank: int) -> None:
-        self.num_slots = num_slots
+        self._max_rank = max_rank
         kinds = (
             [spec.q_size, spec.kv_size, spec.kv_size],
             [spec.hidden_size],
@@ -107,6 +108,8 @@ class CpuAdapters:
 
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
         """Between steps: the slot's rows use this adapter from now on; None: none."""
+        if adapter is not None and adapter.rank > self._max_rank:
+            raise ValueError(f"the adapter's rank is {adapter.rank}; there is room for {self._max_rank}")
         self._places[slot] = 0
         self._memory[slot] = None
         if adapter is None:
@@ -131,6 +134,8 @@ class CpuAdapters:
 
     def step(self, slots_of_tokens: Array, slots_of_wanted: Array) -> Adapters:
         """For tokens that are sorted by slot."""
+        if slots_of_tokens[-1] >= len(self._places):
+            raise ValueError(f"there is no slot {slots_of_tokens[-1]}: there are {len(self._places)}")
         count = len(slots_of_tokens)
         if count > len(self._x):
             self._x, self._y = (aligned((count, width), np.dtype(np.float32)) for width in self._widths)

@@ -24,7 +24,6 @@ from tonle.models.cpu.vector import F32, GROUP, HALF, I16, I32, I64, LANES, REGI
 
 QUAD = 4  # rows of A at a time
 PAIR = 2 * LANES  # numbers that two vectors hold
-LINE = 64  # bytes of a cache line
 TOKENS = 16  # tokens of a run that one thread takes through rows of A together
 # Kinds of matrices, as `places` counts them; not plain numbers, for each of which functions would be compiled again.
 QKV, OUT, GATE_UP, DOWN = (np.int64(kind) for kind in range(4))
@@ -176,26 +175,6 @@ _expand_4s, _expand_2s, _expand_1s = (_expand(count, short=True) for count in (4
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _prefetch(typingctx: Any, address: Any, size: Any) -> Any:
-    """Ask for `size` bytes in the second-level cache. Each adapter's part is too short for the processor to foresee it."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = Code(context, builder, signature, args)
-        memory = builder.inttoptr(code.number(0), ir.PointerType(ir.IntType(8)))
-        kind = ir.FunctionType(ir.VoidType(), [memory.type, I32, I32, I32])
-        ask = builder.module.declare_intrinsic("llvm.prefetch", (memory.type,), kind)
-        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]  # to read, the second level, data
-
-        def line(i: Any) -> None:
-            builder.call(ask, [builder.gep(memory, [code.times(i, LINE)]), *hints])
-
-        code.loop(builder.sdiv(code.at(code.number(1), LINE - 1), ir.Constant(I64, LINE)), line)
-        return context.get_dummy_value()
-
-    return types.void(address, size), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def copy_group(typingctx: Any, source: Any, s: Any, target: Any, t: Any) -> Any:
     """GROUP float32 from one flat memory to another."""
 
@@ -283,8 +262,7 @@ def shrink(adapters: Any, layer: Any, kind: Any, x: Any, size: Any, member: Any,
 
 
 @compiled
-def expand(adapters: Any, layer: Any, kind: Any, blocks: Any, block: Any, first: Any, last: Any, total: Any, member: Any,
-           members: Any) -> None:  # fmt: skip
+def expand(adapters: Any, layer: Any, kind: Any, block: Any, first: Any, last: Any, total: Any) -> None:
     """total (rows first..last, ROWS): block `block` of a matrix's output, += B y."""
     runs, passes = adapters.runs, adapters.modules.shape[2]
     for run in range(runs.shape[0]):
@@ -304,24 +282,3 @@ def expand(adapters: Any, layer: Any, kind: Any, blocks: Any, block: Any, first:
             _expand_tokens(
                 b, place[SHORT_B], rank, adapters.y, begin, end, low * rank, high * rank, total, begin - first
             )
-        if block + 1 < blocks:
-            _prefetch(place[B] + (block + 1) * passes * width, passes * width)
-    if first == 0:
-        _prefetch_next(adapters, layer, kind, -(-blocks // members), block, member, members)
-
-
-@compiled
-def _prefetch_next(adapters: Any, layer: Any, kind: Any, portions: Any, block: Any, member: Any, members: Any) -> None:
-    """Bring part of the A that this thread reads next nearer: of its `portions`, the one that belongs to a block."""
-    kind += 1
-    if kind > DOWN:
-        kind, layer = QKV, layer + 1
-    if layer == adapters.places.shape[1]:
-        return
-    runs, item, period = adapters.runs, 0, portions * members
-    for run in range(runs.shape[0]):
-        place = adapters.places[runs[run, 0], layer, kind]
-        count, size = place[NUM_ROWS] // QUAD, QUAD * place[ROW_BYTES]
-        for quad in range((member + members * (block % portions) - item) % period, count, period):
-            _prefetch(place[A] + quad * size, size)
-        item += count

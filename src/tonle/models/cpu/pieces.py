@@ -51,7 +51,7 @@ def store(matrix: PackedMatrix, layer: Any, x: Any, out: Any, adapters: Any, kin
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, kind, matrix.weights.shape[1], b, first, last, own.total, member, size)
+            expand(adapters, layer, kind, b, first, last, own.total)
         for m in range(last - first):
             for j in range(ROWS):
                 out[first + m, b * ROWS + j] = own.total[m, j]
@@ -67,7 +67,7 @@ def _add(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, out: Any, adapters
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, kind, matrix.weights.shape[1], b, first, last, own.total, member, size)
+            expand(adapters, layer, kind, b, first, last, own.total)
         width = min(ROWS, out.shape[1] - b * ROWS)
         _add_bias(own.total, last - first, bias, b)
         for m in range(last - first):
@@ -93,7 +93,7 @@ def _gate(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, activation: Any, 
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
         block_product(matrix, layer, b, x, first, last, own)
         if adapters is not None:
-            expand(adapters, layer, GATE_UP, matrix.weights.shape[1], b, first, last, own.total, member, size)
+            expand(adapters, layer, GATE_UP, b, first, last, own.total)
         _add_bias(own.total, last - first, bias, b)
         for m in range(last - first):
             gate_group(own.total, m * ROWS, activation)

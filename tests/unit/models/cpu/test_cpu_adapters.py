@@ -239,6 +239,16 @@ def test_torch_takes_adapters_until_their_kernels_are_compiled(
     assert lanes[1].told[2:] == [(1, None)] and not decoder._resident
 
 
+def test_what_has_no_room_is_refused(model: RandomModel) -> None:
+    decoder = model.fast()
+    decoder.enable_adapters(num_slots=2, max_rank=8)
+    decoder.set_adapter(0, adapter_for(model, 8))
+    with pytest.raises(ValueError, match="rank is 9; there is room for 8"):
+        decoder.set_adapter(1, adapter_for(model, 9))
+    with pytest.raises(ValueError, match="no slot 2"):
+        decoder.forward(step_of([(0, 5)], [2]), model.cache())
+
+
 def test_adapters_are_enabled_first(model: RandomModel) -> None:
     with pytest.raises(RuntimeError, match="enable_adapters comes first"):
         model.fast().set_adapter(0, None)

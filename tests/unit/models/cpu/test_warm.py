@@ -37,6 +37,27 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
     assert calls == ["a", "b"]
 
 
+def test_different_kernels_are_compiled_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba rewrites one index with every addition; of two that write at once, one would be lost."""
+    at_work: list[str] = []
+    together: list[list[str]] = []
+
+    def compile_for(types: str) -> None:
+        at_work.append(types)
+        time.sleep(0.1)  # time for the other, if nothing holds it back
+        together.append(list(at_work))
+        at_work.remove(types)
+
+    monkeypatch.setattr(warm, "compile_for", compile_for)
+    monkeypatch.setattr(warm, "_marker", lambda types: tmp_path / f"{types}.ready")
+    threads = [threading.Thread(target=warm.compile_once, args=(types,)) for types in ("a", "a,adapters")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(together) == [["a"], ["a,adapters"]]
+
+
 def test_a_program_that_ends_first_leaves_the_compilation_running(tmp_path: Path) -> None:
     """Seen from outside: a stand-in for the compiler, in place of the interpreter that would run it, outlives the program."""
     compiler = tmp_path / "compiler"
