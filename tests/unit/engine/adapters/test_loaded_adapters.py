@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import torch
 
 from tonle.engine.adapters import host_adapters
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
+from tonle.engine.adapters.reader_thread import ReaderThread
 from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, ToFront, UnloadAdapter
 from tonle.errors import InternalError, ModelError
 from tonle.models.adapters import Adapter, AdapterPart
@@ -143,6 +145,27 @@ def test_one_that_has_just_been_unloaded_takes_requests_on_their_way(engine: Eng
     engine.unload("one")
     engine.settle()
     assert engine.host.knows(1) and engine.host.want(1)
+
+
+def test_the_end_waits_for_the_adapter_that_is_being_read_and_not_for_those_after_it() -> None:
+    begun = threading.Event()
+    read: list[str] = []
+
+    def until_closed(path: str) -> Adapter:
+        read.append(path)
+        begun.set()
+        for _ in range(10_000):
+            if reader.is_closed:
+                break
+            time.sleep(0.001)
+        return adapter("aa")
+
+    reader = ReaderThread(until_closed)
+    for path in ("/a", "/b", "/c"):
+        reader.begin(1, path)
+    assert begun.wait(60)
+    reader.close()
+    assert read == ["/a"]
 
 
 def test_those_unused_for_longest_leave_memory_and_are_read_again(engine: Engine) -> None:
