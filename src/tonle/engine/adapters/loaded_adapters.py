@@ -64,7 +64,6 @@ class LoadedAdapters:
             if isinstance(finished.wanted_by, LoadAdapter):
                 self._load(finished.wanted_by, finished)
             elif (why := self.host.take_in(finished)) is not None:
-                log.error("%s", why)
                 yield finished.wanted_by, why
         if self.host.has_retired:
             self.host.drop_retired(time.monotonic())

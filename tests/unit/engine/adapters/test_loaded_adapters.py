@@ -190,7 +190,9 @@ def test_one_that_requests_use_leaves_memory_last(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("content", ["other", None])
-def test_files_that_changed_are_not_taken_for_the_old_ones(engine: Engine, content: str | None) -> None:
+def test_files_that_changed_are_not_taken_for_the_old_ones(
+    engine: Engine, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a", "b", "c"):
         engine.load(name, f"/{name}")
     if content is None:
@@ -202,4 +204,5 @@ def test_files_that_changed_are_not_taken_for_the_old_ones(engine: Engine, conte
     ((number, why),) = engine.failed
     assert number == 1 and "adapter a had to be read again" in why
     assert ("have changed since it was loaded" in why) == (content is not None)
+    assert "/a" not in why and "/a" in caplog.text, "callers do not see paths, operators do"
     assert not engine.host.want(1)
