@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +14,11 @@ import torch
 from tonle.engine.adapters import host_adapters
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.adapters.reader_thread import ReaderThread
-from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, ToFront, UnloadAdapter
+from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.loop import Loop
+from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, ToEngine, ToFront, UnloadAdapter
+from tonle.engine.run.runner import Runner
+from tonle.engine.schedule import Scheduler, SchedulerLimits
 from tonle.errors import InternalError, ModelError
 from tonle.models.adapters import Adapter, AdapterPart
 
@@ -138,6 +144,30 @@ def test_an_unloaded_one_stays_until_its_requests_have_ended(engine: Engine, mon
     engine.used.clear()
     engine.settle()
     assert not engine.host.knows(1)
+
+
+def test_an_idle_loop_wakes_to_forget_what_was_unloaded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+
+    class Quiet:
+        def take(self, wait_s: float | None) -> list[ToEngine]:
+            waits.append(wait_s)
+            return []
+
+        def publish(self, message: ToFront) -> None: ...
+
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=4, context_length=8, block_size=4,
+                             long_prefill_tokens=4, num_adapter_slots=1)  # fmt: skip
+    runner = cast(Runner, SimpleNamespace(profile=None, lag=0))
+    loop = Loop(Scheduler(limits, BlockPool(4), [], engine.host), runner, Quiet(), adapters=engine.loaded)
+    engine.load("one", "/a")
+    loop.step()
+    engine.unload("one")
+    loop.step()
+    monkeypatch.setattr(host_adapters, "GRACE_S", 0.0)  # so long has it slept
+    loop.step()
+    loop.step()
+    assert waits == [None, 30.0, 30.0, None] and engine.host.num_in_memory == 0
 
 
 def test_one_that_has_just_been_unloaded_takes_requests_on_their_way(engine: Engine) -> None:
