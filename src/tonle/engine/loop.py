@@ -95,7 +95,7 @@ class Loop:
         """Handle what came. Sleeps when there is nothing to compute. True if anything came."""
         wait_s: float | None = 0.0
         if not self._launched and self._scheduler.idle:
-            wait_s = None
+            wait_s = None if self._adapters is None else self._adapters.wake_s
         elif not self._launched and not self._scheduler.running:
             wait_s = self._scheduler.wake_s(time.monotonic())
         if self._adapters is not None and self._adapters.is_reading:

@@ -197,6 +197,8 @@ class AdapterAdmin:
 
     async def _unload(self, asked: UnloadAdapterRequest) -> Outcome:
         name, local = asked.lora_name, self._local
+        if local is not None and not ((entry := local.models.get(name)) and entry.parent):  # its model stays in use
+            return _as_told(await self._ask(local, UNLOAD_PATH, msgspec.to_builtins(asked)))
         backends, skipped = ([local], []) if local is not None else self._having(name, asked.base_model)
         self._pool.withdrawn.add(name)
         try:

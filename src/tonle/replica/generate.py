@@ -65,6 +65,7 @@ async def generate(
     asked, warnings = parse(request.body, kind.request_type)
     card = replica.card()
     model = replica.resolve(asked.model)
+    adapter = replica.adapter(model)  # now: while the prompt is translated it may be unloaded, which `submit` reports
     replica.check_strict(request, warnings)
     text, max_choices = replica.front.text, replica.options.max_choices
     if len(request.body) > THREAD_BYTES:
@@ -73,7 +74,6 @@ async def generate(
         order = kind.translate(asked, text, card, max_choices)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
-    adapter = replica.adapter(model)
     submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt, adapter=adapter)
     answer_format = kind.make_format(asked, envelope, submission, text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))

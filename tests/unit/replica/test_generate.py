@@ -12,8 +12,10 @@ import pytest
 from tests.fakes.front import FakeFront
 from tests.http.serving import events
 from tonle.edge.client import UpstreamError
+from tonle.engine.messages import AdapterInfo
 from tonle.protocol.answers import Answer
 from tonle.replica.dispatch import ReplicaTransport
+from tonle.replica.generate import THREAD_BYTES
 from tonle.replica.replica import Replica, ReplicaOptions
 
 CHAT = "/v1/chat/completions"
@@ -95,6 +97,19 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_and_an_incomplete_ans
     *_, last = events(b"".join(sink.pieces).decode())
     assert last["error"]["code"] == "engine_died"
     assert sink.answer is not None and sink.answer.error["code"] == "engine_died" and not sink.answer.complete
+
+
+def test_an_adapter_that_is_unloaded_while_a_long_prompt_is_read_is_unknown() -> None:
+    async def main() -> None:
+        front, sink = FakeFront(), PressingSink()
+        front.adapters = {"khmer-qa": AdapterInfo("khmer-qa", 1, "aa" * 32, 8, "/adapters/khmer")}
+        task = asyncio.create_task(send(front, sink, model="khmer-qa", user="x" * THREAD_BYTES))
+        await asyncio.sleep(0)
+        front.adapters = {}
+        await task
+        assert sink.status == 404 and b"khmer-qa" in sink.pieces[0]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("stream", [False, True])

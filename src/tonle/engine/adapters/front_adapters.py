@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 from tonle.config.adapter_names import wrong_adapter_name
@@ -26,22 +26,22 @@ class FrontAdapters:
         self._last_reply = 0
         self._asked: dict[int, asyncio.Future[dict[str, AdapterInfo]]] = {}  # by the number of the reply
         self._engine_id: int | None = None
-        self._before: dict[str, AdapterInfo] = {}  # of the engine that was lost
+        self._before: dict[str, AdapterInfo] | None = None  # of the engine that was lost, until the next one is ready
         self._restoring: dict[str, AdapterInfo] = {}  # of those, what the next engine does not have yet
 
     @property
     def awaited(self) -> dict[str, AdapterInfo]:
         """Those that the engine had and will have again. It is replaced with each change, never changed."""
-        return self._before or self._restoring
+        return self._restoring if self._before is None else self._before
 
     # -- down
 
     def find(self, name: str) -> AdapterInfo:
         """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        if name in self.awaited:  # also if the engine was started with another of that name
+            raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
         if (info := self.known.get(name)) is not None:
             return info
-        if name in self.awaited:
-            raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
         there = f"loaded are {', '.join(sorted(self.known))}" if self.known else "none is loaded"
         raise UnknownModel(f"there is no adapter {name!r}; {there}", param="adapter")
 
@@ -84,7 +84,7 @@ class FrontAdapters:
     def deliver(self, message: Adapters | AdapterReply) -> None:
         if isinstance(message, Adapters):
             self.known = {info.name: info for info in message.adapters}
-            self._restoring = _without(self._restoring, self.known)
+            self._restoring = self._missing(self._restoring)
             return
         asked = self._asked.pop(message.reply, None)
         if asked is None or asked.done():  # the caller has left
@@ -96,7 +96,8 @@ class FrontAdapters:
 
     def lose(self, error: TonleError) -> None:
         """The engine is gone, or the connection to it."""
-        self._before = self._before or self._restoring | self.known
+        if self._before is None:
+            self._before = self.known | self._restoring
         self.known = {}
         asked, self._asked = self._asked, {}
         for future in asked.values():
@@ -105,33 +106,35 @@ class FrontAdapters:
 
     def welcome(self, card: ModelCard) -> None:
         """An engine is ready, and `known` is what it has. If it is another one than before, it gets what that one had."""
-        before, self._before = self._before, {}
-        is_new = card.engine_id != self._engine_id
+        before, self._before = self._before, None
+        has_followed = self._engine_id is not None and card.engine_id != self._engine_id
         self._engine_id = card.engine_id
         self._restoring = {}
-        if not is_new or not before or not card.max_loras:
+        if before is None or not has_followed or not card.max_loras:
             return
         for name in self.known.keys() - before.keys():  # it was unloaded since the first engine was started
             self._restore(UnloadAdapter(self._number(), name))
-        self._restoring = _without(before, self.known)
-        for name, info in before.items():
-            now = self.known.get(name)
-            if now is None or now.path != info.path:
-                self._restore(LoadAdapter(self._number(), name, info.path, replace=now is not None))
+        self._restoring = self._missing(before)
+        for name, info in self._restoring.items():
+            self._restore(LoadAdapter(self._number(), name, info.path, replace=name in self.known))
 
     def _restore(self, message: LoadAdapter | UnloadAdapter) -> None:
         def restored(asked: asyncio.Future[dict[str, AdapterInfo]]) -> None:
             error = asked.exception()
-            if not isinstance(error, EngineDied):  # else the next engine gets it
-                self._restoring = _without(self._restoring, [message.name])
-            if error is not None and (message.name in self.known) == isinstance(message, UnloadAdapter):
-                log.error("after the engine came back: %s", error)  # else another front was faster
+            is_missing = message.name in self._restoring
+            if is_missing and not isinstance(error, EngineDied):  # else the next engine gets it
+                self._restoring = {name: info for name, info in self._restoring.items() if name != message.name}
+            is_left = isinstance(message, UnloadAdapter) and message.name in self.known
+            if error is not None and (is_missing or is_left):  # else another front was faster
+                log.error("after the engine came back: %s", error)
 
         self._ask(message).add_done_callback(restored)
 
-
-def _without(infos: dict[str, AdapterInfo], names: Container[str]) -> dict[str, AdapterInfo]:
-    return {name: info for name, info in infos.items() if name not in names}
+    def _missing(self, infos: dict[str, AdapterInfo]) -> dict[str, AdapterInfo]:
+        """Those that the engine does not have, or has from another folder."""
+        return {
+            name: info for name, info in infos.items() if name not in self.known or self.known[name].path != info.path
+        }
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

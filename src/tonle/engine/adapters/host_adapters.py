@@ -6,12 +6,15 @@ hold the same. Does not: know names (`loaded_adapters.py`), or slots on the devi
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tonle.engine.adapters.reader_thread import Finished, ReaderThread
 from tonle.models.adapters.adapter import HeldAdapter
+
+log = logging.getLogger("tonle.engine")
 
 GRACE_S = 30.0  # for requests that were on their way when their adapter was unloaded or replaced
 
@@ -102,19 +105,18 @@ class HostAdapters:
     # -- from the reader
 
     def take_in(self, finished: Finished) -> str | None:
-        """One that was read again. Returns why it cannot be used, if it cannot."""
+        """One that was read again. Returns why it cannot be used, if it cannot: for callers, who need not see paths."""
         number = finished.wanted_by
         assert isinstance(number, int)
         self._reading.discard(number)
         known, adapter = self._known[number], finished.adapter
         if adapter is None:
             assert finished.error is not None
-            return f"adapter {known.name} had to be read again, which failed: {finished.error.message}"
+            log.error("adapter %s had to be read again, which failed: %s", known.name, finished.error.message)
+            return f"adapter {known.name} had to be read again, which failed; the engine's log says why"
         if adapter.digest != known.digest:
-            return (
-                f"adapter {known.name} had to be read again, but the files in {known.path} have changed since it was "
-                "loaded; load it again"
-            )
+            log.error("adapter %s had to be read again, but %s holds another one by now", known.name, known.path)
+            return f"adapter {known.name} had to be read again, but its files have changed since it was loaded; load it again"
         self._keep(number, adapter)
         return None
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from tonle.config.adapter_names import wrong_adapter_name
-from tonle.engine.adapters.host_adapters import HostAdapters
+from tonle.engine.adapters.host_adapters import GRACE_S, HostAdapters
 from tonle.engine.adapters.reader_thread import Finished, Read, ReaderThread
 from tonle.engine.messages import AdapterInfo, AdapterReply, Adapters, LoadAdapter, ToFront, UnloadAdapter
 from tonle.errors import CallerError
@@ -36,6 +36,11 @@ class LoadedAdapters:
     @property
     def is_reading(self) -> bool:
         return self._reader.is_busy
+
+    @property
+    def wake_s(self) -> float | None:
+        """How long the loop may sleep before `take_read` can forget an adapter that lost its name; None: there is none."""
+        return GRACE_S if self.host.has_retired else None
 
     def add(self, name: str, path: str, adapter: HeldAdapter) -> None:
         """`adapter` was read from `path`, which is absolute, and has this name from now on."""
@@ -64,7 +69,6 @@ class LoadedAdapters:
             if isinstance(finished.wanted_by, LoadAdapter):
                 self._load(finished.wanted_by, finished)
             elif (why := self.host.take_in(finished)) is not None:
-                log.error("%s", why)
                 yield finished.wanted_by, why
         if self.host.has_retired:
             self.host.drop_retired(time.monotonic())

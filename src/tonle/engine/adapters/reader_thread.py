@@ -37,6 +37,7 @@ class ReaderThread:
         self._num_begun = 0
         self._num_taken = 0
         self._thread: threading.Thread | None = None
+        self.is_closed = False
 
     @property
     def is_busy(self) -> bool:
@@ -58,14 +59,16 @@ class ReaderThread:
         return self._finished.popleft()
 
     def close(self) -> None:
-        """Waits for the file that is being read: torch must not be at work while the program ends."""
+        """Waits for the adapter that is being read, not for those after it: torch must not be at work while the program
+        ends."""
+        self.is_closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None and not self.is_closed:
             wanted_by, path = job
             self._finished.append(self._finish(wanted_by, path))
 

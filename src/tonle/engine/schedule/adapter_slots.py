@@ -122,6 +122,8 @@ class AdapterSlots:
     def forget_loads(self, plans: Iterable[Plan]) -> None:
         """These plans failed, and their sequences hold nothing any more: what they loaded may not be there."""
         for slot, adapter in (load for plan in plans for load in plan.adapter_loads):
+            if self._memory is not None and adapter not in self._reserved:
+                self._memory.unwant(adapter)  # the step may have failed before this was loaded
             if self._adapters[slot] == adapter and not self._holders[slot]:
                 self._adapters[slot] = 0
                 del self._slot_of[adapter]

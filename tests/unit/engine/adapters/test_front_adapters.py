@@ -192,6 +192,50 @@ def test_a_new_engine_is_told_of_what_was_replaced_or_unloaded() -> None:
     asyncio.run(main())
 
 
+def test_a_new_engine_does_not_bring_back_what_was_unloaded_to_the_last() -> None:
+    async def main() -> None:
+        engine = Engine(ONE)
+        engine.front.deliver(Adapters([]))
+        engine.front.lose(EngineDied("it was killed"))
+        engine.front.deliver(Adapters([ONE]))  # of an engine that does not get ready
+        engine.restart(ONE)
+        assert engine.sent == [UnloadAdapter(1, "one")]
+
+    asyncio.run(main())
+
+
+OTHER = AdapterInfo("one", 3, "cc" * 32, 4, "/adapters/other")
+
+
+def test_what_was_replaced_is_not_answered_with_what_the_engine_was_started_with() -> None:
+    async def main() -> None:
+        engine = Engine(ONE)
+        engine.front.deliver(Adapters([OTHER]))
+        engine.restart(ONE)
+        engine.front.deliver(Adapters([ONE, TWO]))  # another is loaded first
+        with pytest.raises(EngineRestarting, match="is being loaded again"):
+            engine.front.submit([1], GenerationConfig(), adapter="one")
+        engine.restart(ONE, engine_id=3)  # it died, too
+        assert engine.sent[0] == LoadAdapter(2, "one", "/adapters/other", True)
+        engine.front.deliver(Adapters([OTHER]))
+        assert engine.front.submit([1], GenerationConfig(), adapter="one").adapter == OTHER
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_replaced_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        engine = Engine(ONE)
+        engine.front.deliver(Adapters([OTHER]))
+        engine.restart(ONE)
+        engine.front.deliver(AdapterReply(1, "adapter one cannot be loaded: /adapters/other: no such folder"))
+        await asyncio.sleep(0)
+        assert engine.front.submit([1], GenerationConfig(), adapter="one").adapter == ONE
+
+    asyncio.run(main())
+    assert "no such folder" in caplog.text
+
+
 def test_one_that_is_gone_for_good_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         engine = Engine()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from tonle.engine.adapters import host_adapters
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
-from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, ToFront, UnloadAdapter
+from tonle.engine.adapters.reader_thread import ReaderThread
+from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.loop import Loop
+from tonle.engine.messages import AdapterReply, Adapters, LoadAdapter, ToEngine, ToFront, UnloadAdapter
+from tonle.engine.run.runner import Runner
+from tonle.engine.schedule import Scheduler, SchedulerLimits
 from tonle.errors import InternalError, ModelError
 from tonle.models.adapters import Adapter, AdapterPart
 
@@ -138,11 +146,56 @@ def test_an_unloaded_one_stays_until_its_requests_have_ended(engine: Engine, mon
     assert not engine.host.knows(1)
 
 
+def test_an_idle_loop_wakes_to_forget_what_was_unloaded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+
+    class Quiet:
+        def take(self, wait_s: float | None) -> list[ToEngine]:
+            waits.append(wait_s)
+            return []
+
+        def publish(self, message: ToFront) -> None: ...
+
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=4, context_length=8, block_size=4,
+                             long_prefill_tokens=4, num_adapter_slots=1)  # fmt: skip
+    runner = cast(Runner, SimpleNamespace(profile=None, lag=0))
+    loop = Loop(Scheduler(limits, BlockPool(4), [], engine.host), runner, Quiet(), adapters=engine.loaded)
+    engine.load("one", "/a")
+    loop.step()
+    engine.unload("one")
+    loop.step()
+    monkeypatch.setattr(host_adapters, "GRACE_S", 0.0)  # so long has it slept
+    loop.step()
+    loop.step()
+    assert waits == [None, 30.0, 30.0, None] and engine.host.num_in_memory == 0
+
+
 def test_one_that_has_just_been_unloaded_takes_requests_on_their_way(engine: Engine) -> None:
     engine.load("one", "/a")
     engine.unload("one")
     engine.settle()
     assert engine.host.knows(1) and engine.host.want(1)
+
+
+def test_the_end_waits_for_the_adapter_that_is_being_read_and_not_for_those_after_it() -> None:
+    begun = threading.Event()
+    read: list[str] = []
+
+    def until_closed(path: str) -> Adapter:
+        read.append(path)
+        begun.set()
+        for _ in range(10_000):
+            if reader.is_closed:
+                break
+            time.sleep(0.001)
+        return adapter("aa")
+
+    reader = ReaderThread(until_closed)
+    for path in ("/a", "/b", "/c"):
+        reader.begin(1, path)
+    assert begun.wait(60)
+    reader.close()
+    assert read == ["/a"]
 
 
 def test_those_unused_for_longest_leave_memory_and_are_read_again(engine: Engine) -> None:
@@ -167,7 +220,9 @@ def test_one_that_requests_use_leaves_memory_last(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("content", ["other", None])
-def test_files_that_changed_are_not_taken_for_the_old_ones(engine: Engine, content: str | None) -> None:
+def test_files_that_changed_are_not_taken_for_the_old_ones(
+    engine: Engine, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a", "b", "c"):
         engine.load(name, f"/{name}")
     if content is None:
@@ -179,4 +234,5 @@ def test_files_that_changed_are_not_taken_for_the_old_ones(engine: Engine, conte
     ((number, why),) = engine.failed
     assert number == 1 and "adapter a had to be read again" in why
     assert ("have changed since it was loaded" in why) == (content is not None)
+    assert "/a" not in why and "/a" in caplog.text, "callers do not see paths, operators do"
     assert not engine.host.want(1)

@@ -169,6 +169,16 @@ def test_a_failed_step_leaves_no_adapter_where_it_may_not_be() -> None:
         world.step()
 
 
+def test_what_a_failed_step_may_not_have_loaded_need_not_stay_in_memory() -> None:
+    world = World(slots=2)
+    handles = [world.ask(1), world.ask(2)]
+    world.scheduler.suspect([world.scheduler.plan(0.0)])
+    for handle in handles:
+        world.scheduler.cancel(handle)
+    world.scheduler.plan(0.0)
+    assert world.memory.wanted == set()
+
+
 def test_a_suspect_gets_a_slot_at_the_cost_of_others() -> None:
     world = World(slots=1, rows=4)
     limits = world.scheduler.limits
