@@ -113,6 +113,11 @@ class ModelSpec:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
             )
+        for mixer in dict.fromkeys(layer.mixer for layer in self.layers):
+            if mixer.kind == "experts" and not 1 <= mixer.experts_per_token <= mixer.num_experts:
+                raise ModelError(
+                    f"a token cannot have {mixer.experts_per_token} of {mixer.num_experts} experts: at least 1, at most all"
+                )
         if any(layer.residual == "parallel" and layer.norm_after for layer in self.layers):
             raise ModelError("layers with parallel residuals and norms after them are not supported")
         if self.head_dim % 2:

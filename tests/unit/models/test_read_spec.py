@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -151,3 +152,13 @@ def test_broken_config_files_are_named(tmp_path: Path, content: str, complaint: 
     with pytest.raises(ModelError, match=complaint) as caught:
         read_spec(resolve(tmp_path))
     assert str(tmp_path) in caught.value.message
+
+
+def test_layers_that_make_no_sense_are_refused() -> None:
+    spec = from_hf_config(LLAMA)
+    parallel = dataclasses.replace(spec.layers[0], residual="parallel", norm_after=True)
+    with pytest.raises(ModelError, match="parallel residuals and norms after"):
+        dataclasses.replace(spec, layers=(parallel,))
+    mixer = dataclasses.replace(spec.layers[0].mixer, kind="experts", num_experts=2, experts_per_token=3)
+    with pytest.raises(ModelError, match="3 of 2 experts"):
+        dataclasses.replace(spec, layers=(dataclasses.replace(spec.layers[0], mixer=mixer),))

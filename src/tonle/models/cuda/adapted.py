@@ -95,7 +95,7 @@ class PinnedAdapter:
         return self.numbers.nbytes
 
 
-class AdapterSlots:
+class CudaAdapters:
     """All layers' adapters, by slot."""
 
     def __init__(self, layers: list[AdaptedLayer], num_slots: int, rank: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from tonle.models.adapters import Adapter
-from tonle.models.cuda.adapted import AdaptedLayer, AdapterSlots, PinnedAdapter, padded_rank
+from tonle.models.cuda.adapted import AdaptedLayer, CudaAdapters, PinnedAdapter, padded_rank
 from tonle.models.cuda.batch import Count, Sizes, StepBuffer
 from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
@@ -40,7 +40,7 @@ class CudaModel:
         self.spec = spec
         self.sizes = sizes
         self.kv: KVCache | None = None
-        self.adapters: AdapterSlots | None = None
+        self.adapters: CudaAdapters | None = None
         self._weights = decoder.weights
         self._embedding = decoder.weights.embedding
 
@@ -98,7 +98,7 @@ class CudaModel:
             adapted.append(layer.adapted)
             if self.logits.is_cuda:
                 torch.cuda.empty_cache()  # the memory the weights had before: of no size that the next ones need
-        self.adapters = AdapterSlots(adapted, num_slots, scratch.rank)
+        self.adapters = CudaAdapters(adapted, num_slots, scratch.rank)
         self._share()
 
     def prepare_adapter(self, adapter: Adapter) -> PinnedAdapter:

@@ -25,7 +25,7 @@ from tonle.engine.run import graphs
 from tonle.engine.run.cuda import CudaRunner
 from tonle.models.adapters import Adapter
 from tonle.models.cuda import decode_attention, decode_tiling, gemv, lora, matrix, sample
-from tonle.models.cuda.adapted import AdapterSlots
+from tonle.models.cuda.adapted import CudaAdapters
 from tonle.models.cuda.skinny import SkinnyTiling
 from tonle.models.load import load
 
@@ -149,8 +149,8 @@ def test_rows_with_adapters_among_rows_without() -> None:
 
 
 def test_a_slot_is_filled_again_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = AdapterSlots._room  # what is there before it is filled may be anything
-    monkeypatch.setattr(AdapterSlots, "_room", lambda self: room(self).fill_(torch.nan))
+    room = CudaAdapters._room  # what is there before it is filled may be anything
+    monkeypatch.setattr(CudaAdapters, "_room", lambda self: room(self).fill_(torch.nan))
     rows = Rows("qwen2", adapters_of("qwen2"), capture=False)
     first, second, third = prompts_of(9, 6, 12)
     rows.load(1, 1)
