@@ -161,7 +161,8 @@ def test_what_is_refused_and_why(url: str, front: FakeFront, khmer: str, tmp_pat
         assert refused.status == 400 and "neither a path nor a URL" in refused.error, name
     for name in ("scripted", "nickname"):
         assert "the name of the model itself" in load(url, khmer, name).error
-    assert "PEFT folder" in load(url, "https://host/adapter").error
+    elsewhere = load(url, "https://host/adapter").error
+    assert "PEFT folder" in elsewhere and "hf download ORG/NAME --local-dir FOLDER" in elsewhere
     assert "lora_path" in call(url, LOAD, {"lora_name": "x"}).error
     assert load(url, khmer, base_model="other").status == 400
     assert load(url, khmer, base_model="nickname").status == 200
@@ -279,7 +280,9 @@ def test_name_and_digest_are_on_record(khmer: str, tmp_path: Path) -> None:
         ask(url, "scripted", key=None)
         ask(url, max_tokens=-1, key=None)
         ask(url, "/etc/passwd", key=None)
+        assert call(url, UNLOAD, {"lora_name": "khmer-qa"}, key=None).status == 200
     *used, cached, base, refused, path = read_records(trail)
+    assert len(used) == 3, "loads and removals are not on the trail"
     for record in (*used, cached):
         assert (record["model"], record["adapter"], record["adapter_digest"]) == (
             "khmer-qa",

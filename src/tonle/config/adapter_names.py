@@ -1,10 +1,14 @@
-"""What a LoRA adapter may be called. Does: check a name. Does not: know which adapters there are."""
+"""What a LoRA adapter may be called, and what to do with one that is elsewhere.
+
+Does: check a name. Does not: know which adapters there are.
+"""
 
 from __future__ import annotations
 
 import re
 
 MAX_NAME_CHARS = 128
+DOWNLOAD = "adapters are not fetched from URLs or hubs: download it first (hf download ORG/NAME --local-dir FOLDER)"
 # Parts between slashes, as in names of the hub. No part is empty or begins with a dot: a name is never a path or an address.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._:-]*)*")
 

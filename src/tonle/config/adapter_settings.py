@@ -12,8 +12,6 @@ from typing import Any
 from tonle.config.adapter_names import wrong_adapter_name
 from tonle.config.values import ValueType
 
-_SPELLINGS = 'NAME=PATH or {"name": NAME, "path": PATH}'
-
 
 def adapters() -> ValueType:
     """Adapters by name. In a file: a mapping, or a list; elsewhere NAME=PATH, separated by commas or given several times.
@@ -43,7 +41,7 @@ def _pairs(value: Any) -> list[tuple[str, str]]:
         return [_pair(name, path, value) for name, path in value.items()]
     if isinstance(value, list | tuple):
         return [pair for item in value for pair in _pairs(item)]
-    raise ValueError(f"must be adapters as {_SPELLINGS}, not {value!r}")
+    raise _wrong(value)
 
 
 def _from_text(text: str) -> list[tuple[str, str]]:
@@ -52,7 +50,7 @@ def _from_text(text: str) -> list[tuple[str, str]]:
         try:
             return _pairs(json.loads(text))
         except json.JSONDecodeError:
-            raise ValueError(f"must be adapters as {_SPELLINGS}, not {text!r}") from None
+            raise _wrong(text) from None
     pairs = []
     for part in re.split(r",(?=\s*[^,=]+=)", text):
         name, _, path = part.partition("=")
@@ -62,5 +60,11 @@ def _from_text(text: str) -> list[tuple[str, str]]:
 
 def _pair(name: Any, path: Any, value: Any) -> tuple[str, str]:
     if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
-        raise ValueError(f"must be adapters as {_SPELLINGS}, not {value!r}")
+        raise _wrong(value)
     return name, path
+
+
+def _wrong(value: Any) -> ValueError:
+    is_plain = isinstance(value, str) and not value.lstrip().startswith(("{", "["))
+    objects = "" if is_plain else ' or {"name": NAME, "path": PATH}'
+    return ValueError(f"must be NAME=PATH{objects}, for example khmer-qa=/adapters/khmer-qa, not {value!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from tonle.config.adapter_names import DOWNLOAD
 from tonle.errors import InvalidRequest
 from tonle.protocol.adapters import (
     ADAPTER_HEADER,
@@ -37,8 +38,9 @@ async def load_adapter(replica: Replica, request: ReplicaRequest) -> EndpointRep
     if name in replica.names:
         raise InvalidRequest(f"lora_name {name} is the name of the model itself; choose another", param="lora_name")
     if not path or "://" in path or "\0" in path or len(path) > MAX_PATH_CHARS:
+        hint = f"; {DOWNLOAD}" if "://" in path else ""
         raise InvalidRequest(
-            f"lora_path must be a PEFT folder on the server's machine, not {path[:200]!r}", param="lora_path"
+            f"lora_path must be a PEFT folder on the server's machine, not {path[:200]!r}{hint}", param="lora_path"
         )
     if name in replica.front.adapters and not asked.load_inplace:
         raise loaded_twice(name)

@@ -48,10 +48,10 @@ def test_a_file_has_a_mapping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("x", "NAME=PATH"),
+        ("x", "^--lora must be NAME=PATH, for example khmer-qa=/adapters/khmer-qa, not 'x'$"),
         ("a=", "NAME=PATH"),
         ("=/p", "NAME=PATH"),
-        ("{", "NAME=PATH"),
+        ("{", 'NAME=PATH or {"name": NAME, "path": PATH}, for example'),
         ({"a": 1}, "NAME=PATH"),
         (7, "NAME=PATH"),
         (["a=/x", "a=/y"], "a is there twice"),

@@ -104,7 +104,7 @@ class AdapterConfig:
     def _refuse(self) -> None:
         kind = self._config.get("peft_type")
         if kind != "LORA":
-            raise self._error("peft_type", f"is {shown(kind)}; only LORA adapters are supported")
+            raise self._error("peft_type", f"is {shown(kind)}; only LORA adapters are supported; {MERGE}")
         for setting, reason in _REFUSED.items():
             if self._config.get(setting):
                 raise self._error(setting, f"is {shown(self._config[setting])}: {reason}; {MERGE}")
@@ -119,8 +119,10 @@ class AdapterConfig:
             )
 
     def _checked_rank(self, setting: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANK:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._error(setting, f"should be a whole number from 1 to {MAX_RANK}, not {shown(value)}")
+        if value > MAX_RANK:
+            raise self._error(setting, f"is {shown(value)}: ranks above {MAX_RANK} are not supported; {MERGE}")
         return value
 
     def _checked_alpha(self, setting: str, value: Any) -> float:

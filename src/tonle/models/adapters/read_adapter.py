@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from tonle.config.adapter_names import DOWNLOAD
 from tonle.errors import ModelError
 from tonle.models.adapters.adapter import MAX_RANK, MODULE_PATHS, Adapter, AdapterPart, digest_of
 from tonle.models.adapters.adapter_config import MERGE, AdapterConfig, shown
@@ -36,6 +37,7 @@ _MODULES = {path: module for module, path in MODULE_PATHS.items()}
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?:model\.)?layers\.(\d{1,9})\.(.+)\.lora_([AB])(?:\.[\w-]+)?\.weight")
 _DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _MAX_HEADER_BYTES = 16 * 2**20
+_AGAIN = "save or copy the adapter again"
 # What other kinds of tensors mean, by a piece of their names.
 _OTHER_TENSORS = {
     "lora_magnitude_vector": "it belongs to a DoRA adapter, and these are not supported",
@@ -91,10 +93,7 @@ def _check_folder(folder: Path) -> None:
     wanted = f"an adapter is a local folder with {_CONFIG} and {_WEIGHTS}"
     if folder.exists():
         raise ModelError(f"{shown(str(folder))}: is not a folder; {wanted}")
-    raise ModelError(
-        f"{shown(str(folder))}: there is no such folder; {wanted}. Adapters are not fetched from URLs or hubs: "
-        f"download it first (hf download ORG/NAME --local-dir FOLDER)"
-    )
+    raise ModelError(f"{shown(str(folder))}: there is no such folder; {wanted}; {DOWNLOAD}")
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -110,12 +109,21 @@ def _file(folder: Path, name: str) -> Path:
     raise ModelError(f"{folder}: is not an adapter: it has no {name}")
 
 
+def _open(file: Path) -> Any:
+    try:
+        return open_safetensors(file)
+    except ModelError as error:
+        if isinstance(error.__cause__, SafetensorError):  # truncated or damaged; a file that may not be read is neither
+            raise ModelError(f"{error.message}; {_AGAIN}") from error
+        raise
+
+
 def _stored_shapes(file: Path) -> dict[str, Shape]:
     """By name. Only the header is read."""
     size = header_bytes(file)
     if _MAX_HEADER_BYTES < size < file.stat().st_size:
         raise ModelError(f"{file}: its header has {size} bytes; an adapter's has at most {_MAX_HEADER_BYTES}")
-    opened: Any = open_safetensors(file)
+    opened = _open(file)
     shapes: dict[str, Shape] = {}
     for name in opened.keys():  # noqa: SIM118 - not a mapping
         tensor = opened.get_slice(name)
@@ -125,7 +133,7 @@ def _stored_shapes(file: Path) -> dict[str, Shape]:
             )
         shapes[name] = tuple(tensor.get_shape())
     if not shapes:
-        raise ModelError(f"{file}: holds no tensors")
+        raise ModelError(f"{file}: holds no tensors; {_AGAIN}")
     return shapes
 
 
@@ -150,7 +158,8 @@ class _WeightsFile:
 
     def read(self, max_rank: int) -> Adapter:
         found = _stored_shapes(self._file)
-        matrices = self._arrange(found)
+        self._check_layers(found)
+        matrices, without = self._arrange(found)
         self._check_shapes(matrices, found)
         self._check_rank(matrices, max_rank)
         tensors = self._read_tensors(found)
@@ -158,10 +167,24 @@ class _WeightsFile:
         for place, matrix in matrices.items():
             a = self._finite(matrix.a, tensors[matrix.a], 1.0)
             parts[place] = AdapterPart(a, self._finite(matrix.b, tensors[matrix.b], matrix.scaling))
+        if without:
+            log.warning("%s: no tensors for %d of the modules that %s targets (the first: %s); they stay as they are",
+                        self._file, len(without), _CONFIG, without[0])  # fmt: skip
         return Adapter(digest_of(parts), parts)
 
-    def _arrange(self, names: Iterable[str]) -> dict[Place, _Matrix]:
-        """Every tensor at its place: no other kinds, none twice, no A without its B."""
+    def _check_layers(self, names: Iterable[str]) -> None:
+        matches = [match for name in sorted(names) if (match := _TENSOR.fullmatch(name)) and match[2] in _MODULES]
+        last = max(matches, key=lambda match: int(match[1]), default=None)
+        if last is not None and int(last[1]) >= self._num_layers:
+            base = self._config.base_model
+            raise self._error(
+                last[0],
+                f"is for layer {int(last[1])}, but the model's last one is {self._num_layers - 1}; the adapter was made for "
+                f"another model, of at least {int(last[1]) + 1} layers{f': {shown(base)}' if base else ''}",
+            )
+
+    def _arrange(self, names: Iterable[str]) -> tuple[dict[Place, _Matrix], list[str]]:
+        """Every tensor at its place: no other kinds, none twice, no A without its B. Also the targeted modules without any."""
         sides: dict[str, dict[Place, str]] = {"A": {}, "B": {}}
         for name in sorted(names):
             place, side = self._place(name)
@@ -170,7 +193,7 @@ class _WeightsFile:
             sides[side][place] = name
         for side, other in (("A", "B"), ("B", "A")):
             for place in sides[side].keys() - sides[other].keys():
-                raise self._error(sides[side][place], f"has no lora_{other} beside it")
+                raise self._error(sides[side][place], f"has no lora_{other} beside it; {_AGAIN}")
         matrices: dict[Place, _Matrix] = {}
         without: list[str] = []
         for layer, module in self._wanted:
@@ -187,19 +210,13 @@ class _WeightsFile:
                 )
             elif targeted and self._config.says_targets:
                 without.append(path)
-        if without:
-            log.warning("%s: no tensors for %d of the modules that %s targets (the first: %s); they stay as they are",
-                        self._file, len(without), _CONFIG, without[0])  # fmt: skip
-        return matrices
+        return matrices, without
 
     def _place(self, name: str) -> tuple[Place, str]:
         """The tensor's layer and module, and whether it is A or B."""
         match = _TENSOR.fullmatch(name)
         if match is not None and match[2] in _MODULES:
             layer, module = int(match[1]), _MODULES[match[2]]
-            if layer >= self._num_layers:
-                last = self._num_layers - 1
-                raise self._error(name, f"is for layer {layer}, but the model's last one is {last}{self._made_for()}")
             if (layer, module) in self._wanted:
                 return (layer, module), match[3]
         for piece, reason in _OTHER_TENSORS.items():
@@ -244,8 +261,9 @@ class _WeightsFile:
         smallest, largest = torch.aminmax(values)  # NaN if any is; a third of the time of isfinite().all()
         if not (math.isfinite(smallest) and math.isfinite(largest)):
             stored = bool(torch.isfinite(tensor.to(torch.float64)).all())
-            beyond = "that leave the range of float32 once they are scaled" if stored else "that are NaN or infinite"
-            raise self._error(name, f"holds numbers {beyond}")
+            if stored:
+                raise self._error(name, "holds numbers that leave the range of float32 once they are scaled")
+            raise self._error(name, f"holds numbers that are NaN or infinite; {_AGAIN}")
         return values
 
     def _made_for(self) -> str:

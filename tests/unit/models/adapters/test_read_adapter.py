@@ -25,6 +25,7 @@ from tonle.models.spec import ModelSpec
 
 Tensors = dict[str, torch.Tensor]
 Q = f"{PREFIX}layers.0.self_attn.q_proj"
+AGAIN = "; save or copy the adapter again"
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +152,16 @@ def test_equal_matrices_at_other_places_are_another_adapter(tmp_path: Path, spec
     ({"trainable_token_indices": [1, 2]}, ["trainable_token_indices is [1, 2]"]),
     ({"bias": "lora_only"}, ["bias is lora_only"]), ({"lora_bias": True}, ["lora_bias"]),
     ({"fan_in_fan_out": True}, ["fan_in_fan_out", "(in, out)"]),
-    ({"peft_type": "IA3"}, ["peft_type is IA3; only LORA"]), ({"peft_type": None}, ["peft_type is None"]),
+    ({"peft_type": "IA3"}, ["peft_type is IA3; only LORA", "merge_and_unload"]), ({"peft_type": None}, ["peft_type is None"]),
     ({"init_lora_weights": "pissa_niter_16"}, ["init_lora_weights is pissa_niter_16", "path_initial_model"]),
     ({"layer_replication": [[0, 2]]}, ["layer_replication"]), ({"alora_invocation_tokens": [3]}, ["aLoRA"]),
     ({"target_parameters": ["mlp.experts.gate_up_proj"]}, ["target_parameters"]),
-    ({"r": 0}, ["r should be a whole number from 1 to 256, not 0"]), ({"r": 257}, ["not 257"]), ({"r": True}, ["not True"]),
+    ({"r": 0}, ["r should be a whole number from 1 to 256, not 0"]), ({"r": True}, ["not True"]),
+    ({"r": 257}, ["r is 257: ranks above 256 are not supported", "merge_and_unload"]),
     ({"r": "4"}, ["whole number"]), ({"lora_alpha": None}, ["lora_alpha should be a finite number, not None"]),
     ({"lora_alpha": float("inf")}, ["not inf"]), ({"lora_alpha": 10**400}, ["lora_alpha should be a finite number"]),
     ({"rank_pattern": {"q_proj": -1}}, ["rank_pattern of q_proj should be", "not -1"]), ({"rank_pattern": [4]}, ["rank_pattern"]),
+    ({"rank_pattern": {"q_proj": 300}}, ["rank_pattern of q_proj is 300: ranks above 256 are not supported"]),
     ({"alpha_pattern": {"(": 1}}, ["( is not a valid pattern"]),
     ({"alpha_pattern": {"q_proj": "8"}}, ["alpha_pattern of q_proj"]),
     ({"target_modules": "(("}, ["(( is not a valid pattern"]), ({"target_modules": 5}, ["target_modules should be"]),
@@ -192,21 +195,24 @@ def add(name: str, *shape: int) -> Callable[[Tensors], Any]:
     (add(f"{PREFIX}layers.0.input_layernorm.lora_A.weight", 4, 64), ["may change q_proj, k_proj, v_proj, o_proj, gate_proj, up"]),
     (add(f"{PREFIX}layers.0.mlp.experts.3.up_proj.lora_A.weight", 4, 64), ["changes no matrix"]),
     (add("transformer.h.0.attn.c_attn.lora_A.weight", 4, 64), ["transformer.h.0.attn.c_attn.lora_A.weight changes no matrix"]),
-    (add(f"{PREFIX}layers.2.self_attn.q_proj.lora_A.weight", 4, 64), ["for layer 2, but the model's last one is 1", "for tiny"]),
+    (add(f"{PREFIX}layers.2.self_attn.q_proj.lora_A.weight", 4, 64), ["for layer 2, but the model's last one is 1",
+                                                                         "made for another model, of at least 3 layers: tiny"]),
+    (lambda tensors: [add(f"{PREFIX}layers.{n}.mlp.up_proj.lora_A.weight", 4, 64)(tensors) for n in range(12)],
+     ["layers.11.mlp.up_proj.lora_A.weight is for layer 11", "of at least 12 layers"]),
     (add("model.layers.0.self_attn.q_proj.lora_A.weight", 4, 64), ["for the same matrix as model.layers.0.self_attn.q_proj."]),
     (add(f"{Q}.lora_A.other.weight", 4, 64), ["for the same matrix as"]),
-    (lambda tensors: tensors.pop(f"{Q}.lora_B.weight"), [f"tensor {Q}.lora_A.weight has no lora_B"]),
-    (lambda tensors: tensors.pop(f"{Q}.lora_A.weight"), [f"tensor {Q}.lora_B.weight has no lora_A"]),
+    (lambda tensors: tensors.pop(f"{Q}.lora_B.weight"), [f"tensor {Q}.lora_A.weight has no lora_B", AGAIN]),
+    (lambda tensors: tensors.pop(f"{Q}.lora_A.weight"), [f"tensor {Q}.lora_B.weight has no lora_A", AGAIN]),
     (add(f"{Q}.lora_A.weight", 4, 63), [f"tensor {Q}.lora_A.weight has shape (4, 63), wanted (4, 64)", "made for tiny"]),
     (add(f"{Q}.lora_B.weight", 4, 64), [f"{Q}.lora_B.weight has shape (4, 64), wanted (64, 4)"]),
     (add(f"{Q}.lora_A.weight", 8, 64), ["(8, 64), wanted (4, 64): the rank is 4 by adapter_config.json"]),
     (add(f"{Q}.lora_A.weight", 64), ["has shape (64,)"]), (add(f"{Q}.lora_A.weight"), ["has shape ()"]),
     (add(f"{Q}.lora_A.weight", 0, 64), ["has shape (0, 64)"]),
-    (lambda tensors: tensors[f"{Q}.lora_A.weight"].fill_(float("nan")), [f"tensor {Q}.lora_A.weight holds numbers that are NaN"]),
+    (lambda tensors: tensors[f"{Q}.lora_A.weight"].fill_(float("nan")), [f"{Q}.lora_A.weight holds numbers that are", AGAIN]),
     (lambda tensors: tensors[f"{Q}.lora_B.weight"][3].fill_(float("inf")), [f"{Q}.lora_B.weight holds numbers that are NaN or"]),
     (lambda tensors: tensors[f"{Q}.lora_B.weight"].fill_(3e38), ["leave the range of float32"]),
     (lambda tensors: tensors.update({f"{Q}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)}), ["has type I8, not one of: F"]),
-    (lambda tensors: tensors.clear(), ["holds no tensors"]),
+    (lambda tensors: tensors.clear(), ["holds no tensors", AGAIN]),
     (add("x\ny" + "z" * 9000, 1), [r"tensor 'x\nyzzz"]),
 ])  # fmt: skip
 def test_tensors_that_are_refused(
@@ -238,17 +244,31 @@ def test_modules_without_tensors_stay_as_they_are(
     assert f"the adapter at {folder} was made for tiny" in caplog.text
 
 
+@pytest.mark.parametrize("edit", [
+    lambda tensors: tensors.update({f"{Q}.lora_A.weight": torch.ones(4, 63)}),
+    lambda tensors: tensors[f"{Q}.lora_A.weight"].fill_(float("nan")),
+])  # fmt: skip
+def test_an_adapter_that_is_refused_has_no_other_message(
+    folder: Path, spec: ModelSpec, edit: Callable[[Tensors], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_adapter(folder, spec, modules=["q"], target_modules=["q_proj", "v_proj"])
+    change(folder, edit)
+    with caplog.at_level(logging.INFO, "tonle.models"):
+        refused(folder, spec, f"tensor {Q}.lora_A.weight")
+    assert not caplog.records
+
+
 def test_damaged_files(folder: Path, spec: ModelSpec) -> None:
     write_adapter(folder, spec)
     file, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
     content, settings = file.read_bytes(), config.read_bytes()
     file.write_bytes(content[:-1000])
-    refused(folder, spec, "adapter_model.safetensors: truncated: tensor base_model.model", "but the file has")
+    refused(folder, spec, "adapter_model.safetensors: truncated: tensor base_model.model", "but the file has", AGAIN)
     for broken in (content[:100], b""):
         file.write_bytes(broken)
-        refused(folder, spec, "truncated or not a safetensors file")
+        refused(folder, spec, "truncated or not a safetensors file", AGAIN)
     file.write_bytes(content[:8] + b"x" + content[9:])
-    refused(folder, spec, "not a valid safetensors file")
+    refused(folder, spec, "not a valid safetensors file", AGAIN)
     header = 17 * 2**20
     file.write_bytes(header.to_bytes(8, "little") + b" " * (header + 8))
     refused(folder, spec, "its header has 17825792 bytes")
