@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from tonle.config.adapter_names import models_own_name
 from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
 from tonle.engine.generation import Generation
@@ -246,9 +247,7 @@ class Front:
         requests under way go on with what they began with. Raises `CallerError` or `CapacityError`."""
         self._check_takes_adapters()
         if name == self.name:
-            raise InvalidRequest(
-                f"{name} is the name of the model itself; choose another for the adapter", param="name"
-            )
+            raise InvalidRequest(models_own_name(name), param="name")
         return await self._adapters.load(name, path, replace=replace)
 
     async def unload_adapter(self, name: str) -> None:

@@ -184,6 +184,12 @@ def test_a_start_with_a_broken_adapter_names_it(model: Any, folder: Path) -> Non
         engine.start()
 
 
+def test_an_adapter_of_the_start_cannot_have_the_models_name(model: Any, folder: Path, answers: Any) -> None:
+    own = type(model).__name__  # what a live model is called that has no name of its own
+    with pytest.raises(ConfigError, match=f"adapter {own}: the model itself is served under that name"):
+        LLM(model, tiny_tokenizer(), lora={own: str(folder / "a0")}, memory_pool_size=2**20)
+
+
 def test_an_adapter_of_the_start_raises_the_rank(model: Any, folder: Path) -> None:
     write_adapter(folder / "wide", live_spec(model), rank=17, seed=1)
     write_adapter(folder / "wider", live_spec(model), rank=18, seed=1)
