@@ -17,6 +17,7 @@ from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
 from tonle.engine.generation import Generation
 from tonle.engine.messages import (
+    ADAPTER_UNREADABLE,
     AdapterInfo,
     AdapterReply,
     Adapters,
@@ -41,6 +42,7 @@ from tonle.engine.request import (
 from tonle.engine.sample.noise import child_seed
 from tonle.engine.text import Text, TextStream
 from tonle.errors import (
+    AdapterUnavailable,
     CapacityError,
     ContextOverflow,
     EngineDied,
@@ -316,7 +318,7 @@ class Front:
             offset += count
         for handle, (reason, _) in step.finished.items():
             if handle in self._live:  # ended without a token
-                self._fail(handle, _ended_early(reason))
+                self._fail(handle, _ended_early(reason, self._live[handle].generation.adapter))
         for handle, why in step.refused.items():
             self._fail(handle, self._refusal(handle, why))
 
@@ -356,9 +358,14 @@ class Front:
         return [] if self.card is None else self.card.eos_ids
 
 
-def _ended_early(reason: str) -> TonleError:
+def _ended_early(reason: str, adapter: AdapterInfo | None) -> TonleError:
     if reason == "cancelled":
         return CapacityError("the engine dropped this request: this server did not read its answers in time; try again")
+    if reason == ADAPTER_UNREADABLE and adapter is not None:
+        return AdapterUnavailable(
+            f"adapter {adapter.name} is not available any more: its files cannot be read again; ask the operator to load "
+            "it again", param="adapter", retry_after_s=30,
+        )  # fmt: skip
     return InternalError(f"the engine could not compute this request ({reason})")
 
 

@@ -58,14 +58,14 @@ class LoadedAdapters:
         else:
             self._reader.begin(message, message.path)
 
-    def take_read(self) -> Iterable[tuple[int, str]]:
-        """Take in what has been read. Numbers of adapters that cannot be read again, with the reason."""
+    def take_read(self) -> Iterable[int]:
+        """Take in what has been read. Numbers of adapters that cannot be read again; the log has the reason."""
         while (finished := self._reader.take()) is not None:
             if isinstance(finished.wanted_by, LoadAdapter):
                 self._load(finished.wanted_by, finished)
             elif (why := self.host.take_in(finished)) is not None:
                 log.error("%s", why)
-                yield finished.wanted_by, why
+                yield finished.wanted_by
         if self.host.has_retired:
             self.host.drop_retired(time.monotonic())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from tests.parity.test_engine import reference
 from tonle.config.engine import EngineConfig
 from tonle.engine import LLM, GenerationConfig, InferenceEngine
 from tonle.engine.adapters.open_adapters import enable_adapters
-from tonle.errors import ConfigError, InvalidRequest, ModelError, TonleError, UnknownModel
+from tonle.errors import AdapterUnavailable, ConfigError, InvalidRequest, ModelError, TonleError, UnknownModel
 from tonle.models.load.transformers_model import live_spec
 
 PROMPT = list(range(20, 60))
@@ -148,8 +149,9 @@ def test_more_adapters_than_slots_and_memory_under_load(engine: InferenceEngine,
     assert wrong == [] and num_changes > 0
 
 
-def test_files_that_changed_end_requests_with_the_reason(
-    engine: InferenceEngine, folder: Path, model: Any, answers: Any
+@pytest.mark.parametrize("gone", [False, True])
+def test_files_that_cannot_be_read_again_end_requests_without_a_path(
+    engine: InferenceEngine, folder: Path, model: Any, answers: Any, gone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = folder / "changed"
     write_adapter(own, live_spec(model), rank=8, seed=1)
@@ -157,10 +159,19 @@ def test_files_that_changed_end_requests_with_the_reason(
     for seed in range(1, 5):  # it leaves the memory
         engine.load_adapter(f"a{seed}", folder / f"a{seed}")
         tokens(engine, f"a{seed}")
-    write_adapter(own, live_spec(model), rank=8, seed=2)
-    with pytest.raises(TonleError, match="have changed since it was loaded; load it again"):
+    if gone:
+        shutil.rmtree(own)
+    else:
+        write_adapter(own, live_spec(model), rank=8, seed=2)
+    with pytest.raises(AdapterUnavailable) as refused:
         tokens(engine, "changed")
+    assert refused.value.message == (
+        "adapter changed is not available any more: its files cannot be read again; ask the operator to load it again"
+    )
+    assert refused.value.status == 503 and refused.value.param == "adapter"
+    assert "adapter changed had to be read again" in caplog.text and str(own) in caplog.text
     assert tokens(engine, "a1") == answers["a1"]
+    write_adapter(own, live_spec(model), rank=8, seed=2)
     engine.load_adapter("changed", own, replace=True)
     assert tokens(engine, "changed") == answers["a2"]
 
