@@ -37,7 +37,9 @@ class FrontAdapters:
     # -- down
 
     def find(self, name: str) -> AdapterInfo:
-        """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        """Raises `InvalidRequest`, `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        if not isinstance(name, str):
+            raise InvalidRequest(f"adapter must be a name or None, not {name!r:.200}", param="adapter")
         if (info := self.known.get(name)) is not None:
             return info
         if name in self.awaited:

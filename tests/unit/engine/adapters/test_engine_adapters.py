@@ -222,7 +222,8 @@ def test_without_adapters_the_setting_is_named(model: Any, folder: Path) -> None
 @pytest.mark.parametrize(("settings", "words"), [
     ({"max_loras": 0}, "max_loras must be at least 1"), ({"max_cpu_loras": 0}, "max_cpu_loras must be at least 1"),
     ({"max_lora_rank": 257}, "max_lora_rank must be between 1 and 256"), ({"lora": {"../x": "/x"}}, "cannot be called"),
-    ({"lora": {"x": ""}}, "has no path"), ({"lora": ["x=y"]}, "lora must be a dict of strings to strings"),
+    ({"lora": {"x": ""}}, "has no path"), ({"lora": ["x=y"]}, r"lora must be a dict \{NAME: PATH\}"),
+    ({"lora": "demo-adapter"}, r"lora must be a dict \{NAME: PATH\}, not 'demo-adapter'"),
 ])  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -248,6 +249,8 @@ def test_a_batch(model: Any, folder: Path, answers: Any) -> None:
         assert (adapted.output_ids[0], plain.output_ids[0]) == (answers["a3"], answers[None])
         chat = [{"role": "user", "content": "Hello"}]
         assert llm.chat(chat, GREEDY, adapter="a3")[0].output_ids != llm.chat(chat, GREEDY)[0].output_ids
+        with pytest.raises(InvalidRequest, match=r"adapter must be a name or None, not \['a3', None\]"):
+            llm.generate([PROMPT, PROMPT], GREEDY, adapter=["a3", None])  # type: ignore[arg-type]
         llm.unload_adapter("a3")
         with pytest.raises(UnknownModel):
             llm.generate(PROMPT, GREEDY, adapter="a3")
