@@ -57,7 +57,7 @@ class FrontAdapters:
             raise InvalidRequest(f"path must be the folder of an adapter, not {path!r}", param="path")
         if name in self.known and not replace:
             raise InvalidRequest(
-                f"adapter {name} is loaded already; unload it first, or replace it in place", param="name"
+                f"adapter {name} is loaded already; unload it first, or replace it with replace=True", param="name"
             )
         loaded = await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
         return loaded[name]  # as it was with the reply: another front may have unloaded it since

@@ -105,4 +105,4 @@ class LoadedAdapters:
     def _taken(self, message: LoadAdapter) -> str | None:
         if message.name not in self._infos or message.replace:
             return None
-        return f"adapter {message.name} is loaded already; unload it first, or replace it in place"
+        return f"adapter {message.name} is loaded already; unload it first, or replace it (replace=True; over HTTP load_inplace)"

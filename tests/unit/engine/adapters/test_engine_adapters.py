@@ -84,7 +84,7 @@ def test_loaded_used_and_unloaded(engine: InferenceEngine, folder: Path, answers
     info = engine.load_adapter("a1", folder / "a1")
     assert engine.adapters == {"a0": engine.adapters["a0"], "a1": info} and info.path == str(folder / "a1")
     assert tokens(engine, "a1") == answers["a1"]
-    with pytest.raises(InvalidRequest, match="is loaded already"):
+    with pytest.raises(InvalidRequest, match="is loaded already; unload it first, or replace it with replace=True"):
         engine.load_adapter("a1", folder / "a2")
     engine.unload_adapter("a1")
     with pytest.raises(UnknownModel, match="there is no adapter 'a1'; loaded are a0"):
