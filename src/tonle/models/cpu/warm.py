@@ -51,10 +51,6 @@ def with_adapters(types: str) -> str:
     return f"{types},{_ADAPTERS}"
 
 
-def _has_adapters(types: str) -> bool:
-    return types.endswith(f",{_ADAPTERS}")
-
-
 def is_warm(types: str) -> bool:
     return _marker(types).exists()
 
@@ -68,13 +64,14 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
     )
     leaving = threading.Event()
-    what, steps = ("CPU kernels", "steps") if not _has_adapters(types) else ("CPU kernels for adapters", "steps with adapters")
+    what, steps = "CPU kernels", "steps"
+    if types.endswith(f",{_ADAPTERS}"):
+        what, steps = "CPU kernels for adapters", "steps with adapters"
 
     def wait() -> None:
         began = time.monotonic()
-        log.info(
-            "compiling the %s for this machine, once, to %s; until then %s run through torch", what, kernels_dir(), steps
-        )
+        log.info("compiling the %s for this machine, once, to %s; until then %s run through torch",
+                 what, kernels_dir(), steps)  # fmt: skip
         with output:
             while child.poll() is None:
                 if leaving.wait(_POLL_S):
