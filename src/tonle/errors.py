@@ -12,6 +12,7 @@
     ├── CapacityError    right request, wrong moment: try again after `retry_after_s`          (503)
     │   ├── EngineRestarting      the engine died and is being started again                   503
     │   ├── ShuttingDown          the server was told to stop                                  503
+    │   ├── AdapterUnavailable    the files of a LoRA adapter cannot be read again             503
     │   └── StoreLost             a store that several servers share is out of reach           503
     └── InternalError    our fault                                                             (500)
         └── EngineDied            the engine's process ended while it worked on the request    500
@@ -90,6 +91,10 @@ class EngineRestarting(CapacityError):
 
 class ShuttingDown(CapacityError):
     code = "shutting_down"
+
+
+class AdapterUnavailable(CapacityError):
+    code = "adapter_unavailable"
 
 
 class StoreLost(CapacityError):

@@ -14,6 +14,7 @@ from tonle.cli import screen
 from tonle.cli.banner import ServerInfo, banner, warn_if_open
 from tonle.cli.device import check_device
 from tonle.cli.flags import SERVE_FLAGS, ConfigOption, ModelArgument, with_flags
+from tonle.config.adapter_names import check_not_models
 from tonle.config.load_settings import load
 from tonle.config.serve import ServeConfig
 from tonle.errors import TonleError
@@ -66,6 +67,7 @@ async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[soc
 
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
+    check_not_models(dict(settings.lora), name)
     text = load_text(source, special_tokens_in_content=settings.special_tokens_in_content)
     server = ServerInfo.of(listeners[0], settings)
 

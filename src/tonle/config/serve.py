@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.config import values
+from tonle.config.adapter_names import check_not_models
 from tonle.config.adapter_settings import adapters
 from tonle.config.engine import EngineConfig
 from tonle.config.server import ServerConfig, cache_by_default_setting, log_level_setting
@@ -256,15 +257,10 @@ class ServeConfig(ServerConfig):
         self.check_origins()
         self.check_requests()
         self.check_cache()
-        self._check_adapters()
+        check_not_models(dict(self.lora), *self.served_model_name)
         if self.frontends > 1:
             self._check_frontends()
         self.engine().validate()
-
-    def _check_adapters(self) -> None:
-        for name, _ in self.lora:
-            if name in self.served_model_name:
-                raise ConfigError(f"--lora {name}: the model itself is served under that name", param="lora")
 
     def _check_frontends(self) -> None:
         for name in _OF_ONE_PROCESS:

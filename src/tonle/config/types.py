@@ -14,7 +14,8 @@ import msgspec
 _WORDS = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a string", list[str]: "a list of strings",
     list[int]: "a list of whole numbers", dict[int, float]: "a dict of whole numbers to numbers",
-    dict[str, Any]: "a dict of names to values", dict[str, str]: "a dict of strings to strings", type(None): "None",
+    dict[str, Any]: "a dict of names to values", dict[str, str]: "a dict {NAME: PATH}",  # `lora`
+    type(None): "None",
 }  # fmt: skip
 _SHOWN_CHARS = 60  # of a wrong value
 

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from tonle.config.adapter_names import models_own_name
 from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
 from tonle.engine.generation import Generation
 from tonle.engine.messages import (
+    ADAPTER_UNREADABLE,
     AdapterInfo,
     AdapterReply,
     Adapters,
@@ -40,6 +42,7 @@ from tonle.engine.request import (
 from tonle.engine.sample.noise import child_seed
 from tonle.engine.text import Text, TextStream
 from tonle.errors import (
+    AdapterUnavailable,
     CapacityError,
     ContextOverflow,
     EngineDied,
@@ -246,9 +249,7 @@ class Front:
         requests under way go on with what they began with. Raises `CallerError` or `CapacityError`."""
         self._check_takes_adapters()
         if name == self.name:
-            raise InvalidRequest(
-                f"{name} is the name of the model itself; choose another for the adapter", param="name"
-            )
+            raise InvalidRequest(models_own_name(name), param="name")
         return await self._adapters.load(name, path, replace=replace)
 
     async def unload_adapter(self, name: str) -> None:
@@ -317,7 +318,7 @@ class Front:
             offset += count
         for handle, (reason, _) in step.finished.items():
             if handle in self._live:  # ended without a token
-                self._fail(handle, _ended_early(reason))
+                self._fail(handle, _ended_early(reason, self._live[handle].generation.adapter))
         for handle, why in step.refused.items():
             self._fail(handle, self._refusal(handle, why))
 
@@ -357,9 +358,14 @@ class Front:
         return [] if self.card is None else self.card.eos_ids
 
 
-def _ended_early(reason: str) -> TonleError:
+def _ended_early(reason: str, adapter: AdapterInfo | None) -> TonleError:
     if reason == "cancelled":
         return CapacityError("the engine dropped this request: this server did not read its answers in time; try again")
+    if reason == ADAPTER_UNREADABLE and adapter is not None:
+        return AdapterUnavailable(
+            f"adapter {adapter.name} is not available any more: its files cannot be read again; ask the operator to load "
+            "it again", param="adapter", retry_after_s=30,
+        )  # fmt: skip
     return InternalError(f"the engine could not compute this request ({reason})")
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeVar
 
+from tonle.config.adapter_names import check_not_models
 from tonle.config.engine import EngineConfig
 from tonle.engine.adapters.engine_adapters import EngineAdapters
 from tonle.engine.build import build
@@ -93,6 +94,7 @@ class InferenceEngine(EngineAdapters):
         logs.follow(self.config.log_level)
         self._stats.begin()
         model, text, name = open_given(self._model, self._tokenizer, self.config)
+        check_not_models(self.config.lora, name)
         self._mailbox = ThreadMailbox(self._hand_over)
         loop, card = build(model, self.config, self._mailbox)
         self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)

@@ -14,6 +14,7 @@ import msgspec
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import (
+    ADAPTER_UNREADABLE,
     AdapterReply,
     Adapters,
     Cancel,
@@ -132,11 +133,11 @@ class Loop:
 
     def _take_adapters(self, adapters: LoadedAdapters) -> None:
         """Those that have been read since. Requests that wait for one that cannot be read again end."""
-        for adapter, why in adapters.take_read():
+        for adapter in adapters.take_read():
             handles = self._scheduler.waiting.handles(adapter)
             for handle in handles:
                 self._scheduler.cancel(handle)
-            self._publish(StepOutcome(finished=dict.fromkeys(handles, (why, None))))
+            self._publish(StepOutcome(finished=dict.fromkeys(handles, (ADAPTER_UNREADABLE, None))))
 
     def _launch(self, plan: Plan) -> None:
         try:

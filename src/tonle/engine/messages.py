@@ -141,6 +141,11 @@ class LoopStats(msgspec.Struct, array_like=True):
     waiting_adapters: list[str] = []  # and of those that waiting ones do
 
 
+ADAPTER_UNREADABLE = (
+    "adapter_unreadable"  # why a request is finished: the files of its adapter are gone or have changed
+)
+
+
 class Step(msgspec.Struct, tag="step", array_like=True):
     """What one step produced. `handles[i]` got the next `counts[i]` entries of `tokens`."""
 

@@ -110,6 +110,14 @@ def test_a_model_that_cannot_be_loaded_ends_it(tiny_folder: Path, tmp_path: Path
     assert "Traceback" not in done.stderr and "stopping" not in done.stderr
 
 
+def test_an_adapter_with_the_models_own_name_is_refused(tiny_folder: Path) -> None:
+    lora = f"{tiny_folder.name}=/no/such/adapter"
+    done = tonle("serve", str(tiny_folder), "--port", "0", "--device", "cpu", "--lora", lora)
+    assert done.returncode == 1
+    assert f"Error: adapter {tiny_folder.name}: the model itself is served under that name" in done.stderr
+    assert "Traceback" not in done.stderr and "loading" not in done.stderr
+
+
 def test_a_port_in_use_is_told_before_anything_slow() -> None:
     with bind("127.0.0.1", 0) as taken:
         done = tonle("serve", "/no/such/model", "--port", str(taken.getsockname()[1]))

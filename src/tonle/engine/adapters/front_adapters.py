@@ -37,7 +37,9 @@ class FrontAdapters:
     # -- down
 
     def find(self, name: str) -> AdapterInfo:
-        """Raises `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        """Raises `InvalidRequest`, `UnknownModel`, or `EngineRestarting` if it is on its way back."""
+        if not isinstance(name, str):
+            raise InvalidRequest(f"adapter must be a name or None, not {name!r:.200}", param="adapter")
         if name in self.awaited:  # also if the engine was started with another of that name
             raise EngineRestarting(f"adapter {name} is being loaded again; try again shortly", retry_after_s=2)
         if (info := self.known.get(name)) is not None:
@@ -55,7 +57,7 @@ class FrontAdapters:
             raise InvalidRequest(f"path must be the folder of an adapter, not {path!r}", param="path")
         if name in self.known and not replace:
             raise InvalidRequest(
-                f"adapter {name} is loaded already; unload it first, or replace it in place", param="name"
+                f"adapter {name} is loaded already; unload it first, or replace it with replace=True", param="name"
             )
         loaded = await self._ask(LoadAdapter(self._number(), name, _absolute(path), replace))
         return loaded[name]  # as it was with the reply: another front may have unloaded it since

@@ -104,8 +104,8 @@ class HostAdapters:
 
     # -- from the reader
 
-    def take_in(self, finished: Finished) -> str | None:
-        """One that was read again. Returns why it cannot be used, if it cannot: for callers, who need not see paths."""
+    def take_in(self, finished: Finished) -> bool:
+        """One that was read again. False if it cannot be used: the log says why, with paths that callers need not see."""
         number = finished.wanted_by
         assert isinstance(number, int)
         self._reading.discard(number)
@@ -113,12 +113,13 @@ class HostAdapters:
         if adapter is None:
             assert finished.error is not None
             log.error("adapter %s had to be read again, which failed: %s", known.name, finished.error.message)
-            return f"adapter {known.name} had to be read again, which failed; the engine's log says why"
+            return False
         if adapter.digest != known.digest:
-            log.error("adapter %s had to be read again, but %s holds another one by now", known.name, known.path)
-            return f"adapter {known.name} had to be read again, but its files have changed since it was loaded; load it again"
+            log.error("adapter %s had to be read again, but the files in %s have changed since it was loaded: load it again",
+                      known.name, known.path)  # fmt: skip
+            return False
         self._keep(number, adapter)
-        return None
+        return True
 
     def _keep(self, number: int, adapter: HeldAdapter) -> None:
         self._in_memory[number] = adapter

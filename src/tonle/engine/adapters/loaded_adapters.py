@@ -63,13 +63,14 @@ class LoadedAdapters:
         else:
             self._reader.begin(message, message.path)
 
-    def take_read(self) -> Iterable[tuple[int, str]]:
-        """Take in what has been read. Numbers of adapters that cannot be read again, with the reason."""
+    def take_read(self) -> Iterable[int]:
+        """Take in what has been read. Numbers of adapters that cannot be read again; the log has the reason."""
         while (finished := self._reader.take()) is not None:
             if isinstance(finished.wanted_by, LoadAdapter):
                 self._load(finished.wanted_by, finished)
-            elif (why := self.host.take_in(finished)) is not None:
-                yield finished.wanted_by, why
+            elif not self.host.take_in(finished):
+                assert isinstance(finished.wanted_by, int)
+                yield finished.wanted_by
         if self.host.has_retired:
             self.host.drop_retired(time.monotonic())
 
@@ -109,4 +110,4 @@ class LoadedAdapters:
     def _taken(self, message: LoadAdapter) -> str | None:
         if message.name not in self._infos or message.replace:
             return None
-        return f"adapter {message.name} is loaded already; unload it first, or replace it in place"
+        return f"adapter {message.name} is loaded already; unload it first, or replace it (replace=True; over HTTP load_inplace)"

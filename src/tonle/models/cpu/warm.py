@@ -64,12 +64,14 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True
     )
     leaving = threading.Event()
+    what, steps = "CPU kernels", "steps"
+    if types.endswith(f",{_ADAPTERS}"):
+        what, steps = "CPU kernels for adapters", "steps with adapters"
 
     def wait() -> None:
         began = time.monotonic()
-        log.info(
-            "compiling the CPU kernels for this machine, once, to %s; until then steps run through torch", kernels_dir()
-        )
+        log.info("compiling the %s for this machine, once, to %s; until then %s run through torch",
+                 what, kernels_dir(), steps)  # fmt: skip
         with output:
             while child.poll() is None:
                 if leaving.wait(_POLL_S):
@@ -77,10 +79,10 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
             if child.returncode:
                 output.seek(0)
                 complaint = output.read().strip()[-500:]
-                log.warning("the CPU kernels could not be compiled; steps stay with torch: %s", complaint)
+                log.warning("the %s could not be compiled; %s stay with torch: %s", what, steps, complaint)
                 return
         done()
-        log.info("the CPU kernels are ready, after %.0f s", time.monotonic() - began)
+        log.info("the %s are ready, after %.0f s", what, time.monotonic() - began)
 
     thread = threading.Thread(target=wait, name="tonle-warm", daemon=True)
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from tests.parity.test_engine import reference
 from tonle.config.engine import EngineConfig
 from tonle.engine import LLM, GenerationConfig, InferenceEngine
 from tonle.engine.adapters.open_adapters import enable_adapters
-from tonle.errors import ConfigError, InvalidRequest, ModelError, TonleError, UnknownModel
+from tonle.errors import AdapterUnavailable, ConfigError, InvalidRequest, ModelError, TonleError, UnknownModel
 from tonle.models.load.transformers_model import live_spec
 
 PROMPT = list(range(20, 60))
@@ -83,7 +84,7 @@ def test_loaded_used_and_unloaded(engine: InferenceEngine, folder: Path, answers
     info = engine.load_adapter("a1", folder / "a1")
     assert engine.adapters == {"a0": engine.adapters["a0"], "a1": info} and info.path == str(folder / "a1")
     assert tokens(engine, "a1") == answers["a1"]
-    with pytest.raises(InvalidRequest, match="is loaded already"):
+    with pytest.raises(InvalidRequest, match="is loaded already; unload it first, or replace it with replace=True"):
         engine.load_adapter("a1", folder / "a2")
     engine.unload_adapter("a1")
     with pytest.raises(UnknownModel, match="there is no adapter 'a1'; loaded are a0"):
@@ -148,8 +149,9 @@ def test_more_adapters_than_slots_and_memory_under_load(engine: InferenceEngine,
     assert wrong == [] and num_changes > 0
 
 
-def test_files_that_changed_end_requests_with_the_reason(
-    engine: InferenceEngine, folder: Path, model: Any, answers: Any
+@pytest.mark.parametrize("gone", [False, True])
+def test_files_that_cannot_be_read_again_end_requests_without_a_path(
+    engine: InferenceEngine, folder: Path, model: Any, answers: Any, gone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = folder / "changed"
     write_adapter(own, live_spec(model), rank=8, seed=1)
@@ -157,10 +159,19 @@ def test_files_that_changed_end_requests_with_the_reason(
     for seed in range(1, 5):  # it leaves the memory
         engine.load_adapter(f"a{seed}", folder / f"a{seed}")
         tokens(engine, f"a{seed}")
-    write_adapter(own, live_spec(model), rank=8, seed=2)
-    with pytest.raises(TonleError, match="have changed since it was loaded; load it again"):
+    if gone:
+        shutil.rmtree(own)
+    else:
+        write_adapter(own, live_spec(model), rank=8, seed=2)
+    with pytest.raises(AdapterUnavailable) as refused:
         tokens(engine, "changed")
+    assert refused.value.message == (
+        "adapter changed is not available any more: its files cannot be read again; ask the operator to load it again"
+    )
+    assert refused.value.status == 503 and refused.value.param == "adapter"
+    assert "adapter changed had to be read again" in caplog.text and str(own) in caplog.text
     assert tokens(engine, "a1") == answers["a1"]
+    write_adapter(own, live_spec(model), rank=8, seed=2)
     engine.load_adapter("changed", own, replace=True)
     assert tokens(engine, "changed") == answers["a2"]
 
@@ -184,6 +195,12 @@ def test_a_start_with_a_broken_adapter_names_it(model: Any, folder: Path) -> Non
         engine.start()
 
 
+def test_an_adapter_of_the_start_cannot_have_the_models_name(model: Any, folder: Path, answers: Any) -> None:
+    own = type(model).__name__  # what a live model is called that has no name of its own
+    with pytest.raises(ConfigError, match=f"adapter {own}: the model itself is served under that name"):
+        LLM(model, tiny_tokenizer(), lora={own: str(folder / "a0")}, memory_pool_size=2**20)
+
+
 def test_an_adapter_of_the_start_raises_the_rank(model: Any, folder: Path) -> None:
     write_adapter(folder / "wide", live_spec(model), rank=17, seed=1)
     write_adapter(folder / "wider", live_spec(model), rank=18, seed=1)
@@ -205,7 +222,8 @@ def test_without_adapters_the_setting_is_named(model: Any, folder: Path) -> None
 @pytest.mark.parametrize(("settings", "words"), [
     ({"max_loras": 0}, "max_loras must be at least 1"), ({"max_cpu_loras": 0}, "max_cpu_loras must be at least 1"),
     ({"max_lora_rank": 257}, "max_lora_rank must be between 1 and 256"), ({"lora": {"../x": "/x"}}, "cannot be called"),
-    ({"lora": {"x": ""}}, "has no path"), ({"lora": ["x=y"]}, "lora must be a dict of strings to strings"),
+    ({"lora": {"x": ""}}, "has no path"), ({"lora": ["x=y"]}, r"lora must be a dict \{NAME: PATH\}"),
+    ({"lora": "demo-adapter"}, r"lora must be a dict \{NAME: PATH\}, not 'demo-adapter'"),
 ])  # fmt: skip
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -231,6 +249,8 @@ def test_a_batch(model: Any, folder: Path, answers: Any) -> None:
         assert (adapted.output_ids[0], plain.output_ids[0]) == (answers["a3"], answers[None])
         chat = [{"role": "user", "content": "Hello"}]
         assert llm.chat(chat, GREEDY, adapter="a3")[0].output_ids != llm.chat(chat, GREEDY)[0].output_ids
+        with pytest.raises(InvalidRequest, match=r"adapter must be a name or None, not \['a3', None\]"):
+            llm.generate([PROMPT, PROMPT], GREEDY, adapter=["a3", None])  # type: ignore[arg-type]
         llm.unload_adapter("a3")
         with pytest.raises(UnknownModel):
             llm.generate(PROMPT, GREEDY, adapter="a3")

@@ -121,7 +121,7 @@ def test_what_a_load_may_end_with() -> None:
     async def main() -> None:
         engine = Engine(ONE)
         wrong = [("one", "/x", "is loaded already"), ("../x", "/x", "cannot be called"), ("x", "", "path must be"),
-                 ("tiny", "/x", "is the name of the model itself")]  # fmt: skip
+                 ("tiny", "/x", "the model itself is served under that name")]  # fmt: skip
         for name, path, words in wrong:
             with pytest.raises(InvalidRequest, match=words):
                 await engine.front.load_adapter(name, path)

@@ -79,3 +79,17 @@ def test_a_program_that_ends_first_leaves_the_compilation_running(tmp_path: Path
             return
         time.sleep(0.05)
     pytest.fail("the compilation ended with the program")
+
+
+@pytest.mark.parametrize(("types", "words"), [
+    ("x", "compiling the CPU kernels for this machine"), ("x,adapters", "compiling the CPU kernels for adapters"),
+])  # fmt: skip
+def test_the_log_says_what_is_compiled(
+    types: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    caplog.set_level("INFO", "tonle.models")
+    done = threading.Event()
+    warm.warm_later(types, done.set)
+    assert done.wait(10)
+    assert words in caplog.text
