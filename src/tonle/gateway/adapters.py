@@ -99,14 +99,16 @@ class AdapterAdmin:
     async def load(self, exchange: Exchange) -> None:
         """POST /v1/load_lora_adapter. Replies when requests can use it."""
         asked, _ = parse(exchange.body, LoadAdapterRequest)
-        await self._complete(exchange, asked.lora_name, self._load(asked))
+        await self._complete(exchange, asked, self._load(asked))
 
     async def unload(self, exchange: Exchange) -> None:
         """POST /v1/unload_lora_adapter. Requests that were let in before are answered."""
         asked, _ = parse(exchange.body, UnloadAdapterRequest)
-        await self._complete(exchange, asked.lora_name, self._unload(asked))
+        await self._complete(exchange, asked, self._unload(asked))
 
-    async def _complete(self, exchange: Exchange, name: str, change: Coroutine[Any, Any, Outcome]) -> None:
+    async def _complete(
+        self, exchange: Exchange, asked: UnloadAdapterRequest, change: Coroutine[Any, Any, Outcome]
+    ) -> None:
         async def alone() -> Outcome:
             async with self._turn:
                 return await change
@@ -114,8 +116,14 @@ class AdapterAdmin:
         task = asyncio.create_task(alone())
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        outcome = await asyncio.shield(task)
-        headers = [(ADAPTER_HEADER, header_value(name, outcome.digest))] if outcome.digest else []
+        try:
+            outcome = await asyncio.shield(task)
+        except TonleError as error:
+            exchange.problem = _problem(asked, error.message)
+            raise
+        if outcome.status != 200:
+            exchange.problem = _problem(asked, body_message(outcome.body))
+        headers = [(ADAPTER_HEADER, header_value(asked.lora_name, outcome.digest))] if outcome.digest else []
         if outcome.retry_after is not None:
             headers.append(("retry-after", outcome.retry_after))
         exchange.reply(outcome.body, status=outcome.status, content_type=outcome.content_type, headers=headers)
@@ -320,6 +328,11 @@ def _differs(told: list[Told], undone: list[str]) -> CallerError:
 
 def _as_sentence(undone: list[str]) -> str:
     return f"The adapter is {', '.join(undone)}." if undone else ""
+
+
+def _problem(asked: UnloadAdapterRequest, why: str) -> str:
+    """For the log, which does not show the body."""
+    return f"LoRA adapter {asked.lora_name}{f' from {asked.lora_path}' if asked.lora_path else ''}: {why}"
 
 
 def _as_told(told: Told) -> Outcome:
