@@ -334,3 +334,19 @@ def _lines(caplog: pytest.LogCaptureFixture, number: int) -> list[str]:
             return lines
         threading.Event().wait(0.01)
     raise AssertionError(lines)
+
+
+def test_fields_without_effect_are_warned_about_or_refused(url: str, front: FakeFront, khmer: str) -> None:
+    body = {"lora_name": "khmer-qa", "lora_path": khmer, "load_in_place": True}
+    strict = {"X-Tonle-Strict": "1"}
+    refused = call(url, LOAD, body, **strict)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "load_in_place")
+    assert "unknown field" in refused.error and not front.adapters
+    served = call(url, LOAD, body)
+    assert (served.status, served.headers["x-tonle-warnings"]) == (200, "1; load_in_place")
+    refused = call(url, UNLOAD, {"lora_name": "khmer-qa", "force": True}, **strict)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "force") and front.adapters
+    removed = call(url, UNLOAD, {"lora_name": "khmer-qa", "lora_int_id": 7}, **strict)
+    assert removed.status == 200 and "x-tonle-warnings" not in removed.headers
+    with serving(FakeFront(), enable_lora=True, strict=True) as other:
+        assert call(other, LOAD, body, key=None).status == 400

@@ -19,8 +19,10 @@ from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import UpstreamError
 from tonle.edge.exchange import Exchange
 from tonle.errors import CallerError, InvalidRequest, TonleError, UnknownModel
+from tonle.gateway import field_warnings
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.outgoing import STRICT_HEADER
 from tonle.gateway.refusals import NoBackend, UpstreamFailed
 from tonle.gateway.under_way import UnderWay
 from tonle.protocol.adapters import (
@@ -37,7 +39,8 @@ from tonle.protocol.adapters import (
     unknown_adapter,
     unloaded_text,
 )
-from tonle.protocol.parse import parse
+from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import parse, strict_refusal
 from tonle.protocol.replies import ModelEntry, body_message
 
 log = logging.getLogger("tonle.gateway")
@@ -89,26 +92,34 @@ class Outcome(msgspec.Struct, frozen=True):
 class AdapterAdmin:
     """One change at a time. A change that has begun is completed, also if its caller hangs up."""
 
-    def __init__(self, pool: BackendPool, under_way: UnderWay, aliases: Mapping[str, str]) -> None:
+    def __init__(self, pool: BackendPool, under_way: UnderWay, aliases: Mapping[str, str], *, strict: bool) -> None:
         self._pool = pool
         self._under_way = under_way
         self._aliases = aliases  # public name -> model
+        self._strict = strict  # True: a field that has no effect is an error
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Outcome]] = set()
 
     async def load(self, exchange: Exchange) -> None:
         """POST /v1/load_lora_adapter. Replies when requests can use it."""
-        asked, _ = parse(exchange.body, LoadAdapterRequest)
-        await self._complete(exchange, asked, self._load(asked))
+        asked, warnings = parse(exchange.body, LoadAdapterRequest)
+        self._check_strict(exchange, warnings)
+        await self._complete(exchange, asked, warnings, self._load(asked))
 
     async def unload(self, exchange: Exchange) -> None:
         """POST /v1/unload_lora_adapter. Requests that were let in before are answered."""
-        asked, _ = parse(exchange.body, UnloadAdapterRequest)
-        await self._complete(exchange, asked, self._unload(asked))
+        asked, warnings = parse(exchange.body, UnloadAdapterRequest)
+        self._check_strict(exchange, warnings)
+        await self._complete(exchange, asked, warnings, self._unload(asked))
+
+    def _check_strict(self, exchange: Exchange, warnings: list[FieldWarning]) -> None:
+        if warnings and (self._strict or exchange.header(STRICT_HEADER).lower() in ("1", "true")):
+            raise strict_refusal(warnings)
 
     async def _complete(
-        self, exchange: Exchange, asked: UnloadAdapterRequest, change: Coroutine[Any, Any, Outcome]
-    ) -> None:
+        self, exchange: Exchange, asked: UnloadAdapterRequest, warnings: list[FieldWarning],
+        change: Coroutine[Any, Any, Outcome],
+    ) -> None:  # fmt: skip
         async def alone() -> Outcome:
             async with self._turn:
                 return await change
@@ -124,6 +135,8 @@ class AdapterAdmin:
         if outcome.status != 200:
             exchange.problem = _problem(asked, body_message(outcome.body))
         headers = [(ADAPTER_HEADER, header_value(asked.lora_name, outcome.digest))] if outcome.digest else []
+        if warnings:
+            headers.append((field_warnings.HEADER, field_warnings.header(warnings, "")))
         if outcome.retry_after is not None:
             headers.append(("retry-after", outcome.retry_after))
         exchange.reply(outcome.body, status=outcome.status, content_type=outcome.content_type, headers=headers)
