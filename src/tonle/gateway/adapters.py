@@ -23,7 +23,7 @@ from tonle.gateway import field_warnings
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.outgoing import STRICT_HEADER
-from tonle.gateway.refusals import NoBackend, UpstreamFailed
+from tonle.gateway.refusals import Forbidden, NoBackend, UpstreamFailed
 from tonle.gateway.under_way import UnderWay
 from tonle.protocol.adapters import (
     ADAPTER_HEADER,
@@ -50,7 +50,8 @@ NO_KEYS_TO_LOAD = (
     "this server has no keys, so any caller could load and remove adapters: to allow that, start it with --enable-lora; "
     "otherwise give it a key with --admin-key KEY"
 )
-_OF_THE_CALLER = (400, 404, 409, 422)
+_NOT_ALLOWED = (401, 403)
+_OF_THIS_MOMENT = (408, 425, 429)  # not the caller's mistake
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ class Told(msgspec.Struct, frozen=True):
             return said
         if self.status == 404 and said == NO_ROUTE:
             return f"it has no {LOAD_PATH}; start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
-        if self.status in (401, 403):
+        if self.status in _NOT_ALLOWED and said != NO_KEYS_TO_LOAD:
             return f"{said}; if it has keys, the backend's api_key here must be one with scope admin there"
         return said
 
@@ -324,10 +325,18 @@ def _is_gone(told: Told, name: str) -> bool:
 
 
 def _failure(refused: list[Told], undone: list[str]) -> TonleError:
-    said = "; ".join(f"{each.backend.name}: {each.message}" for each in refused)
+    """What several backends say alike is said once."""
+    by_message: dict[str, list[Backend]] = {}
+    for each in refused:
+        by_message.setdefault(each.message, []).append(each.backend)
+    said = "; ".join(f"{_names(backends)}: {message.rstrip('.')}" for message, backends in by_message.items())
     message = f"{said}. {_as_sentence(undone)}".rstrip()
-    is_callers = all(each.status in _OF_THE_CALLER for each in refused)
-    make: Callable[..., TonleError] = InvalidRequest if is_callers else UpstreamFailed
+    statuses = {each.status for each in refused}
+    make: Callable[..., TonleError] = UpstreamFailed
+    if statuses.issubset(_NOT_ALLOWED):
+        make = Forbidden
+    elif all(400 <= status < 500 and status not in _OF_THIS_MOMENT for status in statuses):
+        make = InvalidRequest
     return make(message)
 
 
