@@ -155,7 +155,7 @@ def test_what_was_there_before_a_failed_replacement_is_restored(tmp_path: Path) 
             replaced = await load(place, "/two", load_inplace=True)
             assert (replaced.status_code, replaced.text) == (
                 200,
-                "Success: LoRA adapter 'khmer-qa' added successfully.",
+                "Success: LoRA adapter 'khmer-qa' replaced successfully.",
             )
             assert one.adapters == two.adapters == {"khmer-qa": "/two"}
 

@@ -350,3 +350,9 @@ def test_fields_without_effect_are_warned_about_or_refused(url: str, front: Fake
     assert removed.status == 200 and "x-tonle-warnings" not in removed.headers
     with serving(FakeFront(), enable_lora=True, strict=True) as other:
         assert call(other, LOAD, body, key=None).status == 400
+
+
+def test_replacing_says_so(url: str, khmer: str, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "other", "L:")
+    assert load(url, khmer, load_inplace=True).text == "Success: LoRA adapter 'khmer-qa' added successfully."
+    assert load(url, other, load_inplace=True).text == "Success: LoRA adapter 'khmer-qa' replaced successfully."

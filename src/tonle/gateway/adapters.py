@@ -169,7 +169,8 @@ class AdapterAdmin:
         await self._list_again(name, told)
         log.info("LoRA adapter %s is loaded from %s on %s", name, asked.lora_path, _names(backends))
         digest = digests.pop() if digests else None
-        return Outcome((loaded_text(name) + _without(skipped)).encode(), digest=digest)
+        text = loaded_text(name, replaced=any(before.values()))
+        return Outcome((text + _without(skipped)).encode(), digest=digest)
 
     def _check_free(self, name: str, backends: list[Backend]) -> None:
         """Raises `InvalidRequest` if the name means something else here."""

@@ -161,8 +161,14 @@ def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
         ({"lora": (("one", "/a"), ("two", "/b"))}, "adapters one, two"),
         ({"lora": (("one", "/a"),), "enable_lora": True}, "adapter one; every caller may load and remove adapters"),
         ({"enable_lora": True}, "no adapters yet; every caller may load and remove adapters"),
-        ({"enable_lora": True, "admin_key": ("k",)}, "no adapters yet; keys with scope admin may load and remove adapters"),
-        ({"lora": (("one", "/a"),), "api_key": ("k",)}, "adapter one; keys with scope admin may load and remove adapters"),
+        (
+            {"enable_lora": True, "admin_key": ("k",)},
+            "no adapters yet; keys with scope admin may load and remove adapters",
+        ),
+        (
+            {"lora": (("one", "/a"),), "api_key": ("k",)},
+            "adapter one; keys with scope admin may load and remove adapters",
+        ),
         ({"lora": tuple((f"a{n}", "/a") for n in range(10))}, "adapters a0, a1, a2, a3, a4, a5, a6, a7 and 2 more"),
     ],
 )
