@@ -50,6 +50,7 @@ class Upstream:
         self.digests: dict[str, str] | None = None  # of a Tonle replica: folder -> digest of what it holds
         self.changes: list[dict[str, Any]] = []  # bodies of loads, and of unloads
         self.refuse_change = ""  # the path of changes that it refuses
+        self.refuse_status, self.refuse_words = 400, "layers.3.mlp.up_proj.lora_B.weight has the wrong shape"
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_hangups = 0
@@ -138,7 +139,7 @@ class Upstream:
         self.changes.append(body)
         problem, status = "", 400
         if self.refuse_change == exchange.path:
-            problem = "layers.3.mlp.up_proj.lora_B.weight has the wrong shape"
+            problem, status = self.refuse_words, self.refuse_status
         elif loads and name in self.adapters and not body.get("load_inplace"):
             problem = f"The lora adapter '{name}' has already been loaded."
         elif not loads and name not in self.adapters:

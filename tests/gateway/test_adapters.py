@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig
+from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 A, B = "a" * 64, "b" * 64
@@ -89,6 +90,40 @@ def test_a_backend_that_cannot_load_it_leaves_it_nowhere(tmp_path: Path) -> None
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("answers", "status", "code"),
+    [((403, 403), 403, "forbidden"), ((401, 403), 403, "forbidden"), ((400, 403), 400, "invalid_value"),
+     ((413, 413), 400, "invalid_value"), ((403, 500), 502, None), ((429, 429), 502, None)],
+)  # fmt: skip
+def test_what_backends_refuse_alike_is_said_once(
+    tmp_path: Path, answers: tuple[int, int], status: int, code: str | None
+) -> None:
+    async def main() -> None:
+        one, two = replica(), replica()
+        one.refuse_change = two.refuse_change = LOAD
+        one.refuse_status, two.refuse_status = answers
+        async with running_gateway(tmp_path, one, two) as place:
+            refused = await load(place)
+            assert refused.status_code == status
+            assert code is None or refused.json()["error"]["code"] == code
+            if answers[0] == answers[1]:
+                assert why(refused).startswith("b0, b1: layers.3") and why(refused).count("layers.3") == 1
+
+    run(main())
+
+
+def test_a_backend_without_keys_is_not_said_to_need_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = replica()
+        one.refuse_change, one.refuse_status, one.refuse_words = LOAD, 403, NO_KEYS_TO_LOAD
+        async with running_gateway(tmp_path, one) as place:
+            assert why(await load(place)) == f"b0: {NO_KEYS_TO_LOAD}."
+            one.refuse_words = "this key may not do that"
+            assert "the backend's api_key here must be one with scope admin" in why(await load(place))
+
+    run(main())
+
+
 def test_the_same_folder_must_hold_the_same_on_every_backend(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = replica(), replica()
@@ -117,7 +152,11 @@ def test_what_was_there_before_a_failed_replacement_is_restored(tmp_path: Path) 
             assert one.adapters == {"khmer-qa": "/one"}
             assert (await place.ask(model="khmer-qa")).status_code == 200
             two.refuse_change = ""
-            assert (await load(place, "/two", load_inplace=True)).status_code == 200
+            replaced = await load(place, "/two", load_inplace=True)
+            assert (replaced.status_code, replaced.text) == (
+                200,
+                "Success: LoRA adapter 'khmer-qa' replaced successfully.",
+            )
             assert one.adapters == two.adapters == {"khmer-qa": "/two"}
 
     run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import struct
 import threading
@@ -311,3 +312,50 @@ def test_the_api_describes_them(url: str) -> None:
     body = api["components"]["schemas"]["LoadAdapterRequest"]
     assert body["required"] == ["lora_name", "lora_path"] and LOAD in api["paths"] and UNLOAD in api["paths"]
     assert "digest" in api["components"]["schemas"]["ModelInfo"]["properties"]
+
+
+def test_the_log_says_why_a_change_was_refused(
+    url: str, khmer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="tonle.http"):
+        nowhere = str(tmp_path / "no\nwhere")
+        assert load(url, nowhere).status == 400
+        assert call(url, UNLOAD, {"lora_name": "absent"}).status == 404
+        assert load(url, khmer).status == 200
+    refused, unknown, fine = _lines(caplog, 3)
+    assert f"{LOAD} 400" in refused and "LoRA adapter khmer-qa from " in refused and "No such file" in refused
+    assert "no\\nwhere" in refused and "\n" not in refused, "one line, whatever the path"
+    assert f"{UNLOAD} 404" in unknown and "LoRA adapter absent: " in unknown and "cannot be found" in unknown
+    assert f"{LOAD} 200" in fine and "LoRA adapter" not in fine
+
+
+def _lines(caplog: pytest.LogCaptureFixture, number: int) -> list[str]:
+    """Of `tonle.http`: each is written just after its reply."""
+    for _ in range(600):
+        lines = [record.getMessage() for record in caplog.records if record.name == "tonle.http"]
+        if len(lines) >= number:
+            return lines
+        threading.Event().wait(0.01)
+    raise AssertionError(lines)
+
+
+def test_fields_without_effect_are_warned_about_or_refused(url: str, front: FakeFront, khmer: str) -> None:
+    body = {"lora_name": "khmer-qa", "lora_path": khmer, "load_in_place": True}
+    strict = {"X-Tonle-Strict": "1"}
+    refused = call(url, LOAD, body, **strict)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "load_in_place")
+    assert "unknown field" in refused.error and not front.adapters
+    served = call(url, LOAD, body)
+    assert (served.status, served.headers["x-tonle-warnings"]) == (200, "1; load_in_place")
+    refused = call(url, UNLOAD, {"lora_name": "khmer-qa", "force": True}, **strict)
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "force") and front.adapters
+    removed = call(url, UNLOAD, {"lora_name": "khmer-qa", "lora_int_id": 7}, **strict)
+    assert removed.status == 200 and "x-tonle-warnings" not in removed.headers
+    with serving(FakeFront(), enable_lora=True, strict=True) as other:
+        assert call(other, LOAD, body, key=None).status == 400
+
+
+def test_replacing_says_so(url: str, khmer: str, tmp_path: Path) -> None:
+    other = folder_of(tmp_path / "other", "L:")
+    assert load(url, khmer, load_inplace=True).text == "Success: LoRA adapter 'khmer-qa' added successfully."
+    assert load(url, other, load_inplace=True).text == "Success: LoRA adapter 'khmer-qa' replaced successfully."

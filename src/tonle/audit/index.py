@@ -7,6 +7,7 @@ evidence; delete `index.sqlite` at any time and it is built again.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ INDEX_NAME = "index.sqlite"
 _SUFFIXES = ("", "-wal", "-shm", "-journal")  # files of one database
 _VERSION = 2
 _DIGEST_PREFIX = "sha256:"
+_FIRST_DIGITS = re.compile(r"[0-9a-f]{8,64}")
 _MAX_NUMBER = 2**63
 _TRIGRAM = 3  # characters; shorter texts are searched without the text index
 
@@ -61,7 +63,7 @@ class Query:
     until: str | None = None
     key_id: str | None = None
     model: str | None = None
-    adapter: str | None = None  # its name, or sha256:DIGEST
+    adapter: str | None = None  # its name, or sha256: and the digest or at least 8 first digits of it
     status: str | None = None
     endpoint: str | None = None
     text: str | None = None  # contained in prompt, messages or output; case does not matter
@@ -243,8 +245,8 @@ class Index:
             if value is None or field.name in ("limit", "newest_first", "text"):
                 continue
             if field.name == "adapter" and value.startswith(_DIGEST_PREFIX):
-                conditions.append("adapter_digest = ?")
-                values.append(value.removeprefix(_DIGEST_PREFIX))
+                conditions.append("adapter_digest GLOB ?")
+                values.append(f"{_first_digits(value)}*")
                 continue
             operator = {"since": "time >= ?", "until": "time < ?"}.get(field.name, f"{field.name} = ?")
             conditions.append(operator)
@@ -316,3 +318,15 @@ def _days_in(directory: Path) -> list[str]:
         return day_ledger.days_in(directory)
     except OSError as error:
         raise InternalError(f"{directory}: {error.strerror or error}") from error
+
+
+def _first_digits(adapter: str) -> str:
+    """Of sha256:DIGEST, whole or shortened. Raises `InvalidRequest`."""
+    digits = adapter.removeprefix(_DIGEST_PREFIX).lower()
+    if not _FIRST_DIGITS.fullmatch(digits):
+        raise InvalidRequest(
+            f"after {_DIGEST_PREFIX} an adapter needs at least 8 hexadecimal digits of its digest, and at most all 64; "
+            f"got {digits[:80]!r}",
+            param="adapter",
+        )
+    return digits

@@ -37,7 +37,9 @@ ModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Only req
 AdapterOption = Annotated[
     str | None,
     typer.Option(
-        metavar="ADAPTER", help="Only requests for this LoRA adapter: its name, or sha256:DIGEST of its content."
+        metavar="ADAPTER",
+        help="Only requests for this LoRA adapter: its name, or sha256:DIGEST of its content, of which the first 8 digits "
+        "or more will do.",
     ),
 ]
 StatusOption = Annotated[

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tonle.cli")
 
 _GGML_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_ADAPTERS = 8  # named; of more, only the number is told
 _KEY_HEADER = '-H "Authorization: Bearer $TONLE_API_KEY"'  # a variable: the key itself stays off screens and logs
 
 
@@ -33,6 +34,8 @@ class ServerInfo:
     tls: bool = False
     has_keys: bool = False
     audit_dir: str | None = None
+    adapters: tuple[str, ...] = ()  # names of those given at the start
+    enable_lora: bool = False
 
     @classmethod
     def of(cls, listener: socket.socket, settings: ServeConfig) -> ServerInfo:
@@ -43,6 +46,8 @@ class ServerInfo:
             tls=settings.ssl_certfile is not None,
             has_keys=bool(settings.api_key or settings.admin_key),
             audit_dir=settings.audit_dir,
+            adapters=tuple(name for name, _ in settings.lora),
+            enable_lora=settings.enable_lora,
         )
 
     @property
@@ -67,6 +72,18 @@ class ServerInfo:
         if self.has_keys:
             return "required, as a bearer token"
         return "none: anyone who can reach the port may use it" if self.is_open else "none: this machine only"
+
+    @property
+    def lora(self) -> str | None:
+        """The adapters, and who may load more; None if this server has nothing to do with adapters."""
+        if not self.adapters and not self.enable_lora:
+            return None
+        names, num_more = ", ".join(self.adapters[:_MAX_ADAPTERS]), len(self.adapters) - _MAX_ADAPTERS
+        more = f" and {num_more} more" if num_more > 0 else ""
+        has = f"adapter{'s' if len(self.adapters) > 1 else ''} {names}{more}" if names else "no adapters yet"
+        if self.has_keys:
+            return f"{has}; keys with scope admin may load and remove adapters"
+        return f"{has}; every caller may load and remove adapters" if self.enable_lora else has
 
 
 def warn_if_open(server: ServerInfo, *, frontends: int) -> None:
@@ -104,6 +121,8 @@ def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, cha
         "Keys": server.keys,
         "Audit": server.audit_dir or "off",
     }
+    if server.lora is not None:
+        facts["LoRA"] = server.lora
     lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]
     lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
     how = "Try it, with a key in TONLE_API_KEY:" if server.has_keys else "Try it:"

@@ -6,6 +6,7 @@ cannot diverge.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,16 +277,30 @@ class ServeConfig(ServerConfig):
     def _behind_gateway(self) -> tuple[str, str]:
         """The two commands that serve these settings with several front ends. Keys are not repeated."""
         port = self.port or 8000
-        model = f" {self.model}" if self.model else ""
+        words = [*([self.model] if self.model else []), *self._adapter_flags()]
+        own = "".join(f" {shlex.quote(word)}" for word in words)
         flags = [] if self.loopback else [f"--host {self.host}"]
         for name in _OF_ONE_PROCESS:
             if value := getattr(self, name):
                 shown = "KEY" if name.endswith("_key") else ",".join(value) if isinstance(value, tuple) else value
                 flags.append(f"{SETTINGS[name].flag} {shown}")
         return (
-            f"tonle serve{model} --frontends {self.frontends} --host 127.0.0.1 --port {port} --trust-salt",
+            f"tonle serve{own} --frontends {self.frontends} --host 127.0.0.1 --port {port} --trust-salt",
             f"tonle gateway --backend http://127.0.0.1:{port} {' '.join(flags)}",
         )
+
+    def _adapter_flags(self) -> list[str]:
+        """Those that differ from the defaults, as words of a command."""
+        words: list[str] = []
+        for each in SETTINGS.values():
+            value = getattr(self, each.field)
+            if each.group != ADAPTERS or value == each.default:
+                continue
+            if each.field == "lora":
+                words += [word for name, path in value for word in (each.flag, f"{name}={path}")]
+            else:
+                words += [each.flag] if value is True else [each.flag, str(value)]
+        return words
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""

@@ -19,9 +19,11 @@ from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import UpstreamError
 from tonle.edge.exchange import Exchange
 from tonle.errors import CallerError, InvalidRequest, TonleError, UnknownModel
+from tonle.gateway import field_warnings
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.refusals import NoBackend, UpstreamFailed
+from tonle.gateway.outgoing import STRICT_HEADER
+from tonle.gateway.refusals import Forbidden, NoBackend, UpstreamFailed
 from tonle.gateway.under_way import UnderWay
 from tonle.protocol.adapters import (
     ADAPTER_HEADER,
@@ -37,7 +39,8 @@ from tonle.protocol.adapters import (
     unknown_adapter,
     unloaded_text,
 )
-from tonle.protocol.parse import parse
+from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import parse, strict_refusal
 from tonle.protocol.replies import ModelEntry, body_message
 
 log = logging.getLogger("tonle.gateway")
@@ -47,7 +50,8 @@ NO_KEYS_TO_LOAD = (
     "this server has no keys, so any caller could load and remove adapters: to allow that, start it with --enable-lora; "
     "otherwise give it a key with --admin-key KEY"
 )
-_OF_THE_CALLER = (400, 404, 409, 422)
+_NOT_ALLOWED = (401, 403)
+_OF_THIS_MOMENT = (408, 425, 429)  # not the caller's mistake
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -71,7 +75,7 @@ class Told(msgspec.Struct, frozen=True):
             return said
         if self.status == 404 and said == NO_ROUTE:
             return f"it has no {LOAD_PATH}; start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora"
-        if self.status in (401, 403):
+        if self.status in _NOT_ALLOWED and said != NO_KEYS_TO_LOAD:
             return f"{said}; if it has keys, the backend's api_key here must be one with scope admin there"
         return said
 
@@ -89,24 +93,34 @@ class Outcome(msgspec.Struct, frozen=True):
 class AdapterAdmin:
     """One change at a time. A change that has begun is completed, also if its caller hangs up."""
 
-    def __init__(self, pool: BackendPool, under_way: UnderWay, aliases: Mapping[str, str]) -> None:
+    def __init__(self, pool: BackendPool, under_way: UnderWay, aliases: Mapping[str, str], *, strict: bool) -> None:
         self._pool = pool
         self._under_way = under_way
         self._aliases = aliases  # public name -> model
+        self._strict = strict  # True: a field that has no effect is an error
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Outcome]] = set()
 
     async def load(self, exchange: Exchange) -> None:
         """POST /v1/load_lora_adapter. Replies when requests can use it."""
-        asked, _ = parse(exchange.body, LoadAdapterRequest)
-        await self._complete(exchange, asked.lora_name, self._load(asked))
+        asked, warnings = parse(exchange.body, LoadAdapterRequest)
+        self._check_strict(exchange, warnings)
+        await self._complete(exchange, asked, warnings, self._load(asked))
 
     async def unload(self, exchange: Exchange) -> None:
         """POST /v1/unload_lora_adapter. Requests that were let in before are answered."""
-        asked, _ = parse(exchange.body, UnloadAdapterRequest)
-        await self._complete(exchange, asked.lora_name, self._unload(asked))
+        asked, warnings = parse(exchange.body, UnloadAdapterRequest)
+        self._check_strict(exchange, warnings)
+        await self._complete(exchange, asked, warnings, self._unload(asked))
 
-    async def _complete(self, exchange: Exchange, name: str, change: Coroutine[Any, Any, Outcome]) -> None:
+    def _check_strict(self, exchange: Exchange, warnings: list[FieldWarning]) -> None:
+        if warnings and (self._strict or exchange.header(STRICT_HEADER).lower() in ("1", "true")):
+            raise strict_refusal(warnings)
+
+    async def _complete(
+        self, exchange: Exchange, asked: UnloadAdapterRequest, warnings: list[FieldWarning],
+        change: Coroutine[Any, Any, Outcome],
+    ) -> None:  # fmt: skip
         async def alone() -> Outcome:
             async with self._turn:
                 return await change
@@ -114,8 +128,16 @@ class AdapterAdmin:
         task = asyncio.create_task(alone())
         self._tasks.add(task)
         task.add_done_callback(self._forget)
-        outcome = await asyncio.shield(task)
-        headers = [(ADAPTER_HEADER, header_value(name, outcome.digest))] if outcome.digest else []
+        try:
+            outcome = await asyncio.shield(task)
+        except TonleError as error:
+            exchange.problem = _problem(asked, error.message)
+            raise
+        if outcome.status != 200:
+            exchange.problem = _problem(asked, body_message(outcome.body))
+        headers = [(ADAPTER_HEADER, header_value(asked.lora_name, outcome.digest))] if outcome.digest else []
+        if warnings:
+            headers.append((field_warnings.HEADER, field_warnings.header(warnings, "")))
         if outcome.retry_after is not None:
             headers.append(("retry-after", outcome.retry_after))
         exchange.reply(outcome.body, status=outcome.status, content_type=outcome.content_type, headers=headers)
@@ -147,7 +169,8 @@ class AdapterAdmin:
         await self._list_again(name, told)
         log.info("LoRA adapter %s is loaded from %s on %s", name, asked.lora_path, _names(backends))
         digest = digests.pop() if digests else None
-        return Outcome((loaded_text(name) + _without(skipped)).encode(), digest=digest)
+        text = loaded_text(name, replaced=any(before.values()))
+        return Outcome((text + _without(skipped)).encode(), digest=digest)
 
     def _check_free(self, name: str, backends: list[Backend]) -> None:
         """Raises `InvalidRequest` if the name means something else here."""
@@ -305,10 +328,18 @@ def _is_gone(told: Told, name: str) -> bool:
 
 
 def _failure(refused: list[Told], undone: list[str]) -> TonleError:
-    said = "; ".join(f"{each.backend.name}: {each.message}" for each in refused)
+    """What several backends say alike is said once."""
+    by_message: dict[str, list[Backend]] = {}
+    for each in refused:
+        by_message.setdefault(each.message, []).append(each.backend)
+    said = "; ".join(f"{_names(backends)}: {message.rstrip('.')}" for message, backends in by_message.items())
     message = f"{said}. {_as_sentence(undone)}".rstrip()
-    is_callers = all(each.status in _OF_THE_CALLER for each in refused)
-    make: Callable[..., TonleError] = InvalidRequest if is_callers else UpstreamFailed
+    statuses = {each.status for each in refused}
+    make: Callable[..., TonleError] = UpstreamFailed
+    if statuses.issubset(_NOT_ALLOWED):
+        make = Forbidden
+    elif all(400 <= status < 500 and status not in _OF_THIS_MOMENT for status in statuses):
+        make = InvalidRequest
     return make(message)
 
 
@@ -322,6 +353,11 @@ def _differs(told: list[Told], undone: list[str]) -> CallerError:
 
 def _as_sentence(undone: list[str]) -> str:
     return f"The adapter is {', '.join(undone)}." if undone else ""
+
+
+def _problem(asked: UnloadAdapterRequest, why: str) -> str:
+    """For the log, which does not show the body."""
+    return f"LoRA adapter {asked.lora_name}{f' from {asked.lora_path}' if asked.lora_path else ''}: {why}"
 
 
 def _as_told(told: Told) -> Outcome:

@@ -114,7 +114,7 @@ class Gateway:
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
-            adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases)),
+            adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
         ))  # fmt: skip

@@ -68,8 +68,9 @@ def unknown_adapter(name: str) -> UnknownModel:
     )
 
 
-def loaded_text(name: str) -> str:
-    return f"Success: LoRA adapter '{name}' added successfully."
+def loaded_text(name: str, *, replaced: bool) -> str:
+    """vLLM's words for a new one; a replacement begins and ends alike."""
+    return f"Success: LoRA adapter '{name}' {'replaced' if replaced else 'added'} successfully."
 
 
 def unloaded_text(name: str) -> str:

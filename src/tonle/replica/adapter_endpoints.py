@@ -42,11 +42,13 @@ async def load_adapter(replica: Replica, request: ReplicaRequest) -> EndpointRep
         raise InvalidRequest(
             f"lora_path must be a PEFT folder on the server's machine, not {path[:200]!r}{hint}", param="lora_path"
         )
-    if name in replica.front.adapters and not asked.load_inplace:
+    replaced = name in replica.front.adapters
+    if replaced and not asked.load_inplace:
         raise loaded_twice(name)
     info = await replica.front.load_adapter(name, path, replace=asked.load_inplace)
     log.info("LoRA adapter %s is loaded from %s, rank %d, sha256 %s", name, path, info.rank, info.digest)
-    return text_reply(loaded_text(name), headers={ADAPTER_HEADER: header_value(name, info.digest)})
+    headers = {ADAPTER_HEADER: header_value(name, info.digest)}
+    return text_reply(loaded_text(name, replaced=replaced), headers=headers)
 
 
 async def unload_adapter(replica: Replica, request: ReplicaRequest) -> EndpointReply:

@@ -16,6 +16,7 @@ from tonle.audit import export, pending
 from tonle.audit.index import INDEX_NAME, Index, Query
 from tonle.audit.record_file import read_record
 from tonle.audit.verify import verify
+from tonle.errors import InvalidRequest
 
 A, B = "a" * 64, "0" * 62 + "11"
 
@@ -43,6 +44,24 @@ def test_written_found_and_exported(tmp_path: Path, start: Any) -> None:
     export.write_csv((read_record(path) for path in files(tmp_path)), table)
     rows = list(csv.DictReader(io.StringIO(table.getvalue())))
     assert [row["adapter_digest"] for row in rows] == [A, B, A, ""]
+
+
+def test_the_first_digits_of_a_digest_find_it(tmp_path: Path) -> None:
+    with running(tmp_path) as trail:
+        answer(trail, "one", A)
+        answer(trail, "two", "a" * 16 + "0" * 48)
+        answer(trail, "three", B)
+        ask(trail)
+    with Index(tmp_path) as index:
+
+        def found(digits: str) -> list[str | None]:
+            return [row.adapter for row in index.find(Query(adapter=f"sha256:{digits}"))]
+
+        assert found("a" * 16) == found("A" * 8) == ["one", "two"]
+        assert (found("a" * 17), found("0" * 8), found("f" * 8)) == (["one"], ["three"], [])
+        for wrong in ("", "a" * 7, "a" * 65, "a" * 8 + "*", "aaaaaaa?", "khmer-qa"):
+            with pytest.raises(InvalidRequest, match="at least 8"):
+                found(wrong)
 
 
 @pytest.mark.parametrize("odd", ["dara@example.org", A.upper(), A + "a", 7, {"x": A}, ["x"]])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ import pytest
 
 from tests.unit.cli.terminal import COMMAND, DEADLINE_S, environment, tonle
 from tonle.cli.banner import ServerInfo, banner, weights
+from tonle.config.serve import ServeConfig
 from tonle.edge.listening import bind
 from tonle.engine.messages import ModelCard
 
@@ -158,6 +160,31 @@ def test_the_banner_says_that_a_key_is_needed_and_where_records_go() -> None:
     shown = banner("m", CARD, server, 1.5, chats=True)
     assert "Authorization: Bearer $TONLE_API_KEY" in pasted(shown)
     assert "required, as a bearer token" in shown and "/var/audit" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({}, None),
+        ({"lora": (("one", "/a"), ("two", "/b"))}, "adapters one, two"),
+        ({"lora": (("one", "/a"),), "enable_lora": True}, "adapter one; every caller may load and remove adapters"),
+        ({"enable_lora": True}, "no adapters yet; every caller may load and remove adapters"),
+        (
+            {"enable_lora": True, "admin_key": ("k",)},
+            "no adapters yet; keys with scope admin may load and remove adapters",
+        ),
+        (
+            {"lora": (("one", "/a"),), "api_key": ("k",)},
+            "adapter one; keys with scope admin may load and remove adapters",
+        ),
+        ({"lora": tuple((f"a{n}", "/a") for n in range(10))}, "adapters a0, a1, a2, a3, a4, a5, a6, a7 and 2 more"),
+    ],
+)
+def test_the_banner_names_adapters_and_who_may_load_more(settings: dict[str, Any], fact: str | None) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        shown = banner("m", CARD, ServerInfo.of(listener, ServeConfig(**settings)), 1.5, chats=True)
+    lines = [line for line in shown.splitlines() if "LoRA" in line]
+    assert lines == ([] if fact is None else [f"  [dim]LoRA     [/dim] {fact}"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_the_two_commands_of_that_refusal_can_be_run() -> None:
     assert front.backends[0].url == "http://127.0.0.1:8000"
     assert (front.host, front.api_key, front.audit_dir) == ("0.0.0.0", ("KEY",), "audit")
     assert (front.requests_per_minute, front.admin_key) == (3, ("KEY",))
+
+
+def test_the_commands_of_that_refusal_keep_the_adapters() -> None:
+    given = {"lora": (("d", "demo adapter"), ("e", "/x,y")), "enable_lora": True, "max_loras": 2}
+    with pytest.raises(ConfigError) as refused:
+        ServeConfig(model="org/name", frontends=2, api_key=("hush",), **given).validate()
+    serve, gateway = refused.value.message.splitlines()[1:]
+    words = shlex.split(serve)
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--lora"] == ["d=demo adapter", "e=/x,y"]
+    assert "--enable-lora" in words and words[words.index("--max-loras") + 1] == "2"
+    assert "--max-lora-rank" not in words and "lora" not in gateway
 
 
 def _flags(words: list[str]) -> dict[str, Any]:
