@@ -109,6 +109,7 @@ class Team:
         self.size = size or num_cores()
         self.counter = np.zeros(8, dtype=np.int64)  # a cache line of its own
         self._orders = _Orders(self.size - 1)
+        self._one_at_a_time = threading.Lock()  # two calls would count at the same barrier, and wait for ever
         for member in range(1, self.size):
             name = f"tonle-cpu-{member}"
             threading.Thread(target=self._orders.help, args=(member,), name=name, daemon=True).start()
@@ -118,13 +119,14 @@ class Team:
     def run(self, work: Callable[[int], None]) -> None:
         """`work(member)` on every thread at once; returns when all are done."""
         orders = self._orders
-        self.counter[0] = 0
-        for queue in orders.work:
-            queue.put(work)
-        try:
-            work(0)
-        finally:
-            errors = [orders.done.get() for _ in orders.work]
+        with self._one_at_a_time:
+            self.counter[0] = 0
+            for queue in orders.work:
+                queue.put(work)
+            try:
+                work(0)
+            finally:
+                errors = [orders.done.get() for _ in orders.work]
         for error in errors:
             if error is not None:
                 raise error
