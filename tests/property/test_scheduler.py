@@ -93,7 +93,7 @@ class Memory:
         return adapter in self.present
 
     def unwant(self, adapter: int) -> None:
-        self.wanted.remove(adapter)
+        self.wanted.discard(adapter)  # or it was loaded meanwhile
 
     def load(self, plan: Plan) -> None:
         for _, adapter in plan.adapter_loads:
