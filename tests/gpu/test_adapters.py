@@ -18,7 +18,6 @@ import torch
 from tests.gpu.cases import CUDA, GREEDY, INTERPRETED, NEW, prompts
 
 pytest.importorskip("triton")
-pytest.importorskip("tonle.models.adapters.read_adapter")
 if not CUDA and not INTERPRETED:
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,11 @@ from tonle.models.load import load
 from tonle.models.read_spec import read_spec
 from tonle.models.source import resolve
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = {"rtol": 0, "atol": 2e-4}
 LENGTHS = [33, 17, 60, 9, 1]
 SLOTS = [0, -1, 2, 0, 2]  # of each of these sequences; slot 1 stays empty
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.models.decoder import Decoder
 from tonle.models.load import load
 from tonle.models.source import resolve
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = [1, 2, 15, 16, 17, 47, 48, 49, 100, 300]
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -49,15 +50,6 @@ def check(decoder: Decoder, model: Any, *, lengths: list[int] = LENGTHS, chunk: 
     stepper.run(chunk)
     for row, prompt in enumerate(asked):
         torch.testing.assert_close(stepper.of(row), reference(model, prompt), **TOLERANCE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are fastest on one; on a busy machine a second one only waits for the first."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

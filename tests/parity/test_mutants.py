@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,11 @@ from tonle.models.cpu.open import open_cpu
 from tonle.models.load import load
 from tonle.models.source import resolve
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = (2, 40, 70)
 NEW = 16
 LOOSEST = BOUNDS[torch.bfloat16]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=FEATURES)

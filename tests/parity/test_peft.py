@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,10 @@ from tonle.models.decoder import Decoder
 from tonle.models.load import load
 from tonle.models.source import resolve
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = random_tokens(40, 320)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
