@@ -29,6 +29,27 @@ class RequestPriority(enum.IntEnum):
     LOW = 3
 
 
+class StructuredOutput(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the text of an answer must be. Exactly one field is set (`engine/grammar/grammar_text.py` checks)."""
+
+    json: dict[str, Any] | bool | str | None = None  # a JSON schema; a string holds one
+    json_object: bool = False  # any JSON object
+    regex: str | None = None
+    choice: list[str] | None = None  # one of these texts
+    grammar: str | None = None  # Lark as llguidance reads it, or GBNF (`root ::= …`)
+    structural_tag: dict[str, Any] | None = None  # free text with bound parts, as vLLM and SGLang take it
+
+
+class Thinking(msgspec.Struct, kw_only=True, omit_defaults=True, array_like=True):
+    """How a model thinks before it answers. The structure of an answer begins where the thinking ends."""
+
+    start: list[int] = []  # the tokens that open it
+    end: list[int] = []  # the tokens that close it
+    is_open: bool = False  # the prompt ends inside of it
+    budget: int | None = None  # most tokens of thought; then `closing` is written for the model
+    closing: list[int] = []  # `end` and what may stand around it; ends with `end` or what follows it
+
+
 class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to continue one prompt. A field left at None takes the model's default (its generation_config.json), if the
     model has one, else the value in the comment."""
@@ -57,6 +78,8 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     skip_special_tokens: bool = True
     use_cache: bool = True  # False: compute the whole prompt, even if its beginning is in the prefix cache
+    structured: StructuredOutput | None = None  # what the text must be; None = any
+    thinking: Thinking | None = None  # None: the model does not think, or all of it is answer
 
     def __post_init__(self) -> None:
         """Raises `InvalidRequest`."""
@@ -174,6 +197,7 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
     salt: bytes = b""  # prefix blocks are shared only between equal salts: the digest of its adapter, and its tenant
     arrived_s: float = 0.0  # time.monotonic(), comparable between processes of one machine
     adapter: int = 0  # the engine's number of the adapter it is computed with; 0 = none
+    grammar: str = ""  # what its text must be, as llguidance reads it (Lark, or its JSON form); "" = any
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

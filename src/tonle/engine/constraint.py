@@ -1,0 +1,66 @@
+"""`Constraint`: what the tokens of one sequence must be. The scheduler drives it, and does not know what is behind it.
+
+With `Runner.lag` 1 the step after a token is computed before the host has read that token. So: `push` and `forced` are called
+when a step is committed, `fill` after that, for the step that has been launched meanwhile and waits with its sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tonle.engine.request import Request
+
+
+class Constraint(Protocol):
+    def push(self, token: int) -> None:
+        """The sequence has this token now. Never raises: see `error`."""
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must follow, at most so many. They count as pushed. Empty: the next one is a choice."""
+
+    def fill(self, mask: np.ndarray) -> bool:
+        """Which tokens may come next, one bit each, into (words,) int32. False: any may, and nothing was written."""
+
+    @property
+    def is_complete(self) -> bool:
+        """No token may follow but the end."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on; None while it can."""
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What became of a request that was given to a compiler."""
+
+    request: Request
+    constraint: Constraint | None  # None: see `error`
+    error: str = ""  # the caller's mistake, in words for the caller
+
+
+class ConstraintCompiler(Protocol):
+    """Makes constraints on a thread of its own. All methods are called from the loop's thread."""
+
+    mask_words: int  # of a mask: ceil(vocabulary of the model / 32)
+
+    def ask(self, request: Request) -> None:
+        """Begin. The request waits for `take`."""
+
+    def forget(self, handle: int) -> None:
+        """It was cancelled: `take` will not return it."""
+
+    def take(self) -> list[Compiled]:
+        """Those that are done since the last call."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Something was asked for that has not been taken."""
+
+    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+        """`Constraint.fill` of each into its row of masks (n, words), side by side where that is quicker."""
+
+    def close(self) -> None: ...
