@@ -32,6 +32,7 @@ class StepOutcome:
     finished: dict[int, tuple[str, int | None]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -193,6 +194,8 @@ class Scheduler:
         if chunk is not None:  # else no token became known, and no block full, since the last commit
             self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
             self._prefixes.publish(sequence)
+            if sequence.pooling:
+                plan.samples[-1] = False
 
     def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
@@ -251,7 +254,8 @@ class Scheduler:
         sequence.row = self._rows.pop()
         request = sequence.request
         slot = self.slots.hold(request.adapter, plan) if request.adapter else -1
-        plan.joins.append(Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot))
+        join = Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot, request.pooling)
+        plan.joins.append(join)
         plan.new_blocks.append((sequence.row, 0, list(sequence.blocks)))
         if not sequence.started:
             sequence.started = True
@@ -282,8 +286,13 @@ class Scheduler:
                 continue
             handle = sequence.request.handle
             if i in result.prompt_logprobs:
-                outcome.prompt_logprobs[handle] = (plan.starts[i] + 1, result.prompt_logprobs[i])
+                first = max(plan.starts[i] + 1, sequence.request.config.prompt_logprobs_start)
+                outcome.prompt_logprobs[handle] = (first, result.prompt_logprobs[i])
             if token is None:
+                if i in result.pooled:
+                    outcome.embeddings[handle] = result.pooled[i]
+                    outcome.finished[handle] = ("stop", None)
+                    self.cancel(handle)
                 continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)

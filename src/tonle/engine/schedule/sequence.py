@@ -10,14 +10,16 @@ class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
     __slots__ = ("_digests", "blocks", "done", "key", "max_tokens", "num_cached", "num_computed", "num_named", "num_pending",
-                 "num_suspected", "request", "row", "started", "stops", "tokens")  # fmt: skip
+                 "num_suspected", "pooling", "request", "row", "started", "stops", "tokens")  # fmt: skip
 
     def __init__(self, request: Request, *, key: float, stops: frozenset[int]) -> None:
         self.request = request
         self.key = key  # smaller runs earlier
         self.stops = stops  # token ids that end it
         self.tokens = list(request.prompt)  # prompt + output whose values we have
-        self.max_tokens = len(request.prompt) + request.config.max_length
+        self.pooling = request.pooling  # not empty: it ends when its prompt is computed,
+        # which counts as a token that is on its way
+        self.max_tokens = len(request.prompt) + (1 if self.pooling else request.config.max_length)
         self.num_pending = 0  # sampled on the device, value not read yet
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
