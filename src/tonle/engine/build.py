@@ -94,6 +94,7 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         defaults=defaults,
         gpu=gpu_uuid(device),
         max_loras=limits.num_adapter_slots,
+        hidden_size=spec.hidden_size,
         engine_id=secrets.randbits(62),
     )
     return loop, card

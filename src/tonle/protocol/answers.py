@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tonle.protocol import sse
+from tonle.protocol.embeddings import vectors_summary
 from tonle.protocol.replies import UNREADABLE, EventReader, Reply, ReplyDelta, content_text, decode_reply, decode_usage
 
 EVENT_STREAM = sse.MEDIA_TYPE
@@ -238,7 +239,7 @@ class Collector:
         try:
             reply = decode_reply(body)
             if reply.choices is None and reply.error is None:
-                answer.raw = msgspec.json.decode(body)
+                answer.raw = vectors_summary(body) or msgspec.json.decode(body)
         except UNREADABLE:
             answer.raw = body.decode(errors="replace")
             return

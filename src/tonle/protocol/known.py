@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingRequest, RerankRequest, ScoreRequest
 from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -41,10 +42,14 @@ _OTHERS = {
         f"{_GENERATING} chat_template_kwargs container context_management max_tokens mcp_servers messages model "
         "output_config output_format stop_sequences stream system temperature thinking top_k top_p"
     ),
-    "/v1/rerank": f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
-    "/v1/score": (
+    **dict.fromkeys(
+        RERANK_PATHS,
+        f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
+    ),
+    **dict.fromkeys(
+        SCORE_PATHS,
         f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
-        "text_1 text_2"
+        "text_1 text_2",
     ),
     "/tokenize": "chat_template continue_final_message media_io_kwargs mm_processor_kwargs tools",
     "/detokenize": "",
@@ -52,6 +57,9 @@ _OTHERS = {
 _OURS: Mapping[str, Any] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    **dict.fromkeys(RERANK_PATHS, RerankRequest),
+    **dict.fromkeys(SCORE_PATHS, ScoreRequest),
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

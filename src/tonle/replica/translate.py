@@ -59,7 +59,7 @@ def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: i
         extra=request.chat_template_kwargs,
     )
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    _check_prompt(prompt, "messages", card)
+    check_prompt(prompt, "messages", card)
     config.max_length = getattr(request, limit)
     room = _room(prompt, "messages", config.max_length, limit, card)
     _validate(config, {"max_length": limit, "logprobs": "top_logprobs"})
@@ -86,7 +86,7 @@ def completion_order(request: CompletionRequest, text: Text, card: ModelCard, ma
     parts = []
     for place, prompt in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-        _check_prompt(prompt, name, card)
+        check_prompt(prompt, name, card)
         room = _room(prompt, name, config.max_length, "max_tokens", card)
         settled = card.defaults.apply(config, max_tokens=DEFAULT_COMPLETION_TOKENS, room=room)
         parts.append(Part(prompt, settled))
@@ -109,7 +109,7 @@ def _order(
             f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
             param="n",
         )
-    return EngineRequest(parts, config.n, _priority(request.priority), prompt_only)
+    return EngineRequest(parts, config.n, read_priority_field(request.priority), prompt_only)
 
 
 def _config(request: SamplingFields) -> GenerationConfig:
@@ -164,7 +164,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return {int(token): value for token, value in bias.items()}
 
 
-def _priority(priority: int | str | None) -> RequestPriority:
+def read_priority_field(priority: int | str | None) -> RequestPriority:
     if priority is None:
         return RequestPriority.NORMAL
     number = read_priority(priority)
@@ -195,7 +195,7 @@ def _prompts(request: CompletionRequest, text: Text, max_choices: int) -> list[l
     raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids", param="prompt")
 
 
-def _check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
+def check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
     if not prompt:
         raise InvalidRequest(f"{name} is empty; the model needs at least one token to continue", param=name)
     if min(prompt) < 0 or max(prompt) >= card.vocab_size:
