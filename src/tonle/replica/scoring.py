@@ -208,7 +208,7 @@ def scoring_order(
     if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
         raise InvalidRequest("max_tokens_per_doc must be at least 1", param="max_tokens_per_doc")
     method = asked.method or "likelihood"
-    write = _likelihood if method == "likelihood" else _yes_no
+    write = told_likelihood if method == "likelihood" else told_yes_no
     pairs = []
     for place, (query, document) in enumerate(zip(queries, documents, strict=True)):
         if not query.strip():
@@ -232,11 +232,13 @@ def _shortened(document: str, most: int | None, text: Text) -> str:
     return text.decode(tokens[:most]).rstrip("\ufffd")  # the cut may go through a letter
 
 
-def _likelihood(query: str, document: str, text: Text) -> list[Told]:
+def told_likelihood(query: str, document: str, text: Text) -> list[Told]:
+    """How likely the query is after the document."""
     before = text.encode(document + _QUESTION)
     return [Told(before + text.encode(f" {query.strip()}", add_special_tokens=False), len(before))]
 
 
-def _yes_no(query: str, document: str, text: Text) -> list[Told]:
+def told_yes_no(query: str, document: str, text: Text) -> list[Told]:
+    """How likely either answer is."""
     before = text.encode(_INTRODUCTION.format(query=query.strip()) + document + _ASK)
     return [Told(before + text.encode(label, add_special_tokens=False), len(before)) for label in _LABELS]
