@@ -1,4 +1,4 @@
-"""Random lives of sequences with constraints among others: forced runs, masks, errors and ends, with a step of lag and without."""
+"""Random lives of sequences with constraints among others: forced runs, masks, errors and ends, with lag and without."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ def test_random_life_with_constraints(world: tuple[SchedulerLimits, int, int], s
     for handle in life.constraints:
         life.judge(handle)
     if min_forced == 1:
-        assert not any(allowed is not None and len(allowed) == 1 for allowed in life.device.drawn_at), "one was no choice"
+        assert not any(allowed is not None and len(allowed) == 1 for allowed in life.device.drawn_at), (
+            "one was no choice"
+        )
 
 
 @pytest.mark.parametrize("lag", [0, 1])
