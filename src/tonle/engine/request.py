@@ -135,7 +135,6 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string", param="stop")
 
-
     def _check_structured(self) -> None:
         """What a grammar says is checked where it is read (`engine/grammar/grammar_text.py`): it may be of any size and depth."""
         if self.structured is not None and not isinstance(self.structured, StructuredOutput):

@@ -35,8 +35,8 @@ log = logging.getLogger("tonle.engine")
 _MAX_CACHED = 256  # compiled grammars; one takes from some tens of KB to a few MB
 _MAX_CACHED_BYTES = 8 << 20  # of their texts, which is a measure of the rest
 # llguidance walks a grammar by recursion: a chain of some thousand references needs more than the usual 8 MiB, and without them
-# the process would die. Measured: the longest chain that `limits.MAX_BYTES` has room for needs less than 100 MiB. Only what is used is
-# ever real memory.
+# the process would die. Measured: the longest chain that `limits.MAX_BYTES` has room for needs less than 100 MiB. Memory is
+# taken as it is used.
 _STACK_BYTES = 512 << 20
 _SIDE_BY_SIDE = 4  # masks, from which on a pool of threads fills them sooner than the loop's own
 
@@ -186,8 +186,8 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
 
 
 _ENDLESS = (
-    "the grammar cannot be used: its beginning leaves no choice about {} tokens and more, so that an answer would not end; does a "
-    "required property lead back to itself?"
+    "the grammar cannot be used: its beginning leaves no choice about {} tokens and more, so that an answer would not end; does "
+    "a required property lead back to itself?"
 )
 
 

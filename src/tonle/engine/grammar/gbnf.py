@@ -1,8 +1,8 @@
 """GBNF (`root ::= …`), as llama.cpp, vLLM's xgrammar and SGLang's `ebnf` take it, to Lark.
 
-Does: literals, character classes, groups, alternatives, repetitions, references. A rule that needs no other rule but such ones becomes
-a terminal, which llguidance matches as one regular expression. Reads the text once. Does not: lookahead assertions and the tag
-functions of xgrammar, which are refused by name.
+Does: literals, character classes, groups, alternatives, repetitions, references. A rule that needs no other rule but such ones
+becomes a terminal, which llguidance matches as one regular expression. Reads the text once. Does not: lookahead assertions and
+the tag functions of xgrammar, which are refused by name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def gbnf_to_lark(grammar: str) -> str:
         refuse(f"the grammar has {len(rules)} rules; at most {MAX_RULES} are taken")
     for name, rule in rules.items():
         if unknown := sorted(rule.names - rules.keys()):
-            refuse(f"the grammar refers to {unknown[0]!r} in its rule {name!r} (line {rule.line}), which it does not define")
+            refuse(
+                f"the grammar refers to {unknown[0]!r} in its rule {name!r} (line {rule.line}), which it does not define"
+            )
     terminals = _terminals(rules)
     # Names of our own: Lark tells terminals from rules by their case.
     names = {name: f"T{i}" if name in terminals else f"r{i}" for i, name in enumerate(rules)}

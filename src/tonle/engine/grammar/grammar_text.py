@@ -28,7 +28,11 @@ _RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[^\n:\"/|]*:", 
 
 def grammar_text(structured: StructuredOutput, special_tokens: Mapping[str, int] | None = None) -> str:
     """Raises `InvalidRequest`, which says what is wrong. `special_tokens`: the model's, by their text, for structural tags."""
-    given = [name for name in _FORMS if getattr(structured, name) is not None and (name != "json_object" or structured.json_object)]
+    given = [
+        name
+        for name in _FORMS
+        if getattr(structured, name) is not None and (name != "json_object" or structured.json_object)
+    ]
     if len(given) != 1:
         refuse(
             f"structured output takes exactly one of {', '.join(_FORMS)}; "

@@ -109,9 +109,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(part, dict):
             continue
         yield path, part
-        for name in _ONE:
-            if isinstance(part.get(name), dict):
-                waiting.append((f"{path}/{name}", part[name]))
+        waiting += [(f"{path}/{name}", part[name]) for name in _ONE if isinstance(part.get(name), dict)]
         for name in _LISTS:
             if isinstance(part.get(name), list):
                 waiting += [(f"{path}/{name}/{index}", item) for index, item in enumerate(part[name])]
@@ -136,10 +134,14 @@ def _check(path: str, part: dict[str, Any]) -> None:
     kind = part.get("format")
     if isinstance(kind, str) and kind not in _FORMATS and _may_be_string(part):
         known = ", ".join(sorted(_FORMATS - {"unknown"}))
-        refuse(f"the JSON schema has format {kind[:60]!r} at {path}, which is not supported; known are {known}; or use pattern")
+        refuse(
+            f"the JSON schema has format {kind[:60]!r} at {path}, which is not supported; known are {known}; or use pattern"
+        )
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
-        refuse(f"the JSON schema has {len(properties)} properties at {path}; one object may have at most {MAX_PROPERTIES}")
+        refuse(
+            f"the JSON schema has {len(properties)} properties at {path}; one object may have at most {MAX_PROPERTIES}"
+        )
 
 
 def _may_be_string(part: dict[str, Any]) -> bool:

@@ -12,15 +12,23 @@ from tonle.errors import InvalidRequest
 
 PARAM = "structured"  # the field of `GenerationConfig` that every refusal names
 
-MAX_BYTES = 256 * 1024  # of a schema or grammar: the tools of a large agent take about 150 KiB; twice that compiles in a second
+MAX_BYTES = (
+    256 * 1024
+)  # of a schema or grammar: the tools of a large agent take about 150 KiB; twice that compiles in a second
 MAX_DEPTH = 100  # brackets inside brackets; llguidance's own reader of JSON stops at 128
-MAX_PROPERTIES = 400  # of one object: where all are optional, each place has as many ways to go on, and llguidance stops at 2,000
+MAX_PROPERTIES = (
+    400  # of one object: where all are optional, each place has as many ways to go on, and llguidance stops at 2,000
+)
 MAX_CHOICES = 10_000
 MAX_REGEX_CHARS = 16 * 1024
 MAX_RULES = 2_000  # of a grammar
-MAX_FORCED_TOKENS = 4_096  # that the beginning of a grammar leaves no choice about: beyond it, it is taken to be endless
+MAX_FORCED_TOKENS = (
+    4_096  # that the beginning of a grammar leaves no choice about: beyond it, it is taken to be endless
+)
 
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.?)*+(?:"|\Z)', re.DOTALL)  # the last one may lack its end: one pass, whatever the text
+_STRINGS = re.compile(
+    r'"(?:[^"\\]|\\.?)*+(?:"|\Z)', re.DOTALL
+)  # the last one may lack its end: one pass, whatever the text
 _BRACKETS = re.compile(r"[\[\](){}]")
 
 
@@ -39,7 +47,9 @@ def check_text_depth(what: str, text: str) -> None:
     for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
         depth += 1 if bracket in "[({" else -1
         if depth > MAX_DEPTH:
-            refuse(f"{what} has more than {MAX_DEPTH} levels of brackets inside each other; at most {MAX_DEPTH} are taken")
+            refuse(
+                f"{what} has more than {MAX_DEPTH} levels of brackets inside each other; at most {MAX_DEPTH} are taken"
+            )
 
 
 def check_value_depth(what: str, value: Any) -> None:

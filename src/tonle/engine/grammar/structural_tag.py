@@ -37,14 +37,13 @@ def tag_grammar(tag: Any, special_tokens: Mapping[str, int]) -> str:
 
 def _triggered(tag: dict[str, Any]) -> dict[str, Any]:
     """The older form as the newer one."""
-    structures = _list(tag, "structures", "structural_tag")
     tags = []
-    for index, structure in enumerate(structures):
+    for index, structure in enumerate(_objects(tag, "structures", "the object")):
         where = f"structures[{index}]"
-        if not isinstance(structure, dict):
-            refuse(f"{where} of structural_tag must be an object")
         content = {"type": "json_schema", "json_schema": structure.get("schema", True)}
-        tags.append({"begin": _text(structure, "begin", where), "content": content, "end": _text(structure, "end", where)})
+        tags.append(
+            {"begin": _text(structure, "begin", where), "content": content, "end": _text(structure, "end", where)}
+        )
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
@@ -75,7 +74,9 @@ class _Tags:
         handle = self._formats.get(given["type"])
         if handle is None:
             known = ", ".join(self._formats)
-            refuse(f"{where} of structural_tag has type {given['type'][:60]!r}, which is not supported; known are {known}")
+            refuse(
+                f"{where} of structural_tag has type {given['type'][:60]!r}, which is not supported; known are {known}"
+            )
         return handle(given, where, is_last)
 
     def _rule(self, body: str, options: str = "") -> str:
@@ -102,7 +103,9 @@ class _Tags:
         if given.get("excludes"):
             refuse(f"{where} of structural_tag has `excludes`, which is not supported")
         if not is_last:
-            refuse(f"{where} of structural_tag is any_text, which must come last, or be the content of a tag that has an end")
+            refuse(
+                f"{where} of structural_tag is any_text, which must come last, or be the content of a tag that has an end"
+            )
         return self._rule(_TEXT)
 
     def _sequence(self, given: dict[str, Any], where: str, is_last: bool) -> str:
@@ -134,16 +137,16 @@ class _Tags:
             refuse(f"{where} of structural_tag is triggered_tags, which must come last")
         if given.get("excludes"):
             refuse(f"{where} of structural_tag has `excludes`, which is not supported")
-        triggers, tags = _list(given, "triggers", where), _list(given, "tags", where)
+        triggers, tags = _list(given, "triggers", where), _objects(given, "tags", where)
         branches: dict[str, list[str]] = {}
         for i, tag in enumerate(tags):
             at = f"{where}.tags[{i}]"
-            if not isinstance(tag, dict):
-                refuse(f"{at} of structural_tag must be an object")
             begin = _text(tag, "begin", at)
             matching = [text for text in triggers if isinstance(text, str) and text and begin.startswith(text)]
             if not matching:
-                refuse(f"{at} of structural_tag begins with {begin[:60]!r}, and no trigger does: give one that it starts with")
+                refuse(
+                    f"{at} of structural_tag begins with {begin[:60]!r}, and no trigger does: give one that it starts with"
+                )
             branches.setdefault(matching[0], []).append(self._tag(tag, at, len(matching[0])))
         bound = [f"{self._text_until(trigger)} ({' | '.join(rules)})" for trigger, rules in branches.items()]
         one = self._rule(" | ".join(bound))
@@ -152,9 +155,8 @@ class _Tags:
         return f"{one}{'+' if given.get('at_least_one') else '*'} {self._rule(_TEXT)}"
 
     def _separated(self, given: dict[str, Any], where: str, _is_last: bool) -> str:
-        tags = _list(given, "tags", where)
-        one = self._rule(" | ".join(self.format({"type": "tag", **tag}, f"{where}.tags[{i}]", False) if isinstance(tag, dict)
-                                    else refuse(f"{where}.tags[{i}] must be an object") for i, tag in enumerate(tags)))  # fmt: skip
+        tags = _objects(given, "tags", where)
+        one = self._rule(" | ".join(self._tag(tag, f"{where}.tags[{i}]") for i, tag in enumerate(tags)))
         separator = self._literal(_text(given, "separator", where))
         all_of_them = one if given.get("stop_after_first") else f"{one} ({separator} {one})*"
         return self._rule(all_of_them if given.get("at_least_one") else f"({all_of_them})?")
@@ -184,3 +186,10 @@ def _list(given: dict[str, Any], name: str, where: str) -> list[Any]:
     if len(value) > _MAX_TAGS:
         refuse(f"{where} of structural_tag has {len(value)} {name}; at most {_MAX_TAGS} are taken")
     return value
+
+
+def _objects(given: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    for index, value in enumerate(values := _list(given, name, where)):
+        if not isinstance(value, dict):
+            refuse(f"{where}.{name}[{index}] of structural_tag must be an object")
+    return values

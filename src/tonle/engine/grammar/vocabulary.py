@@ -1,7 +1,7 @@
 """`llguidance`'s view of a model's tokens.
 
-Does: the bytes of every token, which of them are special, which end an answer, and how text is written in tokens, from our `Text`.
-Does not: know grammars. Takes some tenths of a second, so it is made on the compiler's thread.
+Does: the bytes of every token, which of them are special, which end an answer, and how text is written in tokens, from our
+`Text`. Does not: know grammars. Takes some tenths of a second, so it is made on the compiler's thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def make_vocabulary(text: Text, vocab_size: int, eos_ids: Iterable[int]) -> LLTo
     text.check_tokens_are_bytes()
     ends = sorted({token for token in (*eos_ids, *text.eos_ids) if token < vocab_size})
     if not ends:
-        raise InvalidRequest("this model has no end-of-sequence token, so that an answer bound by a grammar could not end")
+        raise InvalidRequest(
+            "this model has no end-of-sequence token, so that an answer bound by a grammar could not end"
+        )
     return LLTokenizer(_Tokens(text, vocab_size, ends[0]), eos_token=ends)  # type: ignore[arg-type]
 
 
@@ -61,7 +63,9 @@ class _Tokens:
     def _longest(self, data: bytes) -> list[int]:
         """The longest token at each place."""
         if not self._ids:
-            self._ids = {piece: token for token, piece in enumerate(self.tokens) if piece and token not in self._special}
+            self._ids = {
+                piece: token for token, piece in enumerate(self.tokens) if piece and token not in self._special
+            }
             self._lengths = sorted({len(piece) for piece in self._ids}, reverse=True)
         tokens, at = [], 0
         while at < len(data):
