@@ -22,6 +22,7 @@ class ReplyDelta(msgspec.Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class ReplyChoice(msgspec.Struct, gc=False):
