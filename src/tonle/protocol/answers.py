@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 
 from tonle.protocol import sse
-from tonle.protocol.replies import UNREADABLE, EventReader, Reply, ReplyDelta, content_text, decode_reply, decode_usage
+from tonle.protocol.replies import (
+    UNREADABLE,
+    EventReader,
+    Reply,
+    ReplyDelta,
+    content_text,
+    decode_reply,
+    decode_usage,
+    foreign_part,
+)
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
@@ -311,11 +320,10 @@ class Collector:
             self._answer.cut = True
 
     def _take_foreign(self, event: Reply) -> None:
-        """Streams of /v1/responses and /v1/messages: the text is in `delta`, usage and id in a nested object."""
-        answer, delta = self._answer, event.delta
-        text = delta.get("text") if isinstance(delta, dict) else delta
-        if isinstance(text, str) and text:
-            self._keep(answer.choices.setdefault(0, Choice()).pieces, text)
+        """Streams of /v1/responses and /v1/messages: texts are in `delta`, usage and id in a nested object."""
+        answer = self._answer
+        if event.delta is not None or event.item is not None or event.content_block is not None:
+            self._take_foreign_delta(event)
         for nested in (event.response, event.message):
             if isinstance(nested, dict):
                 answer.response_id = answer.response_id or nested.get("id")
@@ -324,6 +332,17 @@ class Collector:
                     answer.usage = {**(answer.usage or {}), **nested["usage"]}
         if event.type in ("response.completed", "message_stop"):
             answer.complete = True
+
+    def _take_foreign_delta(self, event: Reply) -> None:
+        choice = self._answer.choices.get(0) or Choice()
+        kind, part = foreign_part(event)
+        if kind == "call" and part is not None:
+            self._merge_call(choice.tool_calls, part, len(choice.tool_calls))
+        elif isinstance(part, str) and part:
+            self._keep(choice.reasoning if kind == "reasoning" else choice.pieces, part)
+        else:
+            return
+        self._answer.choices[0] = choice
 
     def _merge_call(self, calls: dict[int, dict[str, Any]], call: dict[str, Any], position: int) -> None:
         """Tool calls come in pieces too: name and arguments are texts that grow. What is malformed is kept as it came."""

@@ -106,3 +106,58 @@ def test_the_older_form_of_a_call_is_kept_too() -> None:
     ]
     events = [{"choices": [{"index": 0, "delta": delta}]} for delta in pieces]
     assert parts(streamed(events, 50))[2] == [{"function": call}]
+
+
+def test_calls_and_reasoning_of_streamed_responses() -> None:
+    events = [
+        {"type": "response.created", "response": {"id": "resp_1", "model": "m"}},
+        {"type": "response.output_item.added", "output_index": 0, "item": {"type": "reasoning", "id": "rs_1"}},
+        {"type": "response.reasoning_text.delta", "output_index": 0, "delta": "Which "},
+        {"type": "response.reasoning_text.delta", "output_index": 0, "delta": "city?"},
+        {"type": "response.output_text.delta", "output_index": 1, "delta": "Let me see."},
+    ]
+    for place, call in enumerate(CALLS, 2):
+        function: dict[str, Any] = call["function"]  # type: ignore[assignment]
+        item = {"type": "function_call", "id": f"fc_{place}", "call_id": call["id"], "name": function["name"]}
+        done = {**item, "arguments": function["arguments"]}
+        events += [
+            {"type": "response.output_item.added", "output_index": place, "item": {**item, "arguments": ""}},
+            {"type": "response.function_call_arguments.delta", "output_index": place, "delta": function["arguments"]},
+            {"type": "response.output_item.done", "output_index": place, "item": done},
+        ]
+    answer = streamed([*events, {"type": "response.completed", "response": {"id": "resp_1", "usage": {}}}], 40)
+    assert parts(answer) == ("Let me see.", "Which city?", CALLS)
+    assert (answer.response_id, answer.complete) == ("resp_1", True)
+
+
+def test_calls_and_reasoning_of_streamed_messages() -> None:
+    blocks: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"type": "thinking", "thinking": ""}, {"type": "thinking_delta", "thinking": "Which city?"}),
+        ({"type": "text", "text": ""}, {"type": "text_delta", "text": "Let me see."}),
+    ]
+    for call in CALLS:
+        function: dict[str, Any] = call["function"]  # type: ignore[assignment]
+        begun = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+        blocks.append((begun, {"type": "input_json_delta", "partial_json": function["arguments"]}))
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": {"id": "msg_1", "model": "m"}}]
+    for place, (block, delta) in enumerate(blocks):
+        events.append({"type": "content_block_start", "index": place, "content_block": block})
+        events.append({"type": "content_block_delta", "index": place, "delta": delta})
+        events.append({"type": "content_block_stop", "index": place})
+    answer = streamed(
+        [*events, {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"}], 40
+    )
+    assert parts(answer) == ("Let me see.", "Which city?", CALLS)
+    assert (answer.response_id, answer.complete) == ("msg_1", True)
+
+
+@pytest.mark.parametrize("odd", [1, [], "x", {"type": "tool_use"}, {"type": "function_call", "name": 7, "id": []}])
+def test_odd_events_are_borne(odd: Any) -> None:
+    events = [
+        {"type": "content_block_start", "index": odd, "content_block": odd},
+        {"type": "response.output_item.added", "output_index": odd, "item": odd},
+        {"type": "response.function_call_arguments.delta", "delta": odd},
+        {"type": "content_block_delta", "delta": {"partial_json": odd, "thinking": odd, "text": odd}},
+    ]
+    answer = streamed([*events, {"choices": [{"index": 0, "delta": {"content": "on"}}]}], 30)
+    assert answer.text.endswith("on")
