@@ -62,7 +62,9 @@ REFUSED: dict[str, Refusal] = {
     "stop_regex": Refusal("use stop with plain strings"),
     "detokenize": Refusal("answers are always text; return_token_ids adds the ids", (True,)),
     "spaces_between_special_tokens": Refusal("the tokenizer decides", (True,)),
-    "verbosity": Refusal("the server has no such control; say in the prompt how long the answer should be", ("medium",)),
+    "verbosity": Refusal(
+        "the server has no such control; say in the prompt how long the answer should be", ("medium",)
+    ),
     "prompt_embeds": Refusal("a prompt is text or token ids"),
     "lora_path": _ADAPTER,
     "adapter": _ADAPTER,

@@ -6,6 +6,7 @@ engine does, and refuses those it cannot hold an answer to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,7 @@ def read_structured(request: SamplingFields) -> Structure | None:
             found.append(Structure(output, name))
     if len(found) > 1:
         names = " and ".join(each.param for each in found)
-        raise InvalidRequest(
-            f"{names} both say what the answer must be: send one of them", param=found[1].param
-        )
+        raise InvalidRequest(f"{names} both say what the answer must be: send one of them", param=found[1].param)
     return found[0] if found else None
 
 
@@ -150,11 +149,12 @@ def _ranges(tokens: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-_READERS_INSIDE: dict[str, Any] = {
+_Reader = Callable[[Any, str], StructuredOutput | None]
+_READERS_INSIDE: dict[str, _Reader] = {
     "json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "json_object": _json_object,
     "structural_tag": _structural_tag,
 }  # fmt: skip
-_READERS: dict[str, Any] = {
+_READERS: dict[str, _Reader] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
     "guided_json": _json,

@@ -113,7 +113,8 @@ def _checked(functions: Sequence[tuple[str, FunctionDefinition]], name: str) -> 
     for path, function in functions:
         if not _NAME.fullmatch(function.name):
             raise InvalidRequest(
-                f"{path}.name must have 1 to 64 letters, digits, _ or -, not {function.name[:100]!r}", param=f"{path}.name"
+                f"{path}.name must have 1 to 64 letters, digits, _ or -, not {function.name[:100]!r}",
+                param=f"{path}.name",
             )
         if function.name in tools:
             raise InvalidRequest(f"{path}.name: there is another one named {function.name}", param=f"{path}.name")
