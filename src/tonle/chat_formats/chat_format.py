@@ -58,5 +58,9 @@ class ChatFormat(Protocol):
         """Lark, as llguidance reads it, of an answer with calls: with `must_call`, calls and nothing else; without, free text
         in which calls of strict tools are what their schemas say. None: nothing is bound."""
 
+    def write_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls as the format's models write them: names and arguments (values, not JSON)."""
+
     def system_prompt(self, tools: Sequence[Tool]) -> str | None:
-        """What to tell the model about the tools where its template does not; None: the template does."""
+        """What to tell the model about the tools where its template does not; None: the template does. If it is not None, the
+        template is to be given no tools, and messages as `plain_tool_messages` makes them."""
