@@ -58,6 +58,7 @@ class ByteText:
         extra: dict[str, Any] | None = None,
     ) -> str:
         lines = [f"<{message['role']}>{message['content']}\n" for message in messages]
+        lines += [f"[tool {tool['function']['name']}]" for tool in tools or ()]
         lines += [f"[{name}={value}]" for name, value in (extra or {}).items()]
         return "".join(lines) + "<assistant>" * add_generation_prompt
 

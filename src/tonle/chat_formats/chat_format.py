@@ -47,6 +47,7 @@ class MessageParser(Protocol):
 
 class ChatFormat(Protocol):
     name: str
+    tags: tuple[str, ...]  # between which it writes calls
     reads_special_tokens: bool  # its tags are special tokens: the text must have them in it
     thinking: ThinkingTags | None  # how its models mark thoughts, if the format itself says so
 

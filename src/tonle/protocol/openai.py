@@ -236,7 +236,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatMessage(Struct):
-    content: Annotated[str | None, about("null if there is nothing but calls.")]
+    content: Annotated[str | None, about("null if there is nothing but calls or thoughts.")]
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[WireCall] | UnsetType = UNSET

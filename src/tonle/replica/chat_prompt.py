@@ -32,7 +32,7 @@ def chat_prompt(
     entries = template_messages(messages)
     given: list[dict[str, Any]] | None = [template_tool(tool) for tool in tools] or None
     if not style.renders_tools:
-        entries, given = plain_tool_messages(entries), None
+        entries, given = plain_tool_messages(entries, style.format), None
     if tools and (prompt := style.format.system_prompt(tools)) is not None:
         entries = _with_system(entries, prompt)
     return text.encode_chat(

@@ -110,7 +110,7 @@ class ParsedChatAnswer(ChatAnswer):
     def _message(self, choice: int, delta: Delta) -> ChatMessage:
         parsed = self._choices[choice]
         content, reasoning = "".join(parsed.content), "".join(parsed.reasoning)
-        message = ChatMessage(content if content or not parsed.calls else None)
+        message = ChatMessage(content if content or not (parsed.calls or reasoning) else None)
         if parsed.calls and self._as_function_call:
             message.function_call = parsed.calls[0].function
         elif parsed.calls:

@@ -37,7 +37,12 @@ def read(**fields: Any) -> StructuredOutput | None:
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, {"json_object": True}),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
             {"json": SCHEMA},
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, {"json": {}}),

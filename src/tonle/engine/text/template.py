@@ -22,7 +22,8 @@ from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, ru
 from tonle.errors import ConfigError, InternalError, InvalidRequest
 
 # Of a message, as on the wire (`protocol/openai.py`). Templates write it between special tokens, known to the model or not.
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}  # OpenAI renamed them; templates know one name each
 
 
 def read_template(file: str | Path) -> str:
@@ -165,8 +166,7 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must be an object with a role", param=where)
     check_role(message["role"], f"{where}.role")
     plain = dict(message)
-    if plain["role"] == "developer":  # OpenAI renamed `system`; templates know the first name only
-        plain["role"] = "system"
+    plain["role"] = _TEMPLATE_ROLES.get(message["role"], message["role"])
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
         plain["content"] = "\n".join(_part_text(part, f"{where}.content") for part in content)
