@@ -31,7 +31,8 @@ class Text:
         self._codec = codec
         self._template = template
         # None: nothing is marked, and whatever looks like a special token is one
-        self._marks = Marks(codec.special_texts()) if special_tokens_in_content == "text" else None
+        self.special_tokens = codec.special_tokens()  # by what they are written as
+        self._marks = Marks(self.special_tokens) if special_tokens_in_content == "text" else None
         self._marked = None if self._marks is None else codec.marked_encoder(self._marks)
         self.max_tokens: int | None = None  # of a prompt, set once the model is known; see `_check_length`
         self.bos_id = bos_id
@@ -95,6 +96,15 @@ class Text:
     def token_bytes(self, token: int) -> bytes:
         """What this token stands for. Possibly a part of a character, which is why it is bytes."""
         return self._codec.token_bytes(token)
+
+    def check_tokens_are_bytes(self) -> None:
+        """Raise `InvalidRequest` unless text is the bytes of its tokens: only then is known which ones a grammar allows."""
+        if not self._codec.tokens_are_bytes:
+            raise InvalidRequest(
+                "structured output needs to know what bytes each token stands for, which this model's tokenizer does not tell; a "
+                "byte-level or SentencePiece tokenizer (tokenizer.json) does",
+                param="structured",
+            )
 
     def token_text(self, token: int) -> str:
         """One token for people to look at; a part of a character shows as U+FFFD."""
