@@ -64,12 +64,6 @@ class Text:
         """The one that chats with tools are rendered with, which may be another."""
         return None if self._template is None else self._template.tool_source
 
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Their ids, by what they are written as."""
-        encoded = {text: self._codec.encode(text, add_special_tokens=False) for text in self._codec.special_texts()}
-        return {text: tokens[0] for text, tokens in encoded.items() if len(tokens) == 1}
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of `text`, with BOS where the model wants one. Other threads run meanwhile. Raises `ContextOverflow`."""
         self._check_length(text)
