@@ -7,7 +7,7 @@ parts out.
 
 from tonle.chat_formats.chat_format import ChatFormat, MessageParser, ThinkingTags, Tool, ToolChoice
 from tonle.chat_formats.find import find_format, find_thinking, opens_thinking
-from tonle.chat_formats.plain_messages import plain_tool_messages, with_system_prompt
+from tonle.chat_formats.plain_messages import plain_tool_messages
 
 __all__ = [
     "ChatFormat",
@@ -19,5 +19,4 @@ __all__ = [
     "find_thinking",
     "opens_thinking",
     "plain_tool_messages",
-    "with_system_prompt",
 ]

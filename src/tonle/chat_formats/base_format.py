@@ -20,11 +20,13 @@ class BaseFormat:
 
     name: str
     thinking: ThinkingTags | None = None
-    tags: tuple[str, ...] = ()  # that may be special tokens
+    tags: tuple[str, ...] = ()
+    call_id_chars: int | None = None
 
-    def __init__(self, *, template_has_tools: bool, special_tokens: Mapping[str, int] | None = None) -> None:
-        """`special_tokens`: the ids of those of the tokenizer, by their texts."""
-        self._template_has_tools = template_has_tools
+    def __init__(self, template: str = "", *, has_tools: bool = False, special_tokens: Mapping[str, int] | None = None):
+        """`has_tools`: the template tells the model about tools. `special_tokens`: their ids, by their texts."""
+        self._template = template
+        self._has_tools = has_tools
         self._special_tokens = {tag: token for tag, token in (special_tokens or {}).items() if tag in self.tags}
         self.reads_special_tokens = bool(self._special_tokens)
 
@@ -41,7 +43,7 @@ class BaseFormat:
         return None
 
     def system_prompt(self, tools: Sequence[Tool]) -> str | None:
-        if self._template_has_tools or not tools:
+        if self._has_tools or not tools:
             return None
         described = "\n".join(json.dumps(_description(tool), ensure_ascii=False) for tool in tools)
         example = self.write_calls([("NAME", {"ARGUMENT": "VALUE"})])

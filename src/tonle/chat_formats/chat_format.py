@@ -34,6 +34,7 @@ class ThinkingTags:
 
     start: str = "<think>"
     end: str = "</think>"
+    closing: str = "\n</think>\n\n"  # what to write for a model that has thought enough
 
 
 class MessageParser(Protocol):
@@ -47,9 +48,10 @@ class MessageParser(Protocol):
 
 class ChatFormat(Protocol):
     name: str
-    tags: tuple[str, ...]  # between which it writes calls
-    reads_special_tokens: bool  # its tags are special tokens: the text must have them in it
+    reads_special_tokens: bool  # some of its tags are special tokens: the text must have them in it
+    tags: tuple[str, ...]  # that may be special tokens
     thinking: ThinkingTags | None  # how its models mark thoughts, if the format itself says so
+    call_id_chars: int | None  # how many letters and digits the ids of calls must have for its templates; None: any
 
     def parser(self, tools: Sequence[Tool], *, thinking: ThinkingTags | None, is_open: bool = False) -> MessageParser:
         """`thinking`: thoughts are told apart; None: they are content. `is_open`: the prompt ends inside of them.

@@ -10,6 +10,7 @@ in any order; other keys are skipped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,10 +74,11 @@ class JSONCalls:
 
     def read(self, opener: str, reader: TextReader, parts: PartList) -> Reading[bool]:
         first_keys = self.first_keys if self.is_bare else None
-        bracket = opener if opener in _BARE else (yield from reader.skip_space())
+        bracket = opener[-1]
         if bracket not in _BARE:
-            return False
-        if opener != bracket:
+            bracket = yield from reader.skip_space()
+            if bracket not in _BARE:
+                return False
             reader.take()
         is_list = bracket == "["
         if is_list:
@@ -116,6 +118,23 @@ def skip_tag(tag: str, reader: TextReader, parts: PartList) -> Reading[None]:
     text = reader.release()
     if not is_there:
         parts.content(text)
+
+
+def read_named_call(name: str, reader: TextReader, parts: PartList) -> Reading[bool]:
+    """A call whose name is known, and whose arguments, a JSON object, come next. False: they do not."""
+    char = yield from reader.skip_space()
+    if char not in ("{", ""):
+        return False
+    reader.release()
+    parts.begin_call(name)
+
+    def add(piece: str) -> None:
+        parts.arguments(piece)
+        reader.release()
+
+    with contextlib.suppress(NotJSONError):  # it breaks off, or goes on as content
+        yield from read_value(reader, add)
+    return True
 
 
 class _Call:

@@ -31,7 +31,7 @@ def read_value(reader: TextReader, emit: Callable[[str], None]) -> Reading[None]
     """One value, as it is written, in pieces. Raises `NotJSONError`; also where the text ends too soon."""
     char = yield from reader.peek()
     if char in _CLOSES:
-        yield from _read_nested(reader, emit)
+        yield from _read_nested(reader, emit, [])
     elif char == '"':
         emit(reader.take())
         yield from read_string(reader, emit)
@@ -40,9 +40,14 @@ def read_value(reader: TextReader, emit: Callable[[str], None]) -> Reading[None]
         yield from _read_bare(reader, emit)
 
 
-def _read_nested(reader: TextReader, emit: Callable[[str], None]) -> Reading[None]:
-    """An object or an array."""
-    open_brackets: list[str] = []
+def read_object_rest(reader: TextReader, emit: Callable[[str], None]) -> Reading[None]:
+    """An object whose first bracket is taken and not emitted. Raises `NotJSONError`."""
+    emit("{")
+    yield from _read_nested(reader, emit, ["{"])
+
+
+def _read_nested(reader: TextReader, emit: Callable[[str], None], open_brackets: list[str]) -> Reading[None]:
+    """An object or an array, in which these brackets are open already."""
     while True:
         emit(reader.take_run(_OUTSIDE))
         char = yield from reader.peek()

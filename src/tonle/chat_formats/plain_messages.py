@@ -39,14 +39,6 @@ def plain_tool_messages(messages: Sequence[_Message], chat_format: ChatFormat) -
     return plain
 
 
-def with_system_prompt(messages: Sequence[_Message], prompt: str) -> list[_Message]:
-    """With the prompt at the end of the system message, which is made if there is none."""
-    if messages and messages[0].get("role") in ("system", "developer"):
-        first, *others = messages
-        return [{**first, "content": f"{_text(first.get('content'))}\n\n{prompt}"}, *others]
-    return [{"role": "system", "content": prompt}, *messages]
-
-
 def _written(message: _Message, chat_format: ChatFormat) -> _Message:
     calls = chat_format.write_calls([_name_and_arguments(call) for call in message["tool_calls"]])
     content = _text(message.get("content"))

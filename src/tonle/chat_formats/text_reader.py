@@ -57,6 +57,23 @@ class TextReader:
             self._held.append(run)
         return run
 
+    @property
+    def num_held(self) -> int:
+        """How many characters are held."""
+        return sum(map(len, self._held))
+
+    def put_back(self) -> None:
+        """What is held is to be read again."""
+        self._text = self.release() + self._text[self._at :]
+        self._at = 0
+
+    def take_all(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """All that is of characters that the pattern repeats, also of text that is still to come."""
+        pieces: list[str] = []
+        while (yield from self.peek()) and (run := self.take_run(pattern)):
+            pieces.append(run)
+        return "".join(pieces)
+
     def release(self) -> str:
         """All that is held; nothing is held after that."""
         held = "".join(self._held)
@@ -65,11 +82,8 @@ class TextReader:
 
     def skip_space(self) -> Reading[str]:
         """Take all whitespace; returns what `peek` sees after it."""
-        while True:
-            self.take_run(_SPACE)
-            char = yield from self.peek()
-            if not char or char not in " \t\r\n":
-                return char
+        yield from self.take_all(_SPACE)
+        return (yield from self.peek())
 
     def take_one_of(self, texts: Sequence[str]) -> Reading[str | None]:
         """Take the one of `texts` that comes next; None if none does, and nothing is taken.
