@@ -211,9 +211,10 @@ def test_calls_or_json(server: Fixture) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "ក"}}}
     server.says('"ក"')
     assert server.message(response_format=schema)["content"] == '"ក"'
-    assert '%json {"const"' in server.config.structured.grammar and "weather" in server.config.structured.grammar
+    assert '%json {"const"' in server.config.structured.grammar, "as it is"
+    assert "weather" in server.config.structured.grammar
     server.message(response_format=schema, tool_choice="required")
-    assert "const" not in server.config.structured.grammar.replace('"name"', "")
+    assert "const" not in server.config.structured.grammar
     server.message(response_format=schema, tool_choice="none")
     assert server.config.structured.json == {"const": "ក"}
     reply = httpx.post(str(server._client.base_url) + PATH, json={**HELLO, "regex": "a+"})
@@ -396,6 +397,12 @@ def test_a_grammar_that_the_engine_refuses(server: Fixture) -> None:
     assert error["param"] == "guided_json" and error["message"] == "guided_json: the schema says nothing"
     error = client.post(PATH, json={**HELLO, "tool_choice": "required"}).json()["error"]
     assert error["param"] == "tools"
+    remote = {"type": "object", "properties": {"a": {"$ref": "https://x.example/y"}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": remote}}]
+    error = client.post(PATH, json={**HELLO, "tools": tools, "tool_choice": "required"}).json()["error"]
+    assert error["param"] == "tools[2].function.parameters" and "nothing is fetched" in error["message"]
+    server.front.refusal = None
+    assert server.message(tools=tools), "no grammar, nothing to refuse"
 
 
 def test_arguments_are_json(server: Fixture) -> None:

@@ -6,13 +6,12 @@ Does: bring tools, structure and thinking together. Does not: sampling settings,
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tonle.chat_formats.chat_format import ThinkingTags
 from tonle.chat_formats.find import opens_thinking
+from tonle.engine.grammar.json_schema import embedded_json, json_grammar
 from tonle.engine.request import StructuredOutput, Thinking
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
@@ -50,9 +49,10 @@ def plan_chat(request: ChatRequest, text: Text, style: ChatStyle) -> ChatPlan:
         structured_by=None if structure is None else structure.param,
     )
     tags, unwanted = style.thinking, None if request.skip_special_tokens is False else style.unwanted
+    is_plain = use is None and style.format.thinking is None  # some formats mark content as well
     if tags is None:
         warnings = [FieldWarning(name, "has no effect: this model does not think") for name in wish.named]
-        reading = None if use is None else AnswerReading(style.format, use, unwanted=unwanted)
+        reading = None if is_plain else AnswerReading(style.format, use, unwanted=unwanted)
         return replace(plan, reading=reading, warnings=warnings)
     is_open = opens_thinking(text.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), tags)
     end = text.encode(tags.end, add_special_tokens=False)
@@ -60,7 +60,7 @@ def plan_chat(request: ChatRequest, text: Text, style: ChatStyle) -> ChatPlan:
     if structure is not None or wish.budget is not None:
         thinking = _thinking(text, tags, wish, is_open, end)
     separate = tags if wish.is_separate else None
-    if use is None and separate is None:
+    if is_plain and separate is None:
         return replace(plan, thinking=thinking)
     reading = AnswerReading(
         style.format, use, separate, is_open=is_open, thinking_end=end, shows_reasoning=wish.is_shown, unwanted=unwanted
@@ -69,7 +69,7 @@ def plan_chat(request: ChatRequest, text: Text, style: ChatStyle) -> ChatPlan:
 
 
 def _thinking(text: Text, tags: ThinkingTags, wish: ThinkingWish, is_open: bool, end: list[int]) -> Thinking:
-    closing = text.encode(f"\n{tags.end}\n\n", add_special_tokens=False) if wish.budget is not None else []
+    closing = [] if wish.budget is None else text.encode(tags.closing, add_special_tokens=False)
     start = text.encode(tags.start, add_special_tokens=False)
     return Thinking(start=start, end=end, is_open=is_open, budget=wish.budget, closing=closing)
 
@@ -78,6 +78,7 @@ def _structure(asked: Structure | None, use: ToolUse | None, style: ChatStyle) -
     """What the answer must be. Where a tool must be called, its calls are the answer, whatever else was asked for."""
     if use is None:
         return asked
+    _check_schemas(use)
     if use.choice.must_call or asked is None:
         grammar = style.format.grammar(use.tools, use.choice)
         return None if grammar is None else Structure(StructuredOutput(grammar=grammar), use.param)
@@ -94,18 +95,20 @@ def _calls_or_json(asked: Structure, use: ToolUse, style: ChatStyle) -> str:
         )  # fmt: skip
     calls = style.format.grammar(use.tools, replace(use.choice, must_call=True))
     assert calls is not None, "calls that must be made are always bound"
-    content = json.dumps(_schema(asked, output))
-    return (
-        f"start: calls_alone | content_alone\ncontent_alone: %json {content}\n{_START_RULE.sub('calls_alone:', calls)}"
-    )
-
-
-def _schema(asked: Structure, output: StructuredOutput) -> Any:
-    if output.json_object:
-        return {"type": "object"}
-    if not isinstance(output.json, str):
-        return output.json
     try:
-        return json.loads(output.json)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"{asked.param} is not valid JSON", param=asked.param) from None
+        content = embedded_json({"type": "object"} if output.json is None else output.json)
+    except InvalidRequest as refusal:
+        raise InvalidRequest(f"{asked.param}: {refusal.message}", param=asked.param) from None
+    return f"start: calls_alone | content_alone\ncontent_alone: {content}\n{_START_RULE.sub('calls_alone:', calls)}"
+
+
+def _check_schemas(use: ToolUse) -> None:
+    """Of the tools whose calls are bound: what a grammar cannot hold arguments to is told under the tool's own name."""
+    for tool in use.tools:
+        if not (tool.strict or (use.choice.must_call and use.choice.name in (None, tool.name))):
+            continue
+        try:
+            json_grammar(tool.parameters)
+        except InvalidRequest as refusal:
+            path = f"{use.paths[tool.name]}.parameters"
+            raise InvalidRequest(f"{path}: {refusal.message}", param=path) from None

@@ -5,6 +5,7 @@ Does: render and tokenize, for chats and for `/tokenize`. Does not: settle anyth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ def chat_prompt(
         )
     entries = template_messages(messages)
     given: list[dict[str, Any]] | None = [template_tool(tool) for tool in tools] or None
+    if (num_chars := style.format.call_id_chars) is not None:
+        _shorten_ids(entries, num_chars)
     if not style.renders_tools:
         entries, given = plain_tool_messages(entries, style.format), None
     if tools and (prompt := style.format.system_prompt(tools)) is not None:
@@ -51,3 +54,17 @@ def _with_system(entries: list[dict[str, Any]], prompt: str) -> list[dict[str, A
         content = f"{first['content']}\n\n{prompt}" if first["content"] else prompt
         return [{**first, "content": content}, *entries[1:]]
     return [{"role": "system", "content": prompt}, *entries]
+
+
+def _shorten_ids(entries: list[dict[str, Any]], num_chars: int) -> None:
+    """Ids of calls as the template takes them: callers bring those of other servers, too."""
+
+    def short(call_id: str) -> str:
+        return re.sub(r"[^a-zA-Z0-9]", "", call_id)[-num_chars:].rjust(num_chars, "0")
+
+    for entry in entries:
+        if "tool_call_id" in entry:
+            entry["tool_call_id"] = short(entry["tool_call_id"])
+        for call in entry.get("tool_calls", ()):
+            if "id" in call:
+                call["id"] = short(call["id"])

@@ -125,6 +125,7 @@ class _ParsedChoice:
 
     def __init__(self, reading: AnswerReading) -> None:
         self.reader = ChoiceReader(reading)
+        self._id_chars = reading.format.call_id_chars
         self.new: list[Part] = []  # of the last delta
         self.call_ids: list[str] = []
         # Of an answer that is sent whole
@@ -134,7 +135,7 @@ class _ParsedChoice:
 
     def read(self, delta: Delta) -> list[Part]:
         self.new = self.reader.read(delta)
-        self.call_ids += [f"call_{random_hex(12)}" for part in self.new if isinstance(part, CallBegins)]
+        self.call_ids += [_call_id(self._id_chars) for part in self.new if isinstance(part, CallBegins)]
         return self.new
 
     def keep(self) -> None:
@@ -151,3 +152,8 @@ class _ParsedChoice:
                 case CallArguments():
                     function = self.calls[part.index].function
                     function.arguments = f"{function.arguments}{part.text}"
+
+
+def _call_id(num_chars: int | None) -> str:
+    """As OpenAI's, unless the model's template takes others alone."""
+    return f"call_{random_hex(12)}" if num_chars is None else random_hex(num_chars)[:num_chars]

@@ -7,8 +7,8 @@ render or parse calls (`tonle.chat_formats`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tonle.chat_formats.chat_format import Tool, ToolChoice
@@ -28,10 +28,9 @@ class ToolUse:
     tools: list[Tool]
     choice: ToolChoice
     as_function_call: bool = False  # the caller speaks the older form
-
-    @property
-    def for_template(self) -> list[dict[str, Any]]:
-        return [template_tool(tool) for tool in self.tools]
+    paths: Mapping[str, str] = field(
+        default_factory=dict, compare=False
+    )  # of each tool's function in the body, by name
 
     @property
     def param(self) -> str:
@@ -40,6 +39,17 @@ class ToolUse:
 
 def read_tools(request: ChatRequest) -> ToolUse | None:
     """None: no tool may be called. Raises `InvalidRequest`."""
+    use = _read(request)
+    if use is None:
+        return None
+    paths = {each.name: f"functions[{index}]" for index, each in enumerate(request.functions or ())}
+    for index, definition in enumerate(request.tools or ()):
+        if definition.function is not None:
+            paths[definition.function.name] = f"tools[{index}].function"
+    return replace(use, paths=paths)
+
+
+def _read(request: ChatRequest) -> ToolUse | None:
     if request.functions is not None or request.function_call is not None:
         return _read_functions(request)
     tools, choice = tools_of(request.tools or []), request.tool_choice

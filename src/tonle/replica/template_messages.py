@@ -32,6 +32,8 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         entry["tool_call_id"] = message.tool_call_id
     if (thought := message.reasoning_content or message.reasoning) is not None:
         entry["reasoning_content"] = thought
+        if not (message.content and message.tool_calls):  # which gpt-oss's template refuses beside each other
+            entry["thinking"] = thought  # the name that it knows
     if message.tool_calls or message.function_call is not None:
         if message.role != "assistant":
             name = "tool_calls" if message.tool_calls else "function_call"
