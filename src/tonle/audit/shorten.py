@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 from tonle.audit.body_summary import FIRST_BYTES, MAX_REFUSED_BYTES, summary_of
@@ -37,11 +38,34 @@ def shorten_answer(record: Record) -> None:
 
 
 def _num_chars(answer: Answer) -> int:
-    return sum(sum(map(len, choice.pieces)) + sum(map(len, choice.reasoning)) for choice in answer.choices.values())
+    return sum(
+        sum(map(len, choice.pieces)) + sum(map(len, choice.reasoning)) + sum(map(len, _call_texts(choice)))
+        for choice in answer.choices.values()
+    )
+
+
+def _call_texts(choice: Choice) -> Iterator[str]:
+    """Names and arguments of its tool calls."""
+    for call in choice.tool_calls.values():
+        if isinstance(function := call.get("function"), dict):
+            yield from (text for text in function.values() if isinstance(text, str))
 
 
 def _cut_choice(choice: Choice) -> Choice:
-    return dataclasses.replace(choice, pieces=[_cut(choice.text)], reasoning=[_cut("".join(choice.reasoning))])
+    calls = {place: _cut_call(call) for place, call in choice.tool_calls.items()}
+    reasoning = [_cut("".join(choice.reasoning))] if choice.reasoning else []
+    return dataclasses.replace(choice, pieces=[_cut(choice.text)], reasoning=reasoning, tool_calls=calls)
+
+
+def _cut_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Only its arguments can be that long: its id and its name stay."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return call
+    return {
+        **call,
+        "function": {part: _cut(text) if isinstance(text, str) else text for part, text in function.items()},
+    }
 
 
 def _cut(text: Any) -> Any:

@@ -283,7 +283,10 @@ class Relay:
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
-        if self._known is not None or (self.status == 200 and not self._stream):
+        if self._known is not None:
+            self._known.finish()
+            return self._known
+        if self.status == 200 and not self._stream:
             return self.peek()
         if self.status != 200:
             for piece in self._pieces:
