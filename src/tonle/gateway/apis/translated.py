@@ -1,0 +1,28 @@
+"""Which paths are translations of another API, and the `Call` that reads each.
+
+Does: list them. Does not: route (`gateway/routes.py`) or translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tonle.config.gateway import GatewayConfig
+from tonle.edge.exchange import Exchange
+from tonle.gateway.call import Call
+from tonle.gateway.inference_service import InferenceCall
+
+
+def _inference(exchange: Exchange, config: GatewayConfig) -> Call:
+    window, max_tokens = config.context_window, config.max_context_length
+    return InferenceCall(exchange, context_window=window, max_context_length=max_tokens)
+
+
+# Path -> its call. Each is asked with POST and a JSON body, and has a record.
+TRANSLATED: dict[str, Callable[[Exchange, GatewayConfig], Call]] = {"/api/v1/inference": _inference}
+
+
+def call_for(exchange: Exchange, config: GatewayConfig) -> Call:
+    """A path that is not translated is asked of a backend under its own name."""
+    make = TRANSLATED.get(exchange.path)
+    return Call(exchange, exchange.path) if make is None else make(exchange, config)
