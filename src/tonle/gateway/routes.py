@@ -205,7 +205,7 @@ class Routes:
                     exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
-        await self._services.pipeline.run(call_for(exchange, self._services.config))
+        await self._services.pipeline.run(call_for(exchange, self._services))
 
 
 def _note(exchange: Exchange) -> str:
