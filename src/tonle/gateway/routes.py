@@ -18,6 +18,7 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
+from tonle.gateway.apis.error_shapes import is_messages, own_shape
 from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
@@ -32,8 +33,8 @@ log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank",
-    "/v1/score", "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score",
+    "/tokenize", "/detokenize",
 )  # fmt: skip
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -118,6 +119,8 @@ class Routes:
         services.proxies.place(exchange)
         if "origin" in exchange.headers:
             self._pages.answer_origin(exchange)
+        if is_messages(exchange.path):  # Anthropic's name for it
+            exchange.extra_headers.append(("request-id", exchange.request_id))
         found = self._find(exchange.path)
         entry = found.methods.get("GET" if method == "HEAD" else method)
         exchange.wants_body = entry is not None and entry.takes_json
@@ -223,7 +226,8 @@ def _reason(exchange: Exchange) -> str:
 def _send_error(exchange: Exchange, error: ErrorReply) -> None:
     exchange.problem = exchange.problem or error.body.error.message
     if not exchange.status:
-        exchange.reply(msgspec.json.encode(error.body), status=error.status, headers=error.headers)
+        body = own_shape(exchange.path, error.status, msgspec.json.encode(error.body), exchange.request_id)
+        exchange.reply(body, status=error.status, headers=error.headers)
 
 
 def _safe(path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tonle.edge.exchange import Exchange
+from tonle.gateway.apis.messages_call import CountTokensCall, MessagesCall
 from tonle.gateway.call import Call
 from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.services import Services
@@ -21,6 +22,8 @@ def _inference(exchange: Exchange, services: Services) -> Call:
 # Path -> its call. Each is asked with POST and a JSON body, and has a record.
 TRANSLATED: dict[str, Callable[[Exchange, Services], Call]] = {
     "/api/v1/inference": _inference,
+    "/v1/messages": lambda exchange, _: MessagesCall(exchange),
+    "/v1/messages/count_tokens": lambda exchange, _: CountTokensCall(exchange),
 }
 
 
