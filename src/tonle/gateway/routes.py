@@ -19,6 +19,7 @@ from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
 from tonle.gateway.apis.error_shapes import is_messages, own_shape
+from tonle.gateway.apis.ollama_pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
@@ -93,6 +94,7 @@ class Routes:
             },
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
+        table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
         if services.is_local:
@@ -177,6 +179,8 @@ class Routes:
         path = _safe(exchange.path)
         if found.methods:
             return wrong_method(exchange.method, path, list(found.methods))
+        if (refusal := managing_refusal(exchange.path)) is not None:
+            return refusal
         hint = DOCS_HINT if self._services.is_local else PATHS_HINT
         feature = unsupported_feature(exchange.path)
         return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
@@ -209,6 +213,16 @@ class Routes:
 
     async def _generate(self, exchange: Exchange) -> None:
         await self._services.pipeline.run(call_for(exchange, self._services))
+
+
+def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
+    return {
+        "/": {"GET": Entry(None, pages.root, is_probe=True)},
+        "/api/version": {"GET": Entry(None, pages.version, is_probe=True)},
+        "/api/tags": {"GET": Entry("models", pages.tags)},
+        "/api/ps": {"GET": Entry("models", pages.running)},
+        "/api/show": {"POST": Entry("models", pages.show, takes_json=True)},
+    }
 
 
 def _note(exchange: Exchange) -> str:

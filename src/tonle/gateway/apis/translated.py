@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tonle.edge.exchange import Exchange
 from tonle.gateway.apis.messages_call import CountTokensCall, MessagesCall
+from tonle.gateway.apis.ollama_call import OllamaCall
 from tonle.gateway.call import Call
 from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.services import Services
@@ -24,6 +25,7 @@ TRANSLATED: dict[str, Callable[[Exchange, Services], Call]] = {
     "/api/v1/inference": _inference,
     "/v1/messages": lambda exchange, _: MessagesCall(exchange),
     "/v1/messages/count_tokens": lambda exchange, _: CountTokensCall(exchange),
+    **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"), OllamaCall),
 }
 
 
