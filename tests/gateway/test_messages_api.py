@@ -114,7 +114,8 @@ def test_a_loop_of_tools_and_thinking_sends_the_chat_that_a_backend_expects(tmp_
             messages: list[Any] = list(ASK["messages"])
             first = await client.messages.create(
                 model="m", max_tokens=2000, messages=messages, tools=[WEATHER],
-                tool_choice={"type": "any", "disable_parallel_tool_use": True}, thinking={"type": "enabled", "budget_tokens": 1024},
+                tool_choice={"type": "any", "disable_parallel_tool_use": True},
+                thinking={"type": "enabled", "budget_tokens": 1024},
             )  # fmt: skip
             sent = backend.requests[-1]
             assert (sent["tool_choice"], sent["parallel_tool_calls"], sent["thinking_token_budget"]) == (
@@ -128,7 +129,8 @@ def test_a_loop_of_tools_and_thinking_sends_the_chat_that_a_backend_expects(tmp_
                 {"role": "assistant", "content": first.content},
                 {"role": "user", "content": [
                     {"type": "text", "text": "Here."},
-                    {"type": "tool_result", "tool_use_id": "call_a", "is_error": True, "content": [{"type": "text", "text": "no net"}]},
+                    {"type": "tool_result", "tool_use_id": "call_a", "is_error": True,
+                     "content": [{"type": "text", "text": "no net"}]},
                 ]},
             ]  # fmt: skip
             backend.message = {"content": "Sorry."}

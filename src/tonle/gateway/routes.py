@@ -19,7 +19,7 @@ from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
 from tonle.gateway.apis.error_shapes import is_messages, own_shape
-from tonle.gateway.apis.ollama_pages import OllamaPages, managing_refusal
+from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler

@@ -6,10 +6,11 @@ an error. What comes in is OpenAI's shape (`protocol/errors.py`), or whatever a 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tonle.protocol.openai import about
 from tonle.protocol.replies import body_message, error_text
 
 # Anthropic's types by status; any other 4xx is the request's fault, any other 5xx the server's.
@@ -23,6 +24,21 @@ _EVENT_TYPES = {
     "service_unavailable_error": "overloaded_error", "upstream_timeout": "timeout_error",
     "deadline_exceeded": "timeout_error",
 }  # fmt: skip
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    type: Annotated[str, about("invalid_request_error, authentication_error, rate_limit_error, api_error, …")]
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, kw_only=True):
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str
+
+
+class OllamaErrorBody(msgspec.Struct):
+    error: str
 
 
 def is_messages(path: str) -> bool:
@@ -49,16 +65,16 @@ def messages_error(status: int, message: str, request_id: str) -> bytes:
     return msgspec.json.encode(_messages_body(kind, message, request_id))
 
 
-def messages_event(error: Any, request_id: str) -> dict[str, Any]:
+def messages_event(error: Any, request_id: str) -> MessagesErrorBody:
     """`error`: what stands under that name in an event of a stream."""
     facts = error if isinstance(error, dict) else {}
     kinds = [_EVENT_TYPES[name] for name in (facts.get("code"), facts.get("type")) if name in _EVENT_TYPES]
     return _messages_body(kinds[0] if kinds else "api_error", error_text(error), request_id)
 
 
-def _messages_body(kind: str, message: str, request_id: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+def _messages_body(kind: str, message: str, request_id: str) -> MessagesErrorBody:
+    return MessagesErrorBody(error=MessagesErrorDetail(kind, message), request_id=request_id)
 
 
 def ollama_error(message: str) -> bytes:
-    return msgspec.json.encode({"error": message})
+    return msgspec.json.encode(OllamaErrorBody(message))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tonle.edge.exchange import Exchange
-from tonle.gateway.apis.messages_call import CountTokensCall, MessagesCall
-from tonle.gateway.apis.ollama_call import OllamaCall
+from tonle.gateway.apis.messages.call import CountTokensCall, MessagesCall
+from tonle.gateway.apis.ollama.call import OllamaCall
 from tonle.gateway.call import Call
 from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.services import Services

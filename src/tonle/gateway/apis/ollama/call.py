@@ -3,7 +3,7 @@
     POST /api/chat, /api/generate, /api/embed, /api/embeddings
 
 Does: connect body and reply to the pipeline, find a model under its name with `:latest`. Does not: translate either
-(`ollama_request.py`, `ollama_reply.py`), or answer what needs no model (`ollama_pages.py`).
+(`request.py`, `reply.py`), or answer what needs no model (`pages.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.gateway.apis.chat_body import CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE
-from tonle.gateway.apis.ollama_reply import Kind, OllamaReply
-from tonle.gateway.apis.ollama_request import (
+from tonle.gateway.apis.ollama.reply import Kind, OllamaReply
+from tonle.gateway.apis.ollama.request import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -31,6 +31,7 @@ from tonle.gateway.services import Services
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import parse
 
+LOAD = {"prompt": ""}  # the least that a backend can be asked about a model: whether it is there
 LATEST = ":latest"  # the tag of a model whose name has none
 PATHS: dict[Kind, str] = {
     "chat": CHAT, "generate": CHAT, "raw": COMPLETIONS, "load": TOKENIZE, "embed": EMBEDDINGS, "embeddings": EMBEDDINGS,
@@ -53,40 +54,32 @@ class OllamaCall(Call):
 
     def decode(self) -> DecodedBody:
         """Sets `path` too: what a backend is asked depends on the body."""
-        self._kind, body, warnings = self._translated()
+        self._kind, asked, body, warnings = self._translated()
         self.path = PATHS[self._kind]
-        self._asked = body["model"]
-        body["model"] = served_name(self._asked, self._services.router.public_models())
+        if asked:
+            self._asked = asked
+            body["model"] = served_name(asked, self._services.router.public_models())
         return DecodedBody(body, msgspec.json.encode(body), warnings)
 
-    def _translated(self) -> tuple[Kind, dict[str, Any], list[FieldWarning]]:
+    def _translated(self) -> tuple[Kind, str | None, dict[str, Any], list[FieldWarning]]:
         raw = self.exchange.body
         match self.exchange.path:
             case "/api/chat":
                 chat, warnings = parse(raw, OllamaChatRequest)
-                if chat.messages:
-                    return "chat", chat_body(chat, warnings), warnings
-                return "load", _load_body(chat.model), warnings
+                if not chat.messages:
+                    return "load", chat.model, dict(LOAD), warnings
+                return "chat", chat.model, chat_body(chat, warnings), warnings
             case "/api/generate":
                 one, warnings = parse(raw, OllamaGenerateRequest)
                 if not one.prompt and not one.raw:
-                    return "load", _load_body(one.model), warnings
-                return "raw" if one.raw else "generate", generate_body(one, warnings), warnings
+                    return "load", one.model, dict(LOAD), warnings
+                return "raw" if one.raw else "generate", one.model, generate_body(one, warnings), warnings
             case "/api/embeddings":
                 old, warnings = parse(raw, OllamaEmbeddingsRequest)
-                return (
-                    "embeddings",
-                    embed_body(OllamaEmbedRequest(model=old.model, input=old.prompt), warnings),
-                    warnings,
-                )
+                return "embeddings", old.model, embed_body(OllamaEmbedRequest(input=old.prompt), warnings), warnings
             case _:
                 embed, warnings = parse(raw, OllamaEmbedRequest)
-                return "embed", embed_body(embed, warnings), warnings
+                return "embed", embed.model, embed_body(embed, warnings), warnings
 
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
         return OllamaReply(self.exchange, self._kind, self._asked, facts)
-
-
-def _load_body(model: str) -> dict[str, Any]:
-    """The least that a backend can be asked about a model: whether it is there."""
-    return {"model": model, "prompt": ""}

@@ -1,7 +1,7 @@
 """A body of Anthropic's Messages API as a chat request.
 
 Does: name the fields of POST /v1/messages, translate them, refuse by name what cannot be served. Does not: reply
-(`messages_reply.py`). Content blocks are translated in `messages_blocks.py`.
+(`reply.py`). Content blocks are translated in `blocks.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tonle.errors import InvalidRequest
 from tonle.gateway.apis.chat_body import function_tool, schema_format, streamed, thinking_switch
-from tonle.gateway.apis.messages_blocks import Block, ConversationMessage, chat_messages
+from tonle.gateway.apis.messages.blocks import Block, ConversationMessage, chat_messages
 from tonle.gateway.parsed_request import add_warning
 from tonle.protocol.openai import FieldWarning, Integer, about
 
@@ -63,7 +63,7 @@ class RequestMetadata(msgspec.Struct, kw_only=True):
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """What counts as input."""
 
-    model: str
+    model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     messages: list[ConversationMessage]
     system: Annotated[str | list[Block] | None, about("Text, or text blocks; placed first.")] = None
     tools: list[Tool] | None = None
@@ -119,7 +119,9 @@ def _prompt(request: CountTokensRequest) -> dict[str, Any]:
     """What the model reads."""
     if not request.messages:
         raise InvalidRequest("messages is empty; send at least one message", param="messages")
-    body: dict[str, Any] = {"model": request.model, "messages": chat_messages(request.system, request.messages)}
+    body: dict[str, Any] = {"messages": chat_messages(request.system, request.messages)}
+    if request.model:
+        body["model"] = request.model
     if body["messages"][-1]["role"] == "assistant":  # the answer begins with what it says
         if "tool_calls" in body["messages"][-1]:
             raise InvalidRequest("the last message has a tool_use block: send its tool_result in a user message",

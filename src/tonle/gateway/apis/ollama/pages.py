@@ -2,7 +2,7 @@
 
     GET /api/tags, /api/ps, /api/version, /        POST /api/show
 
-Does: reply from the list of models; refuse what manages models. Does not: generate (`ollama_call.py`).
+Does: reply from the list of models; refuse what manages models. Does not: generate (`call.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from tonle import __version__
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, UnknownModel
-from tonle.gateway.apis.ollama_call import served_name
+from tonle.gateway.apis.ollama.call import served_name
 from tonle.gateway.services import Services
 from tonle.protocol.errors import ErrorReply
 from tonle.protocol.openai import ErrorBody, ErrorDetail

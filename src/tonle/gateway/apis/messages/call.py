@@ -3,7 +3,7 @@
     POST /v1/messages               {"model": …, "max_tokens": …, "messages": […]} → {"type": "message", "content": […], …}
     POST /v1/messages/count_tokens  {"model": …, "messages": […]} → {"input_tokens": …}
 
-Does: connect body and reply to the pipeline. Does not: translate either (`messages_request.py`, `messages_reply.py`).
+Does: connect body and reply to the pipeline. Does not: translate either (`request.py`, `reply.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.gateway.apis.chat_body import CHAT, TOKENIZE
-from tonle.gateway.apis.messages_reply import CountReply, MessagesReply
-from tonle.gateway.apis.messages_request import CountTokensRequest, MessagesRequest, chat_body, count_body
+from tonle.gateway.apis.messages.reply import CountReply, MessagesReply
+from tonle.gateway.apis.messages.request import CountTokensRequest, MessagesRequest, chat_body, count_body
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest
 from tonle.protocol.parse import parse

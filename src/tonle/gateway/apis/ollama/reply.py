@@ -1,7 +1,7 @@
 """Answers of chat completions, completions and embeddings in the shape of Ollama's API, whole or as lines of JSON.
 
 Does: write text, thoughts, calls, counts and times; errors as {"error": "…"}. Does not: read bytes of a stream
-(`chat_stream.py`).
+(`../chat_stream.py`).
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class OllamaReply:
             choice = first_choice(answer) if isinstance(answer, dict) else {}
             if not isinstance(choice.get("text"), str):
                 raise UpstreamFailed("the answer of the backend is not a completion")
+            self._name(answer)
             line = self._line(choice["text"])
         else:
             answer, choice = whole_answer(body)
+            self._name(answer)
             message, cut_off = choice["message"], choice.get("finish_reason") == "length"
             calls = whole_calls(calls_of(message), cut_off=cut_off)
             line = self._line(text_of(message), thoughts_of(message), calls) | _logprobs(choice)
@@ -89,6 +91,7 @@ class OllamaReply:
         data = found.get("data") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(data, list) or not all(isinstance(row, dict) for row in data):
             raise UpstreamFailed("the answer of the backend has no embeddings")
+        self._name(found)
         vectors = [row.get("embedding") for row in sorted(data, key=_index)]
         if self._kind == "embeddings":
             return {"embedding": vectors[0] if vectors else []}
@@ -123,6 +126,7 @@ class OllamaReply:
             return _json_line(self._line("") | {"done": False})
         if chunk.get("error") is not None:
             return ollama_error(error_text(chunk["error"])) + b"\n"
+        self._name(chunk)
         self._usage = chunk.get("usage") or self._usage
         choice = first_choice(chunk)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -148,6 +152,10 @@ class OllamaReply:
         return {"prefill": max(waited_s, 0.0), "decode": self._last_s - self._first_s}
 
     # -- lines
+
+    def _name(self, answer: dict[str, Any]) -> None:
+        """If the caller named no model, its name is what the backend says."""
+        self._model = self._model or str(answer.get("model") or "")
 
     def _line(self, text: str, thoughts: str = "", calls: Iterable[ToolCall] = ()) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

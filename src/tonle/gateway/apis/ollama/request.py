@@ -1,7 +1,7 @@
 """Bodies of Ollama's API as requests for chat completions, completions and embeddings.
 
 Does: name the fields of /api/chat, /api/generate, /api/embed and /api/embeddings, translate them, refuse by name what
-cannot be served. Does not: reply (`ollama_reply.py`).
+cannot be served. Does not: reply (`reply.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tonle.errors import InvalidRequest
 from tonle.gateway.apis.chat_body import function_call, function_tool, schema_format, streamed, thinking_switch
-from tonle.gateway.apis.ollama_options import Options, set_options
+from tonle.gateway.apis.ollama.options import Options, set_options
 from tonle.gateway.parsed_request import add_warning
 from tonle.protocol.openai import FieldWarning, Integer, about
 
@@ -62,7 +62,7 @@ class OllamaTool(msgspec.Struct, kw_only=True):
 class GenerationFields(msgspec.Struct, kw_only=True):
     """What /api/chat and /api/generate share."""
 
-    model: str
+    model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     stream: Annotated[bool | None, about("Default true: one JSON object per line as the answer is generated.")] = None
     format: Annotated[str | dict[str, Any] | None, about('"json", or a JSON schema for the answer.')] = None
     options: Options | None = None
@@ -90,7 +90,7 @@ class OllamaGenerateRequest(GenerationFields, kw_only=True):
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    model: str
+    model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     input: str | list[str]
     dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, about("Shorten the vectors to this many numbers.")] = None
     truncate: Annotated[bool | None, about("Has no effect: a text that is too long is refused.")] = None
@@ -101,7 +101,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     """The older form, for one text."""
 
-    model: str
+    model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     prompt: str
     options: Options | None = None
     keep_alive: Any = None
@@ -109,7 +109,7 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 def chat_body(request: OllamaChatRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
     """Raises `InvalidRequest`."""
-    body: dict[str, Any] = {"model": request.model, "messages": chat_messages(request.messages or [])}
+    body: dict[str, Any] = {"messages": chat_messages(request.messages or [])}
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
     _set_generation(body, request, warnings)
@@ -136,14 +136,14 @@ def generate_body(request: OllamaGenerateRequest, warnings: list[FieldWarning]) 
         return chat_body(OllamaChatRequest(messages=messages, **shared), warnings)
     if request.logprobs:
         raise InvalidRequest("logprobs cannot be served with raw: leave one of them out", param="logprobs")
-    body: dict[str, Any] = {"model": request.model, "prompt": request.prompt or ""}
+    body: dict[str, Any] = {"prompt": request.prompt or ""}
     _set_generation(body, request, warnings)
     body.setdefault("max_tokens", RAW_TOKENS)
     return body
 
 
 def embed_body(request: OllamaEmbedRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": request.model, "input": request.input, "encoding_format": "float"}
+    body: dict[str, Any] = {"input": request.input, "encoding_format": "float"}
     if request.dimensions is not None:
         body["dimensions"] = request.dimensions
     if request.truncate:

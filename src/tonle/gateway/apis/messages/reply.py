@@ -1,7 +1,7 @@
 """A chat answer as a message of Anthropic's API, whole or as events.
 
 Does: write content blocks, stop reason and usage; errors in Anthropic's shape. Does not: read bytes of a stream
-(`chat_stream.py`).
+(`../chat_stream.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.apis.chat_answers import calls_of, text_of, thoughts_of, whole_calls
 from tonle.gateway.apis.chat_stream import ChatChunks, decoded, whole_answer
 from tonle.gateway.apis.error_shapes import own_shape
-from tonle.gateway.apis.messages_events import MessageEvents, message_id_of, stop_facts, usage_fields
+from tonle.gateway.apis.messages.events import MessageEvents, message_id_of, stop_facts, usage_fields
 from tonle.gateway.refusals import UpstreamFailed
 from tonle.protocol import sse
 
