@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ class ToolUpstream(Upstream):
         for delta in deltas:
             chunk = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": delta}]}
             exchange.write(b"data: %b\n\n" % msgspec.json.encode(chunk))
+            if self.break_after is not None and "tool_calls" in delta:
+                await asyncio.sleep(0.01)  # so that it leaves before the connection is cut
+                exchange._line.abort()  # type: ignore[attr-defined]
+                return
         exchange.write(b"data: [DONE]\n\n")
         exchange.end()
 
@@ -201,6 +206,36 @@ def test_a_session_named_by_its_caller_is_a_chain(tmp_path: Path) -> None:
         found = chain(place.audit_dir, first.headers["x-tonle-chain"])
         assert [row.id for row in found] == [one["id"], two["id"], four["id"]]
         assert "dara" not in json.dumps(place.records())
+
+    run(main())
+
+
+def test_a_stream_that_broke_off_in_a_call_is_not_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstreams = [ToolUpstream(), ToolUpstream()]
+        for upstream in upstreams:
+            upstream.break_after = 1
+        async with running_gateway(tmp_path, *upstreams, retries=3) as place:
+            reply = await place.ask(tools=[TOOL], stream=True)
+            assert "call_abcdefgh" in reply.text and "broke off" in reply.text
+            assert sum(len(upstream.requests) for upstream in upstreams) == 1
+        [record] = place.records()
+        assert record["status"] == "failed"
+        assert record["choices"][0]["tool_calls"][0]["function"] == {"name": "weather", "arguments": ""}
+
+    run(main())
+
+
+def test_an_answer_for_one_schema_is_not_given_for_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with running_gateway(tmp_path, upstream) as place:
+            for properties in ({"a": {}, "b": {}}, {"b": {}, "a": {}}, {"a": {}, "b": {}}):
+                form = {"type": "json_schema", "json_schema": {"schema": {"properties": properties}}}
+                await place.ask(temperature=0, response_format=form)
+            for choice in ("auto", "required", "auto"):
+                await place.ask(temperature=0, tools=[TOOL], tool_choice=choice)
+        assert [record["status"] for record in place.records()] == ["ok", "ok", "cached"] * 2
 
     run(main())
 
