@@ -75,6 +75,12 @@ def places(default_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield {name: Place(url, model, folder / "audit") for name, url in urls.items()}
 
 
+@pytest.fixture
+def gateway(places: dict[str, Place]) -> Place:
+    """The server is behind it, so what passes here passes there; the other fixture is for what may differ."""
+    return places["gateway"]
+
+
 @pytest.fixture(params=["serve", "gateway"])
 def place(request: pytest.FixtureRequest, places: dict[str, Place]) -> Place:
     return places[request.param]

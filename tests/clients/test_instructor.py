@@ -1,4 +1,7 @@
-"""instructor over OpenAI's client: answers as types, by tools and by schemas, whole and growing."""
+"""instructor over OpenAI's client: answers as types, by tools and by schemas, whole and growing.
+
+Its mode JSON is not here: it asks for any JSON object and hopes, and a small model need not come to its end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def client(place: Place, mode: str) -> Any:
     return instructor.from_openai(asked, mode=getattr(instructor.Mode, mode))
 
 
-@pytest.mark.parametrize("mode", ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA"])
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_an_answer_is_of_its_type_at_the_first_try(place: Place, mode: str) -> None:
     report = client(place, mode).chat.completions.create(
         model=place.model, messages=QUESTION, response_model=Report, max_tokens=MAX_TOKENS, max_retries=0, temperature=1
@@ -27,9 +30,14 @@ def test_an_answer_is_of_its_type_at_the_first_try(place: Place, mode: str) -> N
     assert isinstance(report, Report)
 
 
-def test_an_answer_that_grows(place: Place) -> None:
-    growing = client(place, "TOOLS").chat.completions.create_partial(
-        model=place.model, messages=QUESTION, response_model=Report, max_tokens=MAX_TOKENS, max_retries=0, temperature=0
+def test_an_answer_that_grows(gateway: Place) -> None:
+    growing = client(gateway, "TOOLS").chat.completions.create_partial(
+        model=gateway.model,
+        messages=QUESTION,
+        response_model=Report,
+        max_tokens=MAX_TOKENS,
+        max_retries=0,
+        temperature=0,
     )
     last = None
     for last in growing:  # noqa: B007 - the last one is looked at

@@ -16,7 +16,11 @@ QUESTION = "How is the weather in Phnom Penh?"
 
 
 @pytest.fixture
-def model(place: Place) -> Any:
+def model(gateway: Place) -> Any:
+    return chat(gateway)
+
+
+def chat(place: Place) -> Any:
     return langchain_openai.ChatOpenAI(
         model=place.model, base_url=place.url, api_key=KEY, temperature=0, max_tokens=MAX_TOKENS, max_retries=0,
         timeout=240,
@@ -33,9 +37,10 @@ def test_invoke_and_stream_say_the_same(model: Any) -> None:
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) > 0
 
 
-def test_bound_tools_are_called_and_answered(model: Any) -> None:
+def test_bound_tools_are_called_and_answered(place: Place) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
 
+    model = chat(place)
     bound = model.bind_tools(TOOLS, tool_choice="required")
     called = bound.invoke(QUESTION)
     assert called.tool_calls

@@ -59,8 +59,9 @@ def test_a_streamed_call_is_the_same_as_a_whole_one(client: openai.OpenAI, place
     check_call("set_alarm", json.loads(arguments))
 
 
-def test_the_clients_own_stream_helper(client: openai.OpenAI, place: Place) -> None:
-    asked = {"model": place.model, "messages": QUESTION, "max_completion_tokens": MAX_TOKENS, "temperature": 0}
+def test_the_clients_own_stream_helper(gateway: Place) -> None:
+    client = openai.OpenAI(base_url=gateway.url, api_key=KEY, max_retries=0, timeout=240)
+    asked: Any = {"model": gateway.model, "messages": QUESTION, "max_completion_tokens": MAX_TOKENS, "temperature": 0}
     with client.chat.completions.stream(**asked, tools=TOOLS, tool_choice="required") as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -88,8 +89,8 @@ def chain(place: Place, name: str, num_records: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_loop_of_three_calls_through_the_gateway_is_one_chain(places: dict[str, Place], *, stream: bool) -> None:
-    place, messages, chains, last = places["gateway"], list(QUESTION), set(), ""
+def test_a_loop_of_three_calls_through_the_gateway_is_one_chain(gateway: Place, *, stream: bool) -> None:
+    place, messages, chains, last = gateway, list(QUESTION), set(), ""
     with openai.OpenAI(base_url=place.url, api_key=KEY, max_retries=0, timeout=240) as client:
         for name in SCHEMAS:
             raw = ask(client.chat.completions.with_raw_response, place, messages=messages, tools=TOOLS, stream=stream,
