@@ -18,6 +18,8 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
+from tonle.gateway.apis.responses.api import INPUT_ITEMS
+from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
@@ -94,10 +96,18 @@ class Routes:
         }
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
+        table[RESPONSES] = {"POST": piped._replace(handle=services.responses.create)}
         if services.is_local:
             table |= {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
         self._model = Found("/v1/models/{id}", {"GET": Entry("models", pages.model)})
+        self._response = Found(
+            f"{RESPONSES}/{{id}}",
+            {"GET": Entry("models", services.responses.retrieve), "DELETE": Entry("models", services.responses.delete)},
+        )
+        self._input_items = Found(
+            f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
+        )
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
@@ -109,7 +119,7 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
-        named = (self._model, self._key, self._drain, self._resume)
+        named = (self._model, self._response, self._input_items, self._key, self._drain, self._resume)
         return [*self._exact, *(found.pattern for found in named)]
 
     def check_head(self, exchange: Exchange) -> None:
@@ -152,6 +162,11 @@ class Routes:
             return found
         if path.startswith("/v1/models/"):
             return self._model
+        if path.startswith("/v1/responses/") and unsupported_feature(path) is None:
+            rest = path.removeprefix("/v1/responses/")
+            if "/" not in rest:
+                return self._response
+            return self._input_items if rest.partition("/")[2] == "input_items" else NOTHING
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):
