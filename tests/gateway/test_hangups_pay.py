@@ -264,7 +264,7 @@ ANTHROPIC = {"id": "msg-1", "type": "message", "content": [{"type": "text", "tex
     ("path", "answer", "paid"),
     [
         ("/v1/messages", ANTHROPIC, 75),
-        ("/v1/responses", {"id": "r", "output": [], "usage": {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}}, 12),
+        ("/v1/responses", {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}, 12),
         ("/v1/embeddings", {"data": [], "usage": {"prompt_tokens": 9, "total_tokens": 9}}, 9),
         ("/v1/rerank", {"results": []}, len('{"model":"m","input":"x"}') // 4 + 1),  # it does not count: estimated
         ("/tokenize", {"tokens": [1, 2, 3], "count": 3}, 0),

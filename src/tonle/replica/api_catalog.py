@@ -14,6 +14,7 @@ import msgspec
 
 from tonle import __version__
 from tonle.gateway.admin import KeyRequest
+from tonle.gateway.apis.responses.request import ResponsesRequest
 from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol import sse
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH, LoadAdapterRequest, UnloadAdapterRequest
@@ -82,6 +83,13 @@ ENTRIES = (
         "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
         InferenceRequest, streams=True, example={"user_input": "What is the capital of France?"},
     ),
+    CatalogEntry(
+        "POST", "/v1/responses", "Answer with OpenAI's Responses API; with stream, as its events. docs/apis.md has more.",
+        ResponsesRequest, streams=True, example={"input": "What is the capital of France?", "max_output_tokens": 50},
+    ),
+    CatalogEntry("GET", "/v1/responses/{id}", "A stored response."),
+    CatalogEntry("DELETE", "/v1/responses/{id}", "Delete it."),
+    CatalogEntry("GET", "/v1/responses/{id}/input_items", "The items it was given as input."),
     CatalogEntry("GET", "/v1/models", "The names of the model, and its LoRA adapters.", reply=ModelList),
     CatalogEntry("GET", "/v1/models/{id}", "One of these.", reply=ModelInfo),
     CatalogEntry(
@@ -155,7 +163,7 @@ def _event_stream(chunk: type[msgspec.Struct] | None) -> dict[str, Any]:
     """Text, by the standard; what its events hold is said in words and, for tools that read it, as a schema."""
     schema = {
         "type": "string",
-        "description": "With stream: true. Events `data: {...}`; the last one is `data: [DONE]`.",
+        "description": "With stream: true. Events `data: {...}`; the last one is `data: [DONE]`, except at /v1/responses.",
     }
     return schema | ({} if chunk is None else {"contentMediaType": "application/json", "contentSchema": _schema(chunk)})
 

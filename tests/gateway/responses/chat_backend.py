@@ -60,7 +60,8 @@ class ChatBackend(Upstream):
             if index and self.stream_error:
                 exchange.write(b"data: %b\n\n" % msgspec.json.encode({"error": {"message": self.stream_error}}))
                 break
-            exchange.write(b"data: %b\n\n" % msgspec.json.encode(chunk | {"model": body["model"]}))
+            told = {"warnings": self.warnings} if self.warnings and not index else {}
+            exchange.write(b"data: %b\n\n" % msgspec.json.encode(chunk | {"model": body["model"]} | told))
             await asyncio.sleep(0)
         exchange.write(b"data: [DONE]\n\n")
         exchange.end()

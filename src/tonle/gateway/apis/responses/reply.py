@@ -16,6 +16,7 @@ from tonle.errors import TonleError
 from tonle.gateway.apis.chat_stream import ChatChunks, first_choice, whole_answer
 from tonle.gateway.apis.responses.output import Output
 from tonle.gateway.apis.responses.response_object import conclude, error_of, is_cut, renamed_error, usage_of
+from tonle.protocol import sse
 
 Headers = Iterable[tuple[str, str]]
 Save = Callable[[dict[str, Any]], Awaitable[None]]
@@ -58,7 +59,7 @@ class ResponseReply:
 
     def start(self, *, status: int = 200, content_type: str, headers: Headers = ()) -> None:
         self._is_stream = True
-        self._exchange.start(status=status, content_type=content_type, headers=headers)
+        self._exchange.start(status=status, content_type=sse.CONTENT_TYPE, headers=headers)
 
     def write(self, piece: bytes) -> None:
         """Any part of a stream of chat chunks."""
