@@ -119,7 +119,7 @@ class Gateway:
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
-            responses=ResponsesApi(self._pipeline, self._responses, trust_salt=options.trust_salt),
+            responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
         ))  # fmt: skip

@@ -86,6 +86,8 @@ class Pipeline:
         record = self._stages.recorder.open(call, results.request)
         keep_alive_s = self._options.keep_alive_s if refusal is None else 0.0
         facts = ReplyFacts()
+        if refusal is None:
+            facts.chain_id = self._stages.recorder.link(record, accepted)
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         if refusal is None and accepted.model.entry.parent:
@@ -128,7 +130,7 @@ class Pipeline:
         if exchange.refusal is not None:
             raise exchange.refusal
         key = results.key
-        owner = owner_of(exchange, key, trust_salt=self._options.trust_salt)
+        owner = results.owner = owner_of(exchange, key, trust_salt=self._options.trust_salt)
         await call.prepare(owner)
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
@@ -188,11 +190,10 @@ class Pipeline:
             backend = f"backend {results.backend}: " if results.backend and not relay.facts.is_local else ""
             call.exchange.problem = f"{backend}{ending.problem}"
         call.exchange.tokens = _tokens(answer)
-        answer.response_id = call.reply_id or answer.response_id
         if results.lease is not None:
             results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)
-        self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
+        self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:

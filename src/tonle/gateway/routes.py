@@ -18,6 +18,8 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
+from tonle.gateway.apis.error_shapes import is_messages, own_shape
+from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.responses.api import INPUT_ITEMS
 from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
@@ -34,8 +36,7 @@ log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank",
-    "/v1/score", "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize",
 )  # fmt: skip
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -94,9 +95,9 @@ class Routes:
             },
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
+        table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
-        table[RESPONSES] = {"POST": piped._replace(handle=services.responses.create)}
         if services.is_local:
             table |= {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
@@ -128,6 +129,8 @@ class Routes:
         services.proxies.place(exchange)
         if "origin" in exchange.headers:
             self._pages.answer_origin(exchange)
+        if is_messages(exchange.path):  # Anthropic's name for it
+            exchange.extra_headers.append(("request-id", exchange.request_id))
         found = self._find(exchange.path)
         entry = found.methods.get("GET" if method == "HEAD" else method)
         exchange.wants_body = entry is not None and entry.takes_json
@@ -162,11 +165,9 @@ class Routes:
             return found
         if path.startswith("/v1/models/"):
             return self._model
-        if path.startswith("/v1/responses/") and unsupported_feature(path) is None:
-            rest = path.removeprefix("/v1/responses/")
-            if "/" not in rest:
-                return self._response
-            return self._input_items if rest.partition("/")[2] == "input_items" else NOTHING
+        if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
+            _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
+            return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):
@@ -189,6 +190,8 @@ class Routes:
         path = _safe(exchange.path)
         if found.methods:
             return wrong_method(exchange.method, path, list(found.methods))
+        if (refusal := managing_refusal(exchange.path)) is not None:
+            return refusal
         hint = DOCS_HINT if self._services.is_local else PATHS_HINT
         feature = unsupported_feature(exchange.path)
         return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
@@ -220,7 +223,17 @@ class Routes:
                     exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
-        await self._services.pipeline.run(call_for(exchange, self._services.config))
+        await self._services.pipeline.run(call_for(exchange, self._services))
+
+
+def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
+    return {
+        "/": {"GET": Entry(None, pages.root, is_probe=True)},
+        "/api/version": {"GET": Entry(None, pages.version, is_probe=True)},
+        "/api/tags": {"GET": Entry("models", pages.tags)},
+        "/api/ps": {"GET": Entry("models", pages.running)},
+        "/api/show": {"POST": Entry("models", pages.show, takes_json=True)},
+    }
 
 
 def _note(exchange: Exchange) -> str:
@@ -238,7 +251,8 @@ def _reason(exchange: Exchange) -> str:
 def _send_error(exchange: Exchange, error: ErrorReply) -> None:
     exchange.problem = exchange.problem or error.body.error.message
     if not exchange.status:
-        exchange.reply(msgspec.json.encode(error.body), status=error.status, headers=error.headers)
+        body = own_shape(exchange.path, error.status, msgspec.json.encode(error.body), exchange.request_id)
+        exchange.reply(body, status=error.status, headers=error.headers)
 
 
 def _safe(path: str) -> str:

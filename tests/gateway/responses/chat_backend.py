@@ -16,9 +16,12 @@ from tonle.edge.exchange import Exchange
 
 PIECE_CHARS = 3
 USAGE = {
-    "prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16, "prompt_tokens_details": {"cached_tokens": 4},
+    "prompt_tokens": 11,
+    "completion_tokens": 5,
+    "total_tokens": 16,
+    "prompt_tokens_details": {"cached_tokens": 4},
     "completion_tokens_details": {"reasoning_tokens": 2},
-}  # fmt: skip
+}
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
@@ -42,10 +45,20 @@ class ChatBackend(Upstream):
 
     def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
         message = self._next()
-        choice = {"index": 0, "message": {"role": "assistant", "content": None, **message},
-                  "finish_reason": self._reason(message), "logprobs": self.logprobs}  # fmt: skip
-        reply = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"],
-                 "choices": [choice], "usage": USAGE}  # fmt: skip
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": None, **message},
+            "finish_reason": self._reason(message),
+            "logprobs": self.logprobs,
+        }
+        reply = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": body["model"],
+            "choices": [choice],
+            "usage": USAGE,
+        }
         return reply | ({"warnings": self.warnings} if self.warnings else {})
 
     async def _stream(self, exchange: Exchange, body: dict[str, Any]) -> None:
@@ -86,11 +99,22 @@ def chat_chunks(message: dict[str, Any], reason: str, logprobs: Any = None) -> l
             for piece in _cut(function["arguments"])
         ]
     chunks: list[dict[str, Any]] = [
-        {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m",
-         "choices": [{"index": 0, "delta": delta, "finish_reason": None,
-                      "logprobs": logprobs if delta.get("content") else None}]}
+        {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 1,
+            "model": "m",
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": delta,
+                    "finish_reason": None,
+                    "logprobs": logprobs if delta.get("content") else None,
+                }
+            ],
+        }
         for delta in deltas
-    ]  # fmt: skip
+    ]
     chunks[-1]["choices"][0]["finish_reason"] = reason
     return [*chunks, {**chunks[0], "choices": [], "usage": USAGE}]
 

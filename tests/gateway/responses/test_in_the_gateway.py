@@ -40,9 +40,9 @@ def test_a_stream_that_fails_says_so_and_is_not_stored(tmp_path: Path, screw: st
         setattr(backend, screw, value)
         async with responses_gateway(tmp_path, backend) as (place, client):
             told: list[Any] = []
-            with pytest.raises(openai.APIError, match="it broke|broke off"):
+            with pytest.raises(openai.APIError, match=r"it broke|broke off"):
                 async for event in await client.responses.create(model="m", input="Hi", stream=True):
-                    told.append(event)
+                    told.append(event)  # noqa: PERF401 - those before the exception, too
             assert told[0].type == "response.created" and told[-1].type == "response.failed"
             assert told[-1].response.status == "failed" and told[-1].response.error.message
             assert num_stored(place) == 0
@@ -119,9 +119,21 @@ def test_bodies_of_every_kind_are_refused_with_400(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, ChatBackend()) as place:
             headers = {**JSON, "authorization": f"Bearer {KEY}"}
-            odd = [b"", b"{", b"[]", b"5", b'{"input"', b"{}", b'{"input": {}}', b'{"input": "\xff"}', b'{"input": ' + b"[" * 200 + b"]" * 200 + b"}",
-                   b'{"input": "x", "previous_response_id": 5}', b'{"input": "x", "previous_response_id": ""}',
-                   b'{"input": "x", "max_output_tokens": 1e999}', b'{"input": "x", "text": {"format": {"type": "json_schema"}}}']  # fmt: skip
+            odd = [
+                b"",
+                b"{",
+                b"[]",
+                b"5",
+                b'{"input"',
+                b"{}",
+                b'{"input": {}}',
+                b'{"input": "\xff"}',
+                b'{"input": ' + b"[" * 200 + b"]" * 200 + b"}",
+                b'{"input": "x", "previous_response_id": 5}',
+                b'{"input": "x", "previous_response_id": ""}',
+                b'{"input": "x", "max_output_tokens": 1e999}',
+                b'{"input": "x", "text": {"format": {"type": "json_schema"}}}',
+            ]
             for body in odd:
                 reply = await place.client.post(PATH, content=body, headers=headers)
                 assert reply.status_code == 400 and reply.json()["error"]["message"], body
@@ -259,8 +271,12 @@ def test_two_gateways_share_responses_in_the_caches_redis(tmp_path: Path, redis:
             third = await respond(one, input="Then?", previous_response_id=second["id"])
             assert third.status_code == 200
             assert [message["content"] for message in backend.requests[-1]["messages"]] == [
-                "Hi", "Phnom Penh.", "And?", "Phnom Penh.", "Then?",
-            ]  # fmt: skip
+                "Hi",
+                "Phnom Penh.",
+                "And?",
+                "Phnom Penh.",
+                "Then?",
+            ]
             assert (await other.get(f"{PATH}/{first['id']}", key=KEY)).json() == first
             assert (await other.get(f"{PATH}/{first['id']}", key=ADMIN)).status_code == 404
             redis.kill()
@@ -279,13 +295,21 @@ def test_paths_methods_and_metrics(tmp_path: Path) -> None:
             made = (await respond(place)).json()["id"]
             head = {"authorization": f"Bearer {KEY}"}
             statuses = {
-                ("GET", f"{PATH}/{made}"): 200, ("GET", f"{PATH}/{made}?stream=true"): 400, ("GET", f"{PATH}/{made}/input_items"): 200,
-                ("GET", f"{PATH}/{made}/input_items?order=up"): 400, ("GET", f"{PATH}/{made}/input_items?after=x"): 400,
-                ("GET", f"{PATH}/{made}/other"): 404, ("POST", f"{PATH}/{made}/cancel"): 404, ("POST", f"{PATH}/{made}"): 405,
-                ("POST", f"{PATH}/input_tokens"): 404, ("GET", f"{PATH}/"): 404, ("GET", f"{PATH}/resp_x%00%2F"): 404,
+                ("GET", f"{PATH}/{made}"): 200,
+                ("GET", f"{PATH}/{made}?stream=true"): 400,
+                ("GET", f"{PATH}/{made}/input_items"): 200,
+                ("GET", f"{PATH}/{made}/input_items?order=up"): 400,
+                ("GET", f"{PATH}/{made}/input_items?after=x"): 400,
+                ("GET", f"{PATH}/{made}/other"): 404,
+                ("POST", f"{PATH}/{made}/cancel"): 404,
+                ("POST", f"{PATH}/{made}"): 405,
+                ("POST", f"{PATH}/input_tokens"): 404,
+                ("GET", f"{PATH}/"): 404,
+                ("GET", f"{PATH}/resp_x%00%2F"): 404,
                 ("GET", f"{PATH}/{made}/input_items?" + "&".join(["a=1"] * 50)): 400,
-                ("GET", PATH): 405, ("DELETE", f"{PATH}/{made}"): 200,
-            }  # fmt: skip
+                ("GET", PATH): 405,
+                ("DELETE", f"{PATH}/{made}"): 200,
+            }
             for (method, path), status in statuses.items():
                 reply = await place.client.request(method, path, headers=head)
                 assert reply.status_code == status, (method, path, reply.text)

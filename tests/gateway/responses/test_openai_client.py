@@ -14,10 +14,17 @@ from tests.gateway.responses.chat_backend import ChatBackend, call, client_of, r
 from tests.gateway.running_gateway import ADMIN, run
 
 WEATHER: Any = {
-    "type": "function", "name": "get_weather", "description": "Weather of a place", "strict": True,
-    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"],
-                   "additionalProperties": False},
-}  # fmt: skip
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a place",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string"}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+}
 
 
 class City(pydantic.BaseModel):
@@ -30,9 +37,16 @@ def test_text_usage_and_what_was_asked(tmp_path: Path) -> None:
         backend = ChatBackend()
         async with responses_gateway(tmp_path, backend) as (_, client):
             reply = await client.responses.create(
-                model="m", input="What is the capital?", instructions="Be short.", temperature=0.5, max_output_tokens=50,
-                metadata={"topic": "cities"}, reasoning={"effort": "low"}, user="u1", extra_body={"top_k": 5, "seed": 1},
-            )  # fmt: skip
+                model="m",
+                input="What is the capital?",
+                instructions="Be short.",
+                temperature=0.5,
+                max_output_tokens=50,
+                metadata={"topic": "cities"},
+                reasoning={"effort": "low"},
+                user="u1",
+                extra_body={"top_k": 5, "seed": 1},
+            )
             assert (reply.output_text, reply.status, reply.model, reply.object) == (
                 "Phnom Penh.",
                 "completed",
@@ -45,8 +59,10 @@ def test_text_usage_and_what_was_asked(tmp_path: Path) -> None:
             assert reply.usage.input_tokens_details.cached_tokens == 4
             assert reply.usage.output_tokens_details.reasoning_tokens == 2
             sent = backend.requests[0]
-            assert sent["messages"] == [{"role": "system", "content": "Be short."},
-                                        {"role": "user", "content": "What is the capital?"}]  # fmt: skip
+            assert sent["messages"] == [
+                {"role": "system", "content": "Be short."},
+                {"role": "user", "content": "What is the capital?"},
+            ]
             wanted = {"max_completion_tokens": 50, "reasoning_effort": "low", "top_k": 5, "seed": 1, "temperature": 0.5}
             assert {name: sent[name] for name in wanted} == wanted
             assert not {"metadata", "input", "instructions", "store"} & set(sent)
@@ -56,19 +72,33 @@ def test_text_usage_and_what_was_asked(tmp_path: Path) -> None:
 
 def test_a_stream_tells_every_event_in_order(tmp_path: Path) -> None:
     async def main() -> None:
-        backend = ChatBackend({"reasoning_content": "Hmm, think.", "content": "Phnom Penh.",
-                               "tool_calls": [call("get_weather", '{"place": "PP"}')]})  # fmt: skip
+        backend = ChatBackend(
+            {
+                "reasoning_content": "Hmm, think.",
+                "content": "Phnom Penh.",
+                "tool_calls": [call("get_weather", '{"place": "PP"}')],
+            }
+        )
         async with responses_gateway(tmp_path, backend) as (_, client):
             stream = await client.responses.create(model="m", input="Hi", stream=True, tools=[WEATHER])
             events = [event async for event in stream]
             assert [event.sequence_number for event in events] == list(range(len(events)))
             kinds = list(dict.fromkeys(event.type for event in events))
             assert kinds == [
-                "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
-                "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done",
-                "response.output_item.done", "response.output_text.delta", "response.output_text.done",
-                "response.function_call_arguments.delta", "response.function_call_arguments.done", "response.completed",
-            ]  # fmt: skip
+                "response.created",
+                "response.in_progress",
+                "response.output_item.added",
+                "response.content_part.added",
+                "response.reasoning_text.delta",
+                "response.reasoning_text.done",
+                "response.content_part.done",
+                "response.output_item.done",
+                "response.output_text.delta",
+                "response.output_text.done",
+                "response.function_call_arguments.delta",
+                "response.function_call_arguments.done",
+                "response.completed",
+            ]
             final: Any = events[-1]
             reasoning, message, function = final.response.output
             assert reasoning.content[0].text == "Hmm, think." and message.content[0].text == "Phnom Penh."
@@ -108,10 +138,15 @@ def test_a_loop_of_tools(tmp_path: Path, *, by_id: bool) -> None:
 
     async def main() -> None:
         backend = ChatBackend(
-            {"reasoning_content": "I need the weather.", "tool_calls": [call("get_weather", '{"place": "PP"}', "call_a"),
-                                                                        call("get_weather", '{"place": "SR"}', "call_b")]},
+            {
+                "reasoning_content": "I need the weather.",
+                "tool_calls": [
+                    call("get_weather", '{"place": "PP"}', "call_abcdef0"),
+                    call("get_weather", '{"place": "SR"}', "call_abcdef1"),
+                ],
+            },
             {"content": "Hot."},
-        )  # fmt: skip
+        )
         async with responses_gateway(tmp_path, backend) as (place, client):
             question: list[Any] = [{"role": "user", "content": "Weather?"}]
             first = await client.responses.create(model="m", input=question, tools=[WEATHER], store=by_id)
@@ -132,19 +167,24 @@ def test_a_loop_of_tools(tmp_path: Path, *, by_id: bool) -> None:
             user, assistant, *results = backend.requests[1]["messages"]
             assert user == {"role": "user", "content": "Weather?"}
             assert assistant == {
-                "role": "assistant", "content": None, "reasoning_content": "I need the weather.",
-                "tool_calls": [call("get_weather", '{"place": "PP"}', "call_a"),
-                               call("get_weather", '{"place": "SR"}', "call_b")],
-            }  # fmt: skip
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "I need the weather.",
+                "tool_calls": [
+                    call("get_weather", '{"place": "PP"}', "call_abcdef0"),
+                    call("get_weather", '{"place": "SR"}', "call_abcdef1"),
+                ],
+            }
             assert [(each["role"], each["tool_call_id"]) for each in results] == [
-                ("tool", "call_a"),
-                ("tool", "call_b"),
+                ("tool", "call_abcdef0"),
+                ("tool", "call_abcdef1"),
             ]
         first_record, second_record = place.records()
         assert first_record["endpoint"] == second_record["endpoint"] == "/v1/responses"
         assert (first_record["response_id"], second_record["response_id"]) == (first.id, second.id)
-        linked = (second_record["parameters"] or {}).get("previous_response_id")
-        assert linked == (first.id if by_id else None)
+        assert (
+            second_record["previous_id"] == first_record["id"] and second_record["chain_id"] == first_record["chain_id"]
+        )
         assert second_record["output"] == "Hot." and second_record["usage"]["total_tokens"] == 16
         assert [message["role"] for message in second_record["messages"]] == ["user", "assistant", "tool", "tool"]
 
@@ -163,8 +203,11 @@ def test_what_is_stored_is_read_again_by_its_tenant_only(tmp_path: Path, *, stre
             items = (await client.responses.input_items.list(made.id)).data
             assert [(item.role, item.content[0].text) for item in items] == [("user", "Hi")]  # type: ignore[union-attr]
             async with client_of(place, ADMIN) as other:
-                for attempt in (other.responses.retrieve(made.id), other.responses.input_items.list(made.id),
-                                other.responses.delete(made.id)):  # fmt: skip
+                for attempt in (
+                    other.responses.retrieve(made.id),
+                    other.responses.input_items.list(made.id),
+                    other.responses.delete(made.id),
+                ):
                     with pytest.raises(openai.NotFoundError):
                         await attempt
                 with pytest.raises(openai.BadRequestError, match="previous_response_not_found"):
@@ -217,8 +260,10 @@ def test_an_item_reference_is_its_item(tmp_path: Path) -> None:
             ]
             await client.responses.create(model="m", input=refer)
             assert [(each["role"], each["content"]) for each in backend.requests[1]["messages"]] == [
-                ("user", "Hi"), ("assistant", "Phnom Penh."), ("user", "And?"),
-            ]  # fmt: skip
+                ("user", "Hi"),
+                ("assistant", "Phnom Penh."),
+                ("user", "And?"),
+            ]
             with pytest.raises(openai.BadRequestError, match=r"input\[0\] refers to 'msg_x', which is not stored here"):
                 await client.responses.create(model="m", input=[{"type": "item_reference", "id": "msg_x"}])
 
@@ -263,8 +308,16 @@ def test_an_answer_that_was_cut_is_incomplete(tmp_path: Path) -> None:
 def test_log_probabilities(tmp_path: Path) -> None:
     async def main() -> None:
         backend = ChatBackend({"content": "ab"})
-        backend.logprobs = {"content": [{"token": "ab", "logprob": -0.5, "bytes": [97, 98],
-                                         "top_logprobs": [{"token": "ab", "logprob": -0.5, "bytes": None}]}]}  # fmt: skip
+        backend.logprobs = {
+            "content": [
+                {
+                    "token": "ab",
+                    "logprob": -0.5,
+                    "bytes": [97, 98],
+                    "top_logprobs": [{"token": "ab", "logprob": -0.5, "bytes": None}],
+                }
+            ]
+        }
         async with responses_gateway(tmp_path, backend) as (_, client):
             include: Any = ["message.output_text.logprobs"]
             whole: Any = await client.responses.create(model="m", input="Hi", include=include, top_logprobs=2)

@@ -1,6 +1,6 @@
 """`ResponsesApi`: the handlers of /v1/responses and of what is below it.
 
-Does: create through the pipeline; read, list and delete what is stored. Does not: check keys (`routes.py` does).
+Does: make the call that the pipeline runs; read, list and delete what is stored. Does not: check keys (`routes.py` does).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tonle.gateway.apis.responses.request import PATH
 from tonle.gateway.apis.responses.resources import Resources
 from tonle.gateway.apis.responses.response_store import StoredResponse
 from tonle.gateway.auth import owner_of
-from tonle.gateway.pipeline import Pipeline
+from tonle.gateway.call import Call
 
 PREFIX = f"{PATH}/"
 INPUT_ITEMS = "/input_items"
@@ -26,14 +26,13 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 
 class ResponsesApi:
-    def __init__(self, pipeline: Pipeline, resources: Resources, *, trust_salt: bool) -> None:
+    def __init__(self, resources: Resources, *, trust_salt: bool) -> None:
         """`trust_salt`: X-Tonle-Salt of the caller, a gateway, says whose responses these are."""
-        self._pipeline = pipeline
         self.resources = resources
         self._trust_salt = trust_salt
 
-    async def create(self, exchange: Exchange) -> None:
-        await self._pipeline.run(ResponsesCall(exchange, self.resources))
+    def call(self, exchange: Exchange) -> Call:
+        return ResponsesCall(exchange, self.resources)
 
     async def retrieve(self, exchange: Exchange) -> None:
         response_id = exchange.path.removeprefix(PREFIX)

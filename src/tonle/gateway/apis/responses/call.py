@@ -12,6 +12,7 @@ import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
+from tonle.gateway.apis.chat_body import CHAT
 from tonle.gateway.apis.responses.context import Context, ContextFinder, new_id
 from tonle.gateway.apis.responses.input_items import Item, chat_messages, read_items
 from tonle.gateway.apis.responses.reply import ResponseReply
@@ -23,7 +24,6 @@ from tonle.gateway.apis.responses.truncation import fitted
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning
 
-CHAT = "/v1/chat/completions"
 # Not stored, and not said to be: the caller did not ask, or was told.
 _NO_STORE = (
     "not stored: this server has several front ends or response_store is off; send the whole conversation each time"
@@ -42,11 +42,6 @@ class ResponsesCall(Call):
         self._context = Context()
         self._input: list[Item] = []  # of this request, references replaced
         self._reply: ResponseReply | None = None
-
-    @property
-    def reply_id(self) -> str | None:
-        """None until there is one to tell of."""
-        return None if self._reply is None else f"resp_{self._random_part}"
 
     async def prepare(self, owner: str) -> None:
         """Read the request, and from the store what it refers to. Raises `InvalidRequest`, `CapacityError`."""
@@ -73,9 +68,8 @@ class ResponsesCall(Call):
         body = chat_body(request, messages)
         if fields.truncation == "auto":
             fitted(body, self._resources.context_length(fields.model), request.warnings)
-        # For the record only: how requests of one conversation belong together.
-        told = {"previous_response_id": fields.previous_response_id, "metadata": fields.metadata}
-        noted = {name: value for name, value in told.items() if value}
+        self.continued_id = fields.previous_response_id
+        noted = {"metadata": fields.metadata} if fields.metadata else {}  # for the record only
         return DecodedBody(body, msgspec.json.encode(body | noted), request.warnings, rewritten=bool(noted))
 
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
@@ -83,8 +77,11 @@ class ResponsesCall(Call):
             return self.exchange
         stores = self._request.stores and self._resources.store is not None
         response = new_response(self._request, f"resp_{self._random_part}", stores=stores)
-        self._reply = ResponseReply(self.exchange, response, self._save if stores else None)
+        self._reply = ResponseReply(self.exchange, response, self._note_id, self._save if stores else None)
         return self._reply
+
+    def _note_id(self, response_id: str) -> None:
+        self.answer_id = response_id
 
     async def complete(self) -> None:
         if self._reply is not None:

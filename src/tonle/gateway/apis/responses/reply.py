@@ -26,8 +26,12 @@ ENDED_EARLY = "the answer of the backend ended before it was complete"
 class ResponseReply:
     """An `Outlet`. Nothing is complete before `complete`."""
 
-    def __init__(self, exchange: Exchange, response: dict[str, Any], save: Save | None) -> None:
-        """`save` stores a response; it may raise a `TonleError`. None: it is not stored."""
+    def __init__(
+        self, exchange: Exchange, response: dict[str, Any], on_told: Callable[[str], None], save: Save | None
+    ) -> None:
+        """`on_told` gets the response's id when the caller does. `save` stores a response; it may raise a `TonleError`.
+        None: it is not stored."""
+        self._on_told = on_told
         self._exchange = exchange
         self._response = response
         self._save = save
@@ -97,6 +101,7 @@ class ResponseReply:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
+            self._on_told(self._response["id"])
             self._emit("response.created", {"response": self._response})
             self._emit("response.in_progress", {"response": self._response})
 
@@ -159,6 +164,7 @@ class ResponseReply:
                 self._response["warnings"] = [*self._response.get("warnings", ()), told]
         headers, self._held = self._held, None
         if not self._is_stream:
+            self._on_told(self._response["id"])
             self._exchange.reply(msgspec.json.encode(self._response), headers=headers)
             return
         self._emit(f"response.{self._response['status']}", {"response": self._response})

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from tonle.errors import InvalidRequest
+from tonle.gateway.apis.chat_body import streamed
 from tonle.gateway.apis.responses.function_tools import chat_choice, chat_tools
 from tonle.gateway.parsed_request import OWN_FIELDS, add_warning
+from tonle.protocol.field_types import Integer
 from tonle.protocol.known import KNOWN
-from tonle.protocol.openai import FieldWarning, Integer, about
+from tonle.protocol.openai import FieldWarning, about
 from tonle.protocol.parse import decode_object, typed
 
 PATH = "/v1/responses"
@@ -195,7 +197,7 @@ def chat_body(request: ReadRequest, messages: list[dict[str, Any]]) -> dict[str,
     if request.wants_logprobs:
         body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
     if fields.stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}  # the response has it
+        body |= streamed()
     return body
 
 

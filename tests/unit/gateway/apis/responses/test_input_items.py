@@ -38,9 +38,12 @@ def test_every_form_of_a_message() -> None:
         {"role": "assistant", "content": "Yes"}
     ]
     assert messages({"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]})[0]["content"] == "No"
-    assert [each["role"] for each in messages(*({"role": role, "content": "x"} for role in ("system", "developer")))] == [
-        "system", "developer",
-    ]  # fmt: skip
+    assert [
+        each["role"] for each in messages(*({"role": role, "content": "x"} for role in ("system", "developer")))
+    ] == [
+        "system",
+        "developer",
+    ]
 
 
 def test_parts_stay_apart_and_images_are_passed_on() -> None:
@@ -50,30 +53,46 @@ def test_parts_stay_apart_and_images_are_passed_on() -> None:
         {"type": "input_text", "text": "b"},
     ]
     assert messages({"role": "user", "content": parts})[0]["content"] == [
-        {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}},
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}},
         {"type": "text", "text": "b"},
-    ]  # fmt: skip
+    ]
     assert messages({"role": "user", "content": []}) == [{"role": "user", "content": ""}]
 
 
 def test_one_turn_of_an_assistant_is_one_message() -> None:
     found = messages(
-        {"role": "user", "content": "q"}, thought("t"), {"role": "assistant", "content": "Let me see."}, CALL, {**CALL, "call_id": "c2"},
+        {"role": "user", "content": "q"},
+        thought("t"),
+        {"role": "assistant", "content": "Let me see."},
+        CALL,
+        {**CALL, "call_id": "c2"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
-    )  # fmt: skip
+    )
     assert found == [
         {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "Let me see.", "reasoning_content": "t", "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}]},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "reasoning_content": "t",
+            "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "1"},
         {"role": "tool", "tool_call_id": "c2", "content": "2"},
-    ]  # fmt: skip
+    ]
 
 
 def test_thoughts_between_calls_do_not_part_calls_from_their_outputs() -> None:
     found = messages(thought("a"), CALL, thought("b"), {**CALL, "call_id": "c2"})
-    assert found == [{"role": "assistant", "content": None, "reasoning_content": "a\nb",
-                      "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}]}]  # fmt: skip
+    assert found == [
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "a\nb",
+            "tool_calls": [CHAT_CALL, {**CHAT_CALL, "id": "c2"}],
+        }
+    ]
 
 
 def test_two_answers_are_two_messages_and_old_thoughts_are_left_out() -> None:

@@ -19,9 +19,10 @@ from tonle.gateway.apis.responses.response_object import error_of, new_response,
 from tonle.gateway.refusals import UpstreamFailed
 
 MESSAGE = {
-    "reasoning_content": "Think\nfirst.", "content": "ភ្នំពេញ ok",
+    "reasoning_content": "Think\nfirst.",
+    "content": "ភ្នំពេញ ok",
     "tool_calls": [call("f", '{"a": 1}', "c1"), call("g", '{"b": "é"}', "c2")],
-}  # fmt: skip
+}
 
 
 class Caller:
@@ -57,7 +58,7 @@ class Caller:
 
 def reply_to(caller: Caller, save: Any = None) -> ResponseReply:
     response = new_response(read_request(b'{"input": "Hi"}'), "resp_0", stores=save is not None)
-    return ResponseReply(caller, response, save)  # type: ignore[arg-type]
+    return ResponseReply(caller, response, lambda _: None, save)  # type: ignore[arg-type]
 
 
 def stream_of(chunks: list[dict[str, Any]], end: bytes = b"data: [DONE]\n\n") -> bytes:
@@ -151,14 +152,23 @@ def test_an_empty_answer_is_a_message_without_text() -> None:
 def test_calls_that_come_mixed_are_right_at_last() -> None:
     pieces = [(0, "c0", "f", '{"a"'), (1, "c1", "g", '{"b"'), (0, None, None, ": 1}"), (1, None, None, ": 2}")]
     chunks = [
-        {"choices": [{"delta": {"tool_calls": [{"index": index, "id": call_id, "function": {"name": name, "arguments": text}}]}}]}
+        {
+            "choices": [
+                {
+                    "delta": {
+                        "tool_calls": [{"index": index, "id": call_id, "function": {"name": name, "arguments": text}}]
+                    }
+                }
+            ]
+        }
         for index, call_id, name, text in pieces
-    ]  # fmt: skip
+    ]
     chunks.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
     final = streamed(stream_of(chunks)).events[-1]["response"]["output"]
     assert [(item["call_id"], item["name"], item["arguments"]) for item in final] == [
-        ("c0", "f", '{"a": 1}'), ("c1", "g", '{"b": 2}'),
-    ]  # fmt: skip
+        ("c0", "f", '{"a": 1}'),
+        ("c1", "g", '{"b": 2}'),
+    ]
 
 
 def test_a_name_that_comes_late_waits_with_its_arguments() -> None:
@@ -173,15 +183,27 @@ def test_a_name_that_comes_late_waits_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"content": 5}, {"content": [{"type": "text", "text": "a"}, 7]}, {"tool_calls": "x"}, {"tool_calls": [None, {}]},
-        {"tool_calls": [{"function": "f"}]}, {"tool_calls": [{"index": "a", "function": {"name": 4, "arguments": {}}}]},
-        {"reasoning": []}, {"refusal": {}}, {"content": "x", "reasoning_content": 3},
+        {"content": 5},
+        {"content": [{"type": "text", "text": "a"}, 7]},
+        {"tool_calls": "x"},
+        {"tool_calls": [None, {}]},
+        {"tool_calls": [{"function": "f"}]},
+        {"tool_calls": [{"index": "a", "function": {"name": 4, "arguments": {}}}]},
+        {"reasoning": []},
+        {"refusal": {}},
+        {"content": "x", "reasoning_content": 3},
     ],
-)  # fmt: skip
+)
 def test_what_a_backend_sends_never_breaks_it(message: Any) -> None:
     assert whole(message)["status"] == "completed"
-    odd: list[Any] = [{"choices": [{"delta": message, "logprobs": 3}]}, {"choices": 5}, {"choices": [None]}, {"usage": 3, "model": 4},
-                      {"choices": [{"delta": "x", "finish_reason": 4}]}, {"usage": {"prompt_tokens": "x"}, "warnings": 1}]  # fmt: skip
+    odd: list[Any] = [
+        {"choices": [{"delta": message, "logprobs": 3}]},
+        {"choices": 5},
+        {"choices": [None]},
+        {"usage": 3, "model": 4},
+        {"choices": [{"delta": "x", "finish_reason": 4}]},
+        {"usage": {"prompt_tokens": "x"}, "warnings": 1},
+    ]
     raw = stream_of(odd, b"data: not json\n\ndata: 7\n\ndata: [DONE]\n\n")
     assert streamed(raw).events[-1]["type"] == "response.completed"
 
@@ -223,8 +245,10 @@ def test_errors_speak_of_the_callers_fields() -> None:
         }
     }
     assert json.loads(renamed_error(json.dumps(body).encode()))["error"] == {
-        "message": "text.format.schema: bad", "param": "text.format.schema", "code": "x",
-    }  # fmt: skip
+        "message": "text.format.schema: bad",
+        "param": "text.format.schema",
+        "code": "x",
+    }
     for odd in (b"messages", b'{"error": "messages"}', b'["messages"]', b"\xff messages", b"{}"):
         assert renamed_error(odd) == odd
     assert error_of({"message": "max_tokens_per_doc is odd"})["message"] == "max_tokens_per_doc is odd"
