@@ -71,6 +71,7 @@ class LocalServer:
     transport: Transport
     models: Callable[[], dict[str, ModelEntry]]  # the names it answers to, which change as adapters come and go
     metrics: Metrics
+    context_length: Callable[[], int | None]  # of its model, tokens; None until that is loaded
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
     enable_lora: bool = False  # without keys, every caller may load and remove adapters
@@ -114,7 +115,9 @@ class Gateway:
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
         )
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
-        self._responses = shared_resources(config, router, lambda: self.server)
+        self._responses = shared_resources(
+            config, router, lambda: self.server, own_length=local and local.context_length
+        )
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,

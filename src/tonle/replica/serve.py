@@ -35,6 +35,7 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
         metrics=replica.metrics,
         trust_salt=replica.options.trust_salt,
         enable_lora=settings.enable_lora,
+        context_length=lambda: None if front.card is None else front.card.context_length,
         on_drain=close,
     )
     config = gateway_config(settings)

@@ -233,7 +233,7 @@ def test_truncation_leaves_out_the_oldest_turns(tmp_path: Path, monkeypatch: pyt
             monkeypatch.setattr(entry, "max_model_len", 400)
             reply = await respond(place, input=turns, instructions="Rule.", truncation="auto", max_output_tokens=100)
             assert reply.json()["truncation"] == "auto"
-            assert reply.json()["warnings"][0]["message"] == "8 of the oldest messages were left out"
+            assert reply.json()["warnings"][0]["message"] == "oldest messages left out: 8"
             sent = backend.requests[-1]
             assert [message["content"][:2] for message in sent["messages"]] == ["Ru", "q4", "a4", "q5", "a5", "la"]
             assert sent["truncate_prompt_tokens"] == -1

@@ -31,8 +31,15 @@ def response_store(config: GatewayConfig) -> ResponseStore | None:
     return RedisResponses(RedisClient(place, timeout_s=config.store_timeout_s, param="response_store"), ttl_s)
 
 
-def shared_resources(config: GatewayConfig, router: Router, server: Callable[[], HttpServer]) -> Resources:
-    """`server`: not asked before requests come. Raises `ConfigError`."""
+def shared_resources(
+    config: GatewayConfig,
+    router: Router,
+    server: Callable[[], HttpServer],
+    *,
+    own_length: Callable[[], int | None] | None,
+) -> Resources:
+    """`server`: not asked before requests come. `own_length`: the context length of the engine in this process, if there is
+    one. Raises `ConfigError`."""
 
     def reserve(exchange: Exchange, num_bytes: int) -> None:
         held = server().held
@@ -41,6 +48,8 @@ def shared_resources(config: GatewayConfig, router: Router, server: Callable[[],
         held.hold(exchange, exchange.num_held + num_bytes)
 
     def context_length(model: str | None) -> int | None:
+        if own_length is not None:
+            return own_length()
         models = router.public_models()
         entry = models.get(model) if model else next(iter(models.values()), None)
         return None if entry is None else entry.max_model_len

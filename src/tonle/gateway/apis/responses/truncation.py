@@ -29,7 +29,7 @@ def fitted(body: dict[str, Any], context_length: int | None, warnings: list[Fiel
         earlier, role=lambda message: str(message["role"]), window=None, fits=lambda some: fits([*some, last])
     )
     if kept.messages_dropped:
-        add_warning(warnings, "truncation", f"{kept.messages_dropped} of the oldest messages were left out")
+        add_warning(warnings, "truncation", f"oldest messages left out: {kept.messages_dropped}")
         body["messages"] = [*kept.messages, last]
     body[
         "truncate_prompt_tokens"
