@@ -22,6 +22,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from tonle.engine.constraint import Compiled, Constraint
+from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
 from tonle.engine.grammar.matcher import GrammarConstraint, clean
 from tonle.engine.grammar.thinking import ThinkingConstraint
@@ -181,8 +182,25 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
         log.exception("a grammar of %d bytes could not be compiled", len(key[1]))
         return _Done(key, None, f"the grammar could not be compiled ({type(error).__name__})")
     if matcher.is_error():
-        return _Done(key, None, f"the grammar cannot be used: {clean(matcher.get_error())}")
+        return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
     return _Done(key, matcher)
+
+
+def _reason(grammar: str, vocabulary: LLTokenizer, error: str) -> str:
+    """In words for the caller, with the place in a schema."""
+
+    def error_of(part: str) -> str:
+        return LLMatcher(vocabulary, part, log_level=0, limits=parser_limits()).get_error()
+
+    place = where_it_fails(grammar, error_of, error)
+    if error.startswith("oneOf constraints are not supported"):
+        error = (
+            "oneOf is supported where no value can fit two of its branches: where they differ in type, or in the const of a "
+            "property; use anyOf"
+        )
+    if place is None:
+        return f"the grammar cannot be used: {clean(error)}"
+    return f"the JSON schema cannot be used, because of what is at {place}: {clean(error)}"
 
 
 _ENDLESS = (
