@@ -47,7 +47,7 @@ Key = tuple[bytes, str]  # whose, and the grammar: what one tenant has compiled 
 def parser_limits() -> LLParserLimits:
     """Bounds on what one grammar may cost, while it is compiled and per token. Beyond them a request ends with the reason."""
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,  # some 20 ms of building regular expressions
+        initial_lexer_fuel=300_000,  # at most some 300 ms of building regular expressions; an enum of 256 KiB takes half of it
         step_lexer_fuel=100_000,  # some 7 ms in one step, which no other row may wait for longer
         step_max_items=50_000,
         max_items_in_row=2_000,
@@ -178,11 +178,11 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
             if num_forced > MAX_FORCED_TOKENS:
                 return _Done(key, None, _ENDLESS.format(num_forced))
             matcher.compute_bitmask()  # some mistakes show here
-    except Exception as error:  # llguidance raises none for a grammar's sake
+        if matcher.is_error():
+            return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
+    except Exception as error:  # llguidance raises none for a grammar's sake; and the thread must go on
         log.exception("a grammar of %d bytes could not be compiled", len(key[1]))
         return _Done(key, None, f"the grammar could not be compiled ({type(error).__name__})")
-    if matcher.is_error():
-        return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
     return _Done(key, matcher)
 
 

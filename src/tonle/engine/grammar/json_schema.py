@@ -86,7 +86,7 @@ def json_grammar(schema: dict[str, Any] | bool | str) -> str:
 def where_it_fails(grammar: str, error_of: Callable[[str], str], error: str) -> str | None:
     """The JSON pointer of the smallest part of a schema that fails with the same error, which llguidance does not tell. `grammar`:
     from `json_grammar`. None: it is no schema, or no part of it says the same alone."""
-    schema = msgspec.json.decode(grammar)["grammars"][0].get("json_schema")
+    schema = msgspec.json.decode(grammar)["grammars"][0].get("json_schema") if grammar.startswith("{") else None
     if not isinstance(schema, dict):
         return None
     shared = {name: schema[name] for name in ("$schema", "$defs", "definitions", "x-guidance") if name in schema}
