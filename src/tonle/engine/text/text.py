@@ -59,6 +59,11 @@ class Text:
     def chat_template(self) -> str | None:
         return None if self._template is None else self._template.source
 
+    @property
+    def tool_template(self) -> str | None:
+        """The one that chats with tools are rendered with, which may be another."""
+        return None if self._template is None else self._template.tool_source
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of `text`, with BOS where the model wants one. Other threads run meanwhile. Raises `ContextOverflow`."""
         self._check_length(text)
@@ -116,14 +121,22 @@ class Text:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of `render_chat`. The template writes BOS itself, so none is added.
 
+        `continue_final_message`: they end inside of the last message, which the model goes on with.
         Special tokens are those of the template; what a caller writes is text, unless the settings say otherwise.
         """
-        prompt = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        prompt = self._render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            extra=extra,
+        )
         if self._marks is None or self._marked is None:
             return self.encode(prompt, add_special_tokens=False)
         self._check_length(prompt)
