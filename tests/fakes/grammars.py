@@ -1,10 +1,11 @@
-"""Grammars under test, with the tokens of the tiny tokenizer: what they accept, and what they are made to say."""
+"""Grammars under test, with the tokens of the tiny tokenizer: what they accept, what they are made to say, and bombs."""
 
 from __future__ import annotations
 
 import functools
 import random
 import time
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -84,3 +85,38 @@ def take_all(compiler: GrammarCompiler, count: int) -> list[Compiled]:
         done += compiler.take()
         time.sleep(0.001)
     return done
+
+
+def chain(count: int) -> dict[str, Any]:
+    links = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)}
+    return {"$defs": {**links, f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    links = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
+    return {"$defs": {**links, f"d{levels}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema, {"type": "object", "properties": {"x": schema}}]}
+    return schema
+
+
+BOMBS: dict[str, StructuredOutput] = {
+    "a chain of references": StructuredOutput(json=chain(3_000)),
+    "a chain of rules": StructuredOutput(grammar="start: r0\n" + "".join(f'r{i}: "x" (r{i + 1} | "y")\n' for i in range(1_900)) + 'r1900: "a"'),
+    "a chain of terminals": StructuredOutput(grammar="start: T0\n" + "".join(f'T{i}: "a" (T{i + 1})* "b"\n' for i in range(1_900)) + 'T1900: "a"'),
+    "references twice each": StructuredOutput(json=doubled(60)),
+    "unions in unions": StructuredOutput(json=deep(10)),
+    "alternatives of all": StructuredOutput(json={"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(12)]}),
+    "repetitions of repetitions": StructuredOutput(regex="((a{1,100}){1,100}){1,100000}"),
+    "a hundred thousand": StructuredOutput(regex=".{1,100000}"),
+    "alternatives of repetitions": StructuredOutput(regex="|".join(f"(x*y{i}.*z)" for i in range(1_000))),
+    "terminals twice each": StructuredOutput(grammar="start: T0\n" + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(40)) + 'T40: "a"'),
+    "all but": StructuredOutput(grammar='start: T\nT: /(.|\\n)*/ & ~/(.|\\n)*a(.|\\n){30}b(.|\\n)*/\n'),
+    "many properties": StructuredOutput(json={"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(400)}}),
+    "a long array": StructuredOutput(json={"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
+    "an enum as large as may be": StructuredOutput(json={"enum": [f"value {i}" for i in range(14_000)]}),
+}  # fmt: skip
