@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 from tonle.audit.body_summary import FIRST_BYTES, MAX_REFUSED_BYTES, summary_of
@@ -38,17 +37,7 @@ def shorten_answer(record: Record) -> None:
 
 
 def _num_chars(answer: Answer) -> int:
-    return sum(
-        sum(map(len, choice.pieces)) + sum(map(len, choice.reasoning)) + sum(map(len, _call_texts(choice)))
-        for choice in answer.choices.values()
-    )
-
-
-def _call_texts(choice: Choice) -> Iterator[str]:
-    """Names and arguments of its tool calls."""
-    for call in choice.tool_calls.values():
-        if isinstance(function := call.get("function"), dict):
-            yield from (text for text in function.values() if isinstance(text, str))
+    return sum(sum(map(len, choice.all_pieces())) for choice in answer.choices.values())
 
 
 def _cut_choice(choice: Choice) -> Choice:

@@ -48,6 +48,15 @@ class Choice:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def all_pieces(self) -> Iterator[str]:
+        """Of its text, its reasoning, and the names and arguments of its calls."""
+        yield from self.pieces
+        yield from self.reasoning
+        for call in self.tool_calls.values():
+            if isinstance(function := call.get("function"), dict):
+                for part in function.values():
+                    yield from (part,) if isinstance(part, str) else part
+
     def texts(self) -> Iterator[list[str]]:
         """All that grow as pieces come, until `finish`."""
         yield self.pieces

@@ -2,7 +2,7 @@
 
 Does: find fields that no server has, most often misspelled ones; the gateway warns about them. Does not: say which server
 acts on which field (a Tonle replica does, see `parse.py` and `fields.py`).
-The names are those of OpenAI's and Anthropic's references and of vLLM 0.32; a newer name only costs a warning.
+The names are those of OpenAI's reference and of vLLM 0.32; a newer name only costs a warning.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ _OTHERS = {
         "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
         "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
-    "/v1/messages": (
-        f"{_GENERATING} chat_template_kwargs container context_management max_tokens mcp_servers messages model "
-        "output_config output_format stop_sequences stream system temperature thinking top_k top_p"
-    ),
     "/v1/rerank": f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
     "/v1/score": (
         f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
@@ -56,7 +52,7 @@ _OURS: Mapping[str, Any] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-_GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def _known(path: str) -> frozenset[str]:

@@ -44,8 +44,11 @@ class Adjuster:
         unseen = self._num_prompt + self.num_output - start
         assert unseen >= 0, "tokens are missing between the last one seen and these"
         if unseen < len(chunk):
-            for token in chunk[unseen:]:
-                self.push(token)
+            self.push_forced(chunk[unseen:])
+
+    def push_forced(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self.push(token)
 
     def _remember(self, token: int) -> None:
         self._counts[token] += 1
