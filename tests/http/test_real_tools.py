@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -13,6 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.documents.code_blocks import python_blocks
 from tests.fakes.server import tonle_serve
 
 pytestmark = pytest.mark.model
@@ -168,6 +170,21 @@ def test_thoughts_have_a_budget_and_come_before_the_structure(client: openai.Ope
     assert message.reasoning_content and "<" not in message.reasoning_content
     # the budget, and the tokens that close the thought
     assert 0 < usage.completion_tokens_details.reasoning_tokens <= 8 + 8 < usage.completion_tokens
+
+
+def test_the_examples_of_the_document(client: openai.OpenAI, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/tools.md, as a reader would run it."""
+    names: dict[str, Any] = {}
+    blocks = list(python_blocks(Path(__file__).parents[2] / "docs" / "tools.md"))
+    assert len(blocks) >= 3
+    for block in blocks:
+        # the server of these tests reads thoughts, which the default model does not have
+        source = block.source.replace("http://127.0.0.1:8000/v1", str(client.base_url)).replace(
+            '"max_tokens": 200', '"max_tokens": 60, "extra_body": {"enable_thinking": False}'
+        )
+        source = source.replace("max_tokens=200", 'max_tokens=200, extra_body={"enable_thinking": False}')
+        exec(compile(source, str(block), "exec"), names)
+    assert '{"city": "' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: Annotated[Effort | None, about("For the chat template; none = do not think.")] = None
     enable_thinking: Annotated[bool | None, about("For the chat template: whether to think.")] = None
     thinking_token_budget: Annotated[Integer | None, about("Most tokens of thought.")] = None
-    thinking: Annotated[bool | ThinkingOption | None, about("Both in one: true, false, or {type, budget_tokens}.")] = None
-    reasoning: Annotated[ReasoningOption | None, about("{effort, max_tokens, enabled, exclude}: all of these in one.")] = None
+    thinking: Annotated[bool | ThinkingOption | None, about("Both in one: true, false, or {type, budget_tokens}.")] = (
+        None
+    )
+    reasoning: Annotated[
+        ReasoningOption | None, about("{effort, max_tokens, enabled, exclude}: all of these in one.")
+    ] = None
     include_reasoning: Annotated[bool | None, about("Whether the reply has the thoughts. Default yes.")] = None
     separate_reasoning: Annotated[bool | None, about("false = leave thoughts in content. Default true.")] = None
 
