@@ -19,6 +19,8 @@ from tonle.protocol.replies import body_message
 
 Verdict = Literal["same", "different", "failed", "skipped"]
 INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
+# Their records, where a gateway wrote them, hold the request that was made of theirs: that one is sent.
+_TRANSLATED = ("/v1/messages", "/api/chat", "/api/generate")
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
@@ -105,9 +107,16 @@ def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
     return None
 
 
+def _path(record: dict[str, Any]) -> str:
+    """Where the recorded request is sent. Only a gateway notes what its cache had."""
+    if record["endpoint"] not in _TRANSLATED or record.get("cache") is None:
+        return str(record["endpoint"])
+    return "/v1/completions" if record.get("messages") is None else "/v1/chat/completions"
+
+
 def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> ReplayResult:
     try:
-        reply = send(record["endpoint"], body)
+        reply = send(_path(record), body)
     except InternalError as error:
         return ReplayResult(id=record["id"], verdict="failed", detail=error.message)
     answer = _answer(reply)

@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from tonle import __version__
-from tonle.replica.api_catalog import ENTRIES, CatalogEntry, schemas
+from tonle.replica.api_catalog import ENTRIES, schemas
+from tonle.replica.catalog_entry import CatalogEntry
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
