@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLTokenizer
 
-_LIKELY = b'"}])>/\n'  # bytes that bring a walk to its end
+_LIKELY = frozenset(b'"}])>/\n')  # bytes that bring a walk to its end
 
 
 class ByteVocabulary:
@@ -51,7 +51,7 @@ class ByteVocabulary:
         while len(tokens) < most:
             mask = matcher.compute_bitmask()
             allowed = [token for token in range(len(self.tokens)) if mask[token // 8] >> token % 8 & 1]
-            if not allowed or self.eos_token_id in allowed and (len(allowed) == 1 or rng.random() < 0.5):
+            if not allowed or (self.eos_token_id in allowed and (len(allowed) == 1 or rng.random() < 0.5)):
                 return b"".join(map(self.tokens.__getitem__, tokens)).decode()
             likely = [token for token in allowed if token in _LIKELY]
             token = rng.choice(likely if likely and rng.random() < 0.3 else allowed)

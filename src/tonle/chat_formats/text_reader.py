@@ -57,11 +57,6 @@ class TextReader:
             self._held.append(run)
         return run
 
-    @property
-    def num_held(self) -> int:
-        """How many characters are held."""
-        return sum(map(len, self._held))
-
     def put_back(self) -> None:
         """What is held, which was taken at once, is to be read again."""
         self._at -= len(self.release())

@@ -17,11 +17,15 @@ _READ = ("call", ["get_weather", '{"city": "Paris"}'])
 @pytest.mark.parametrize("name", VARIANTS)
 class TestEachFormat:
     def test_one_call(self, name: str) -> None:
-        ((kind, (tool, arguments)),) = joined(read(variant(name), variant(name).write_calls([("get_weather", _ARGUMENTS)])))
+        ((kind, (tool, arguments)),) = joined(
+            read(variant(name), variant(name).write_calls([("get_weather", _ARGUMENTS)]))
+        )
         assert (kind, tool, json.loads(arguments)) == ("call", "get_weather", _ARGUMENTS)
 
     def test_text_before_and_several_calls(self, name: str) -> None:
-        calls = variant(name).write_calls([("get_weather", {"city": "Paris"}), ("now", {}), ("get_weather", {"city": "X"})])
+        calls = variant(name).write_calls(
+            [("get_weather", {"city": "Paris"}), ("now", {}), ("get_weather", {"city": "X"})]
+        )
         assert joined(read(variant(name), f"Let me look.\n{calls}")) == [
             ("text", "Let me look."),
             _READ,
@@ -82,10 +86,13 @@ class TestEachFormat:
         ('<tool_call>{"name": "now", "argum', [("call", ["now", ""])]),
         ('<tool_call>{"name": "no', [("text", '<tool_call>{"name": "no')]),
         ('<tool_call>{"name": "now", "arguments": {"a": ]', [("call", ["now", '{"a": ']), ("text", "]")]),
-        ('<tool_call>{"name": "now", "arguments": {"a": [1, {"b": "]}\\""}]}}', [("call", ["now", '{"a": [1, {"b": "]}\\""}]}'])]),
+        ('<tool_call>{"name": "now", "arguments": {"a": [{"b": "]}\\""}]}}', [("call", ["now", '{"a": [{"b": "]}\\""}]}'])]),
         ('<tool_call>{"parameters": {"a": 1}, "id": [{}], "name": "now"}</tool_call>', [("call", ["now", '{"a": 1}'])]),
-        ('<tool_call>{"arguments": {"a": 1}, "id": 7}</tool_call>', [("text", '<tool_call>{"arguments": {"a": 1}, "id": 7}</tool_call>')]),
-        (r'<tool_call>{"name": "now", "arguments": "{\"a\": \"\ud83d\ude00 \\n \ud83d\"}"}', [("call", ["now", '{"a": "😀 \\n \ufffd"}'])]),
+        ('<tool_call>{"arguments": {"a": 1}, "id": 7}', [("text", '<tool_call>{"arguments": {"a": 1}, "id": 7}')]),
+        (
+            r'<tool_call>{"name": "now", "arguments": "{\"a\": \"\ud83d\ude00 \\n \ud83d\"}"}',
+            [("call", ["now", '{"a": "😀 \\n \ufffd"}'])],
+        ),
         ('<tool_call>{"name": "now", "arguments": "soon"}', [("text", '<tool_call>{"name": "now", "arguments": "soon"}')]),
     ],
 )  # fmt: skip
@@ -113,12 +120,21 @@ def test_hermes(text: str, expected: list[tuple[str, object]]) -> None:
         ("phi4", f"functools[{_CALL}, {_CALL}]", [_READ, _READ]),
         ("phi4", "import functools, and [1]", [("text", "import functools, and [1]")]),
         ("phi4", f"<|tool_call|>[{_CALL}]", [_READ]),
-        ("pythonic", "[get_weather(city='it\\'s', days=-1.5e3), now()]", [("call", ["get_weather", '{"city": "it\'s", "days": -1500.0}']), ("call", ["now", "{}"])]),
-        ("pythonic", "<|python_start|>[now(a=true, b=None, c=(1, [2]), d={'e': \"),]\"})]<|python_end|>", [("call", ["now", '{"a": true, "b": null, "c": [1, [2]], "d": {"e": "),]"}}'])]),
+        ("pythonic", "[now(city='it\\'s', days=-1.5e3)]", [("call", ["now", '{"city": "it\'s", "days": -1500.0}'])]),
+        ("pythonic", "<|python_start|>[now(a=true, b=None)]<|python_end|>", [("call", ["now", '{"a": true, "b": null}'])]),
+        ("pythonic", "[now(c=(1, [2]), d={'e': \"),]\"})]", [("call", ["now", '{"c": [1, [2]], "d": {"e": "),]"}}'])]),
         ("pythonic", "[now(a=oops)]", [("call", ["now", '{"a": "oops"}'])]),
         ("pythonic", "[see now](http://x)", [("text", "[see now](http://x)")]),
-        ("functiongemma", "<start_function_call>call:now{a:{b:[1,<escape>},<escape>],c:{}}}<end_function_call>", [("call", ["now", '{"a": {"b": [1, "},"], "c": {}}}'])]),
-        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n7\n</parameter>\n<parameter=days>\n7\n</parameter>\n</function>\n</tool_call>", [("call", ["get_weather", '{"city": "7", "days": 7}'])]),
+        (
+            "functiongemma",
+            "<start_function_call>call:now{a:{b:[1,<escape>},<escape>],c:{}}}<end_function_call>",
+            [("call", ["now", '{"a": {"b": [1, "},"], "c": {}}}'])],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\n7\n</parameter>\n<parameter=days>\n7\n</parameter>\n</function>",
+            [("call", ["get_weather", '{"city": "7", "days": 7}'])],
+        ),
         ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>\n!", [("call", ["now", "{}"]), ("text", "\n!")]),
     ],
 )  # fmt: skip
@@ -129,8 +145,8 @@ def test_other_writing(name: str, text: str, expected: list[tuple[str, object]])
 class TestGptOss:
     def test_thoughts_a_preamble_and_a_call(self) -> None:
         text = (
-            "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary<|message|>One moment."
-            "<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+            "<|channel|>analysis<|message|>I need the weather.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+            "One moment.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
             '{"city":"Paris"}<|call|>'
         )
         chat_format = find_format(None, "gpt_oss")

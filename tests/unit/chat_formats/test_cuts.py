@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -15,16 +16,21 @@ from tonle.chat_formats.find import FORMATS
 _WRITTEN = [
     chat_format.write_calls(calls)
     for chat_format in map(variant, VARIANTS)
-    for calls in ([("get_weather", {"city": 'a "b" \\ \n é', "days": [1, None, {"x": True}]})], [("now", {}), ("soon", {})])
+    for calls in (
+        [("get_weather", {"city": 'a "b" \\ \n é', "days": [1, None, {"x": True}]})],
+        [("now", {}), ("soon", {})],
+    )
 ]
 _PIECES = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now", "arguments": {', '"a": "\\u00e9\\ud83d\\ude00"', "}}",
-    '{"arguments": "{\\"a\\": 1}", "name": "now"}', "[", "]", "{", "}", '"', "\\", "\n", " ", ", ", "; ", "```json\n", "```", "now",
+    '{"arguments": "{\\"a\\": 1}", "name": "now"}', "[", "]", "{", "}", '"', "\\", "\n", " ", ", ", "; ", "```json\n", "```",
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "functools[", "<start_function_call>", "call:now{", "<escape>",
     "<function=now>", "<parameter=a>\n", "\n</parameter>\n", "</function>", "[now(", "a='b", "=3)", "<|channel|>", "analysis",
-    "<|message|>", "<|end|>", "<|start|>assistant", " to=functions.now", "<", "text ", "ភាសា", "🇰🇭",
+    "<|message|>", "<|end|>", "<|start|>assistant", " to=functions.now", "<", "text ", "ភាសា", "🇰🇭", "now",
 ]  # fmt: skip
-_TEXTS = st.lists(st.one_of(st.sampled_from(_PIECES), st.sampled_from(_WRITTEN), st.text(max_size=3)), max_size=12).map("".join)
+_TEXTS = st.lists(st.one_of(st.sampled_from(_PIECES), st.sampled_from(_WRITTEN), st.text(max_size=3)), max_size=12).map(
+    "".join
+)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -34,7 +40,7 @@ def test_any_cut_reads_the_same(name: str, text: str, cuts: list[int], is_open: 
     chat_format = variant(name)
     thinking = chat_format.thinking or ThinkingTags()
     places = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
-    pieces = [text[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
     whole = joined(read(chat_format, text, thinking=thinking, is_open=is_open))
     assert joined(read(chat_format, pieces, thinking=thinking, is_open=is_open)) == whole
     assert joined(read(chat_format, list(text), thinking=thinking, is_open=is_open)) == whole
@@ -61,4 +67,6 @@ _VALUES = st.recursive(
 def test_arguments_are_as_the_model_wrote_them(name: str, values: dict[str, object], size: int) -> None:
     text = variant(name).write_calls([("get_weather", values)])
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert joined(read(variant(name), pieces, TOOLS)) == [("call", ["get_weather", json.dumps(values, ensure_ascii=False)])]
+    assert joined(read(variant(name), pieces, TOOLS)) == [
+        ("call", ["get_weather", json.dumps(values, ensure_ascii=False)])
+    ]
