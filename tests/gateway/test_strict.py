@@ -14,7 +14,7 @@ from tonle.protocol.known import KNOWN, unknown_fields
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"}, "/v1/embeddings": {"input": "hi"}, "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": [], "max_tokens": 4}, "/v1/rerank": {"query": "q", "documents": ["d"]},
+    "/v1/rerank": {"query": "q", "documents": ["d"]},
     "/v1/score": {"text_1": "a", "text_2": "b"}, "/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [1]},
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5},
     "/api/v1/inference": {"user_input": "hi", "use_cache": False},

@@ -7,9 +7,10 @@ Does not: check messages; what is malformed is left as it is.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from tonle.chat_formats.chat_format import ChatFormat
 
@@ -49,8 +50,8 @@ def _name_and_arguments(call: _Message) -> tuple[str, Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # a model's earlier mistake is shown as it was
-            arguments = json.loads(arguments or "{}")
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):  # a model's earlier mistake is shown as it was
+            arguments = msgspec.json.decode(arguments or "{}")
     return str(function.get("name")), arguments if arguments is not None else {}
 
 

@@ -46,9 +46,10 @@ from tonle.gateway.limits.usage_saver import UsageSaver
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
-from tonle.gateway.routes import Routes, Services
+from tonle.gateway.routes import Routes
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
+from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay

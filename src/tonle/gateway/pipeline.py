@@ -87,6 +87,8 @@ class Pipeline:
         record = self._stages.recorder.open(call, results.request)
         keep_alive_s = self._options.keep_alive_s if refusal is None else 0.0
         facts = ReplyFacts()
+        if refusal is None:
+            facts.chain_id = self._stages.recorder.link(record, accepted)
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         if refusal is None and accepted.model.entry.parent:
@@ -134,7 +136,7 @@ class Pipeline:
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
-        owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
+        owner = results.owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
@@ -190,7 +192,7 @@ class Pipeline:
         if results.lease is not None:
             results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)
-        self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
+        self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:

@@ -18,7 +18,7 @@ from msgspec import inspect
 from tonle.config.allowed_values import allowed_values
 from tonle.errors import InvalidRequest
 from tonle.protocol.bounded_json import decode_json
-from tonle.protocol.fields import remark
+from tonle.protocol.fields import remark, remark_inside
 from tonle.protocol.openai import FieldWarning
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -151,7 +151,7 @@ def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
                 if name in raw:
                     yield from _unused(raw[name], getattr(typed, name), f"{path}{name}.")
             elif name not in known and raw[name] is not None:
-                message = "unknown field, ignored" if path else remark(name, raw[name], raw)
+                message = remark_inside(path + name) if path else remark(name, raw[name], type(typed))
                 if message:
                     yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
     elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):

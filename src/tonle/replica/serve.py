@@ -46,7 +46,8 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
 def replica_options(settings: ServeConfig) -> ReplicaOptions:
     return ReplicaOptions(
         strict=settings.strict, aliases=settings.served_model_name[1:], trust_salt=settings.trust_salt,
-        adapters=tuple(name for name, _ in settings.lora),
+        adapters=tuple(name for name, _ in settings.lora), tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )  # fmt: skip
 
 
