@@ -40,6 +40,8 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
     config = gateway_config(settings)
     if replica.metrics.shared and config.cache == MEMORY:
         config = replace(config, cache=None)  # one process could not empty the others' memory
+    if replica.metrics.shared and config.responses_place == MEMORY:
+        config = replace(config, response_store=None)  # the next request may come to another process
     return Gateway(config, local=local)
 
 
