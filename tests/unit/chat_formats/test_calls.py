@@ -39,8 +39,6 @@ class TestEachFormat:
 
     def test_without_tools_all_is_content(self, name: str) -> None:
         text = variant(name).write_calls([("get_weather", {"city": "Paris"})])
-        if name == "gpt_oss":
-            pytest.skip("its tags are no content, whatever is in the message")
         assert joined(read(variant(name), f"{text} \n", tools=[])) == [("text", f"{text} \n")]
 
     def test_an_answer_that_breaks_off_keeps_what_came(self, name: str) -> None:
