@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
 from tonle.engine.mailbox import ThreadMailbox
@@ -19,6 +21,7 @@ class Driver:
     model: Any
     config: EngineConfig = field(default_factory=EngineConfig)
     lag: int = 0
+    compiler: Any = None  # of constraints, in place of the engine's own
 
     def __post_init__(self) -> None:
         if self.config.memory_pool_size == EngineConfig().memory_pool_size:
@@ -28,15 +31,20 @@ class Driver:
         self.replies: list[AdapterReply] = []
         self.mailbox = ThreadMailbox(self._receive)
         self.loop, self.card = build(self.model, self.config, self.mailbox, lag=self.lag)
+        if self.compiler is not None:
+            self.loop._compiler = self.compiler
         self._next = 0
 
-    def ask(self, prompt: list[int], config: GenerationConfig, adapter: str | None = None) -> Request:
+    def ask(
+        self, prompt: list[int], config: GenerationConfig, adapter: str | None = None, *, grammar: str = ""
+    ) -> Request:
         """A request as a front makes it."""
         self._next += 1
         known = {info.name: info for info in self.loop.adapters.adapters}
         info = None if adapter is None else known[adapter]
         return Request(handle=self._next, prompt=prompt, config=config.resolved(), seed=config.seed or 0,
-                       salt=b"" if info is None else info.digest.encode(), adapter=0 if info is None else info.id)  # fmt: skip
+                       salt=b"" if info is None else info.digest.encode(), adapter=0 if info is None else info.id,
+                       grammar=grammar)  # fmt: skip
 
     def load(self, name: str, path: str, *, replace: bool = False) -> AdapterReply:
         return self._tell(LoadAdapter(1, name, path, replace))
@@ -81,13 +89,38 @@ class Driver:
             self.loop._scheduler.verify()
             for message in self.steps[seen:]:
                 assert not message.refused, message.refused
-                for handle, token in zip(message.handles, message.tokens, strict=True):
-                    outputs[handle].append(token)
+                offset = 0
+                for handle, count in zip(message.handles, message.counts, strict=True):
+                    outputs[handle] += message.tokens[offset : offset + count]
+                    offset += count
                 left -= set(message.finished)
             seen = len(self.steps)
             if not left:
                 return [outputs[request.handle] for request in requests]
         raise AssertionError("it never ended")
+
+    def embed(
+        self,
+        prompts: list[list[int]],
+        pooling: str,
+        *,
+        arrive_every: int = 0,
+        adapters: list[str | None] | None = None,
+        use_cache: bool = True,
+    ) -> list[np.ndarray]:
+        """The vectors of all prompts."""
+        names = adapters or [None] * len(prompts)
+        config = GenerationConfig(max_length=0, use_cache=use_cache)
+        requests = [self.ask(prompt, config, name) for prompt, name in zip(prompts, names, strict=True)]
+        for request in requests:
+            request.pooling = pooling
+        before = len(self.steps)
+        assert self.run(requests, arrive_every) == [[]] * len(prompts), "an embedding has no tokens"
+        found: dict[int, bytes] = {}
+        for step in self.steps[before:]:
+            assert found.keys().isdisjoint(step.embeddings)
+            found |= step.embeddings
+        return [np.frombuffer(found[request.handle], dtype="<f4") for request in requests]
 
     @property
     def stats(self) -> Any:

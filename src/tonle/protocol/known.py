@@ -10,22 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
+from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tonle.protocol.structured_fields import StructuredFields
 
 # At every generating endpoint of some server.
 _GENERATING = (
     "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
-    "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "
-    "truncation_side vllm_xargs watermarking"
+    "routed_experts_prompt_start session_id stream_interval vllm_xargs "
+    "watermarking"
 )
 _POOLING = (
     "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
     "truncate_prompt_tokens truncation_side use_activation user"
 )
 _OTHERS = {
-    "/v1/chat/completions": f"{_GENERATING} add_special_tokens media_io_kwargs moderation separate_reasoning",
-    "/v1/completions": f"{_GENERATING} prompt_embeds",
+    "/v1/chat/completions": f"{_GENERATING} media_io_kwargs moderation",
+    "/v1/completions": _GENERATING,
     "/v1/embeddings": (
         f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "
         "encoding_format endianness input media_io_kwargs messages"
@@ -35,14 +36,14 @@ _OTHERS = {
         "ignore_eos include include_stop_str_in_output input instructions logit_bias max_output_tokens max_tool_calls "
         "media_io_kwargs min_p model presence_penalty previous_input_messages previous_response_id priority prompt "
         "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
-        "text top_k top_logprobs top_p truncation"
+        "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
     "/v1/rerank": f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
     "/v1/score": (
         f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
         "text_1 text_2"
     ),
-    "/tokenize": "chat_template continue_final_message media_io_kwargs mm_processor_kwargs tools",
+    "/tokenize": "chat_template media_io_kwargs mm_processor_kwargs",
     "/detokenize": "",
 }
 _OURS: Mapping[str, Any] = {
@@ -59,7 +60,7 @@ def _known(path: str) -> frozenset[str]:
     if path in _OURS:
         names |= set(_OURS[path].__struct_fields__)
     if path in _GENERATE:
-        names |= {*NO_EFFECT, *REFUSED}
+        names |= {*NO_EFFECT, *REFUSED, *CHAT_ONLY, *StructuredFields.__struct_fields__}
     return frozenset(names)
 
 

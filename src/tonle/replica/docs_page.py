@@ -39,6 +39,11 @@ _HEADERS = (
         "X-Tonle-Adapter",
         "In answers of a LoRA adapter: its name and the SHA-256 of its content, <code>NAME@sha256:DIGEST</code>.",
     ),
+    ("X-Session-Id", "Yours: requests with the same one stand in the audit trail as one chain."),
+    (
+        "X-Tonle-Chain",
+        "In replies of a server with an audit trail: the chain of requests in it that this one belongs to.",
+    ),
     ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
     ("Retry-After", "With 429 and 503: seconds to wait before trying again."),
 )

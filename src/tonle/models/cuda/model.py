@@ -20,6 +20,7 @@ from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.gemv_adapter import OneRowScratch
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.lora import NORM_FEW_TOKENS, SlotTiles, few_tokens
+from tonle.models.cuda.mask import mask_logits
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
 from tonle.models.cuda.prefill_attention import prefill_attention
@@ -134,7 +135,9 @@ class CudaModel:
             if self.adapters is not None:
                 self._compile_steps(adapted=True)
             nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
-            self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
+            few = self.logits[:1].float()
+            self.draw(nothing, nothing, nothing, few, self.sampled)
+            self.mask(nothing.long(), nothing, nothing, few)
         self._layers = every
 
     def _compile_steps(self, *, adapted: bool) -> None:
@@ -148,6 +151,8 @@ class CudaModel:
                 min(tokens, self.sizes.max_tokens) for tokens in sizes
             }:  # more, perhaps, than there are rows
                 self.describe(torch.zeros(tokens, dtype=torch.int64, device=self.logits.device), slot=0)
+        else:
+            self.hidden_states(torch.zeros(1, dtype=torch.int64, device=self.logits.device))
         for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
             self.decode(rows, adapted=adapted)
             self.head(rows, adapted=adapted)
@@ -194,16 +199,25 @@ class CudaModel:
         All of them have the adapter in `slot`. Works on copies, so `head` finds what `body` left. Allocates, so it is never
         captured.
         """
-        wanted = len(indices)
+        pieces, hidden = self._last_layer(indices, slot)
+        logits = self.logits.new_empty(len(hidden), self.spec.vocab_size)
+        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        return logits[: len(indices)].float()
+
+    def hidden_states(self, indices: torch.Tensor, slot: int = -1) -> torch.Tensor:
+        """As `describe`: not logits, but what they are made of (n, hidden) float32, after the last norm."""
+        pieces, hidden = self._last_layer(indices, slot)
+        return pieces.normed(self._final_norm, hidden)[: len(indices)].to(torch.float32, copy=True)
+
+    def _last_layer(self, indices: torch.Tensor, slot: int) -> tuple[Pieces, torch.Tensor]:
+        """Hidden states (n, hidden) of a mixed step's tokens after the last layer, on copies; n is 2 at least with an adapter."""
         pieces: Pieces = BasePieces(self._buffers)
         if slot >= 0:
-            indices = indices.expand(2) if wanted == 1 else indices  # steps of one row find its slot elsewhere
+            indices = indices.expand(2) if len(indices) == 1 else indices  # steps of one row find its slot elsewhere
             pieces = AdaptedPieces(self._buffers, self._tiles_of_one(len(indices), slot))
         hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
         self._from_attended(-1, pieces, attended, hidden)
-        logits = self.logits.new_empty(len(indices), self.spec.vocab_size)
-        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
-        return logits[:wanted].float()
+        return pieces, hidden
 
     def _tiles_of_one(self, tokens: int, slot: int) -> SlotTiles:
         """So many tokens of one slot."""
@@ -256,6 +270,10 @@ class CudaModel:
     ) -> None:
         """Tokens of the first `count[0]` of logits (S, vocab), by their rows' settings, to out (S,) and to `last`."""
         sample(count, rows, positions, logits, self.settings, self.sample_scratch, out, self.last)
+
+    def mask(self, places: torch.Tensor, mask_rows: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of samples `places` to out (n, vocab) float32, with what masks[mask_rows] do not allow taken out."""
+        mask_logits(places, mask_rows, masks, self.logits, out)
 
     def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None

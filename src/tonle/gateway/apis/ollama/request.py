@@ -16,7 +16,8 @@ from tonle.errors import InvalidRequest
 from tonle.gateway.apis.chat_body import function_call, function_tool, schema_format, streamed, thinking_switch
 from tonle.gateway.apis.ollama.options import Options, set_options
 from tonle.gateway.parsed_request import add_warning
-from tonle.protocol.openai import FieldWarning, Integer, about
+from tonle.protocol.field_types import Integer
+from tonle.protocol.openai import FieldWarning, about
 
 RAW_TOKENS = 128  # of an answer to a raw prompt, where nothing is said: OpenAI's default would be 16
 _THINK = about("Whether to think, or how hard: low, medium, high. Default: as the model does.")
