@@ -26,7 +26,23 @@ WORDS = ["name", "title", "city", "kind", "price", "count", "note", "owner", "co
          "is_open", "Ärger", "naïve", "x/y", 'say "hi"', "tab\there"]  # fmt: skip
 KHMER = ["ឈ្មោះ", "អាយុ", "ទីក្រុង", "តម្លៃ", "ចំនួន", "ភាសា", "ថ្ងៃខែ", "ខេត្ត", "ផ្លូវ", "កំណត់ចំណាំ"]
 KHMER_VALUES = ["ភ្នំពេញ", "សៀមរាប", "បាត់ដំបង", "កំពត", "ត្រី", "បាយ", "ទឹក", "ផ្ទះ"]
-VALUES = ["red", "green", "blue", "small", "large", "open", "closed", "left", "right", "new", "old", 'a "b"', "x\\y", "é", "☂"]
+VALUES = [
+    "red",
+    "green",
+    "blue",
+    "small",
+    "large",
+    "open",
+    "closed",
+    "left",
+    "right",
+    "new",
+    "old",
+    'a "b"',
+    "x\\y",
+    "é",
+    "☂",
+]
 PATTERNS = [
     r"^[A-Z]{2}-[0-9]{4}$", r"^\+855 [1-9][0-9] [0-9]{3} [0-9]{3}$", r"^#[0-9a-f]{6}$", r"^(foo|bar|baz){1,3}$", r"^[a-z]+(-[a-z]+){0,2}$",
     r"^v\d{1,2}\.\d{1,2}$", "^[ក-អ]{1,4}$", r"^[^a-z]{1,6}$", r"^(?:yes|no) / (?:yes|no)$", r"^\d{1,3}(,\d{3}){0,2}$",
@@ -74,7 +90,9 @@ for _name, _read in {
     "date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat, "date-time": datetime.datetime.fromisoformat,
     "uuid": uuid.UUID, "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address,
 }.items():  # fmt: skip
-    _FORMAT_CHECKER.checks(_name, raises=ValueError)(lambda value, read=_read: not isinstance(value, str) or bool(read(value)) or True)
+    _FORMAT_CHECKER.checks(_name, raises=ValueError)(
+        lambda value, read=_read: not isinstance(value, str) or bool(read(value)) or True
+    )
 
 
 # -- leaves
@@ -96,7 +114,12 @@ def _integer(rng: random.Random) -> Schema:
 
 def _number(rng: random.Random) -> Schema:
     low = rng.choice([-2, 0, 0.5])
-    return {"type": "number", "minimum": low, "maximum": low + rng.choice([1, 10, 99.5]), "multipleOf": rng.choice([0.25, 0.5])}
+    return {
+        "type": "number",
+        "minimum": low,
+        "maximum": low + rng.choice([1, 10, 99.5]),
+        "multipleOf": rng.choice([0.25, 0.5]),
+    }
 
 
 def _enum(rng: random.Random) -> Schema:
@@ -133,7 +156,9 @@ def _leaf(rng: random.Random) -> Schema:
 # -- whole schemas
 
 
-def _object(rng: random.Random, part: Callable[[random.Random], Schema] = _leaf, names: list[str] | None = None) -> Schema:
+def _object(
+    rng: random.Random, part: Callable[[random.Random], Schema] = _leaf, names: list[str] | None = None
+) -> Schema:
     keys = rng.sample(names or WORDS, rng.randint(2, 4))
     required = [key for key in keys if rng.random() < 0.7]
     made: Schema = {"type": "object", "properties": {key: part(rng) for key in keys}, "required": required}
@@ -160,7 +185,11 @@ def _deep(rng: random.Random) -> Schema:
 
 
 def _union(rng: random.Random) -> Schema:
-    return {"type": "object", "properties": {"value": {"anyOf": [_leaf(rng), _object(rng), _array(rng)]}}, "required": ["value"]}
+    return {
+        "type": "object",
+        "properties": {"value": {"anyOf": [_leaf(rng), _object(rng), _array(rng)]}},
+        "required": ["value"],
+    }
 
 
 def _one_of(rng: random.Random) -> Schema:
@@ -209,7 +238,12 @@ def _all_of(rng: random.Random) -> Schema:
 
 def _map(rng: random.Random) -> Schema:
     if rng.random() < 0.5:
-        return {"type": "object", "patternProperties": {"^[a-z]{1,6}$": _leaf(rng)}, "additionalProperties": False, "maxProperties": 3}
+        return {
+            "type": "object",
+            "patternProperties": {"^[a-z]{1,6}$": _leaf(rng)},
+            "additionalProperties": False,
+            "maxProperties": 3,
+        }
     return {"type": "object", "properties": {}, "additionalProperties": _integer(rng), "maxProperties": 1}
 
 

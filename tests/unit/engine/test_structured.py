@@ -82,7 +82,13 @@ class TestTheEngine:
                 texts[delta.index] = texts.get(delta.index, "") + delta.text
             return texts
 
-        for fields in ({"n": 3}, {"logprobs": 2}, {"early_stopping": False}, {"min_tokens": 100}, {"stop_token_ids": [TURN_END]}):
+        for fields in (
+            {"n": 3},
+            {"logprobs": 2},
+            {"early_stopping": False},
+            {"min_tokens": 100},
+            {"stop_token_ids": [TURN_END]},
+        ):
             texts = asyncio.run(collect(ask(StructuredOutput(json=SCHEMA), **fields)))
             assert all(json.loads(text)["n"] in range(1, 100) for text in texts.values())
 
@@ -107,7 +113,10 @@ class TestTheEngine:
     def test_mistakes_are_the_callers(self, engine: InferenceEngine) -> None:
         for structured, words in (
             (StructuredOutput(regex="("), "unclosed group"),
-            (StructuredOutput(json={"oneOf": [{"type": "integer"}, {"type": "number"}]}), "at #: oneOf is supported where"),
+            (
+                StructuredOutput(json={"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+                "at #: oneOf is supported where",
+            ),
         ):
             with pytest.raises(InvalidRequest, match=words.replace("(", r"\(")):
                 engine.result(engine.submit_request("hello", ask(structured)), timeout=60)

@@ -7,15 +7,19 @@ import random
 from typing import Any
 
 import pytest
-
 from benchmarks.schemas import Case, make_cases
+
 from tests.fakes.grammars import accepts, constraint_of, say, text
 from tonle.engine.grammar.grammar_text import grammar_text
 from tonle.engine.request import StructuredOutput
 from tonle.errors import InvalidRequest
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), [
