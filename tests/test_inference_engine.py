@@ -526,8 +526,8 @@ class TestInferenceEngineIntegration:
         held: list[weakref.ref[Any]] = []
         when_asked: list[list[Any]] = []
 
-        def build_and_watch(*args: Any) -> Any:
-            loop, card = build(*args)
+        def build_and_watch(*args: Any, **options: Any) -> Any:
+            loop, card = build(*args, **options)
             held.extend(weakref.ref(part) for part in (loop, loop._runner._kv))
             return loop, card
 

@@ -19,6 +19,7 @@ _HOMES = {
     "GenerationConfig": "tonle.engine",
     "GenerationResult": "tonle.engine",
     "RequestPriority": "tonle.engine",
+    "StructuredOutput": "tonle.engine",
     "create_optimized_engine": "tonle.inference_optimizer",
     "InferenceConfig": "tonle.inference_optimizer",
     "ResponseCache": "tonle.cache",
@@ -30,11 +31,19 @@ _HOMES = {
 
 __all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceConfig", "InferenceEngine",
            "OptimizationConfig", "OptimizationLevel", "PerformanceOptimizer", "RequestPriority", "ResponseCache",
-           "TonleError", "__version__", "create_optimized_engine"]  # fmt: skip
+           "StructuredOutput", "TonleError", "__version__", "create_optimized_engine"]  # fmt: skip
 
 if TYPE_CHECKING:
     from tonle.cache import ResponseCache
-    from tonle.engine import LLM, EngineConfig, GenerationConfig, GenerationResult, InferenceEngine, RequestPriority
+    from tonle.engine import (
+        LLM,
+        EngineConfig,
+        GenerationConfig,
+        GenerationResult,
+        InferenceEngine,
+        RequestPriority,
+        StructuredOutput,
+    )
     from tonle.errors import TonleError
     from tonle.inference_optimizer import InferenceConfig, create_optimized_engine
     from tonle.performance_optimizer import OptimizationConfig, OptimizationLevel, PerformanceOptimizer

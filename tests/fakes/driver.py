@@ -21,6 +21,7 @@ class Driver:
     model: Any
     config: EngineConfig = field(default_factory=EngineConfig)
     lag: int = 0
+    compiler: Any = None  # of constraints, in place of the engine's own
 
     def __post_init__(self) -> None:
         if self.config.memory_pool_size == EngineConfig().memory_pool_size:
@@ -30,15 +31,20 @@ class Driver:
         self.replies: list[AdapterReply] = []
         self.mailbox = ThreadMailbox(self._receive)
         self.loop, self.card = build(self.model, self.config, self.mailbox, lag=self.lag)
+        if self.compiler is not None:
+            self.loop._compiler = self.compiler
         self._next = 0
 
-    def ask(self, prompt: list[int], config: GenerationConfig, adapter: str | None = None) -> Request:
+    def ask(
+        self, prompt: list[int], config: GenerationConfig, adapter: str | None = None, *, grammar: str = ""
+    ) -> Request:
         """A request as a front makes it."""
         self._next += 1
         known = {info.name: info for info in self.loop.adapters.adapters}
         info = None if adapter is None else known[adapter]
         return Request(handle=self._next, prompt=prompt, config=config.resolved(), seed=config.seed or 0,
-                       salt=b"" if info is None else info.digest.encode(), adapter=0 if info is None else info.id)  # fmt: skip
+                       salt=b"" if info is None else info.digest.encode(), adapter=0 if info is None else info.id,
+                       grammar=grammar)  # fmt: skip
 
     def load(self, name: str, path: str, *, replace: bool = False) -> AdapterReply:
         return self._tell(LoadAdapter(1, name, path, replace))
@@ -83,8 +89,10 @@ class Driver:
             self.loop._scheduler.verify()
             for message in self.steps[seen:]:
                 assert not message.refused, message.refused
-                for handle, token in zip(message.handles, message.tokens, strict=True):
-                    outputs[handle].append(token)
+                offset = 0
+                for handle, count in zip(message.handles, message.counts, strict=True):
+                    outputs[handle] += message.tokens[offset : offset + count]
+                    offset += count
                 left -= set(message.finished)
             seen = len(self.steps)
             if not left:

@@ -14,13 +14,16 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from tonle.engine.messages import AdapterInfo, LoopStats, ModelCard
 from tonle.engine.request import Delta, GenerationConfig, RequestPriority, Timings, TokenLogprob, Usage
+from tonle.engine.text import Text
 from tonle.errors import EngineDied, EngineRestarting, ModelError, TonleError, UnknownModel
+from tonle.replica.chat_style import chat_style
+from tonle.replica.translate import ServedModel
 
 BEGIN, END = 256, 257  # the special tokens; 0..255 are bytes
 CACHED_TOKENS = 4  # of every prompt, so that tests can see the number arrive
@@ -30,6 +33,8 @@ class ByteText:
     """Tokens are the bytes of UTF-8."""
 
     chat_template = "<role>content\n"
+    tool_template = chat_template
+    special_tokens: dict[str, int] = {"<begin>": BEGIN, "<end>": END}  # noqa: RUF012
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [BEGIN] * add_special_tokens + list(text.encode())
@@ -53,6 +58,7 @@ class ByteText:
         extra: dict[str, Any] | None = None,
     ) -> str:
         lines = [f"<{message['role']}>{message['content']}\n" for message in messages]
+        lines += [f"[tool {tool['function']['name']}]" for tool in tools or ()]
         lines += [f"[{name}={value}]" for name, value in (extra or {}).items()]
         return "".join(lines) + "<assistant>" * add_generation_prompt
 
@@ -61,11 +67,12 @@ class ByteText:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> list[int]:
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
-        return self.encode(text)
+        return self.encode(text.removesuffix("\n") if continue_final_message else text)
 
 
 class FakeGeneration:
@@ -164,6 +171,12 @@ class FakeFront:
     @property
     def ready(self) -> bool:
         return self.card is not None
+
+    def served(self, *, max_choices: int = 8) -> ServedModel:
+        """For what translates requests."""
+        assert self.card is not None
+        text = cast(Text, self.text)
+        return ServedModel(text, self.card, max_choices, chat_style(text))
 
     def submit(
         self,

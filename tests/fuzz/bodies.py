@@ -82,14 +82,21 @@ def _typed(found: inspect.Type) -> st.SearchStrategy[Any]:
         keys = st.integers(0, 300).map(str) | _TEXTS
         return st.dictionaries(keys, _typed(found.value_type), max_size=3)
     if isinstance(found, inspect.StructType):
-        names = {field.name: _typed(field.type) for field in found.fields}
-        needed = {field.name: names.pop(field.name) for field in found.fields if field.required}
-        return st.fixed_dictionaries(needed, optional=names)
+        return st.deferred(lambda: _objects(found.cls))  # it may hold others of its kind
     simple: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
         inspect.IntType: _INTEGERS, inspect.FloatType: _FLOATS, inspect.StrType: _TEXTS,
         inspect.BoolType: st.booleans(), inspect.NoneType: st.none(),
     }  # fmt: skip
     return simple.get(type(found), ANYTHING)
+
+
+@functools.cache
+def _objects(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    found = inspect.type_info(struct)
+    assert isinstance(found, inspect.StructType)
+    names = {field.name: _typed(field.type) for field in found.fields}
+    needed = {field.name: names.pop(field.name) for field in found.fields if field.required}
+    return st.fixed_dictionaries(needed, optional=names)
 
 
 @st.composite

@@ -10,6 +10,9 @@ from tests.fuzz.bodies import ANYTHING, bodies, mangled, written
 from tests.fuzz.running import KEY, running_gateway, running_server
 from tests.fuzz.target import HttpTarget, Request
 from tonle.gateway.admin import KeyRequest
+from tonle.gateway.apis.messages.request import CountTokensRequest, MessagesRequest
+from tonle.gateway.apis.ollama.pages import OllamaShowRequest
+from tonle.gateway.apis.ollama.request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest
 from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -22,10 +25,17 @@ _TYPES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/detokenize": (DetokenizeRequest, {"tokens": [1, 2]}),
     "/api/v1/inference": (InferenceRequest, {"user_input": "hi"}),
     "/admin/keys": (KeyRequest, {"name": "k"}),
+    "/v1/messages": (MessagesRequest, {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}),
+    "/v1/messages/count_tokens": (CountTokensRequest, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+    "/api/chat": (OllamaChatRequest, {"model": "m", "messages": [{"role": "user", "content": "hi"}]}),
+    "/api/generate": (OllamaGenerateRequest, {"model": "m", "prompt": "hi"}),
+    "/api/embed": (OllamaEmbedRequest, {"model": "m", "input": "hi"}),
+    "/api/show": (OllamaShowRequest, {"model": "m"}),
 }
 _PATHS = [
-    *_TYPES, "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/cache/clear", "/health",
-    "/v1/models", "/v1/models/x", "/admin/backends/b/drain", "/admin/backends/b/resume", "/nothing", "/docs",
+    *_TYPES, "/v1/embeddings", "/v1/responses", "/v1/messages/batches", "/api/tags", "/", "/v1/rerank", "/v1/score",
+    "/cache/clear", "/health", "/v1/models", "/v1/models/x", "/admin/backends/b/drain", "/admin/backends/b/resume", "/nothing",
+    "/docs",
     "/v1/chat/completions?a=%00&b[]=%", "/v1/models/%F0%28", "/admin/keys/%2e%2e",
 ]  # fmt: skip
 _HEADERS: dict[str, list[str]] = {
@@ -78,6 +88,12 @@ HTTP_TARGETS = [
     HttpTarget("serve anything", 8, _anything(), running_server),
     _post("/v1/chat/completions", cases=10, place=running_gateway),
     _post("/api/v1/inference", cases=6, place=running_gateway),
+    _post("/v1/messages", cases=8, place=running_gateway),
+    _post("/v1/messages/count_tokens", cases=3, place=running_gateway),
+    _post("/api/chat", cases=6, place=running_gateway),
+    _post("/api/generate", cases=4, place=running_gateway),
+    _post("/api/embed", cases=2, place=running_gateway),
+    _post("/api/show", cases=2, place=running_gateway),
     _post("/admin/keys", cases=5, place=running_gateway),
     HttpTarget("gateway anything", 10, _anything(), running_gateway),
 ]

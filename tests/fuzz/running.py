@@ -26,6 +26,7 @@ from tonle.edge.exchange import Exchange
 from tonle.edge.listening import bind, local_url, run
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.engine.text.template import ChatTemplate
+from tonle.gateway.apis.error_shapes import is_messages, is_ollama
 from tonle.gateway.gateway import Gateway
 from tonle.replica.replica import ReplicaOptions
 
@@ -66,14 +67,19 @@ class Caller:
         if method == "HEAD":
             assert not reply
         elif status >= 400:
-            error = json.loads(reply)["error"]
-            assert set(error) == {"message", "type", "param", "code"} and error["message"], reply
+            _check_error(path, json.loads(reply))
             assert len(reply) < 20_000, "an error repeats too much of what was sent"
         elif content_type.startswith("text/event-stream"):
             events = [event for event in reply.split(b"\n\n") if event and not event.startswith(b":")]
             for event in events:
-                assert event == b"data: [DONE]" or isinstance(json.loads(event.removeprefix(b"data: ")), dict)
-            assert events[-1] == b"data: [DONE]" or b'"error"' in events[-1], events[-1]
+                data = event.rpartition(b"\n")[2]
+                assert data == b"data: [DONE]" or isinstance(json.loads(data.removeprefix(b"data: ")), dict)
+            last = b"message_stop" if is_messages(path) else b"data: [DONE]"
+            assert last in events[-1] or b'"error"' in events[-1], events[-1]
+        elif content_type == "application/x-ndjson":
+            *lines, end = reply.split(b"\n")
+            assert not end and all(isinstance(json.loads(line), dict) for line in lines)
+            assert json.loads(lines[-1]).get("done") is True or "error" in json.loads(lines[-1]), lines[-1]
         elif content_type == "application/json":
             json.loads(reply)
 
@@ -100,6 +106,17 @@ class Caller:
 
     def check_alive(self) -> None:
         assert self._exchange("GET", "/health", b"", self.headers)[0] == 200
+
+
+def _check_error(path: str, body: dict[str, Any]) -> None:
+    """In the shape of the API that the path belongs to."""
+    error = body["error"]
+    if is_ollama(path):
+        assert set(body) == {"error"} and error and isinstance(error, str), body
+    elif is_messages(path):
+        assert body["type"] == "error" and set(error) == {"type", "message"} and error["message"], body
+    else:
+        assert set(error) == {"message", "type", "param", "code"} and error["message"], body
 
 
 @contextlib.contextmanager
@@ -131,12 +148,15 @@ class Backend:
             return
         if body.get("stream") is True:
             exchange.start(content_type="text/event-stream")
-            exchange.write(b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n')
+            choice = {"index": 0, "delta": {"content": "hi"}, "text": "hi", "finish_reason": "stop"}
+            exchange.write(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps({"id": "1", "choices": [choice]}).encode())
             exchange.end()
             return
-        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+        message = {"role": "assistant", "content": "hi"}
+        choice = {"index": 0, "message": message, "text": "hi", "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        exchange.reply(json.dumps({"id": "1", "model": "m", "choices": [choice], "usage": usage}).encode())
+        others = {"count": 1, "data": [{"index": 0, "embedding": [0.5]}]}  # of /tokenize and /v1/embeddings
+        exchange.reply(json.dumps({"id": "1", "model": "m", "choices": [choice], "usage": usage, **others}).encode())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 def called(arguments: str) -> dict[str, Any]:
     """A chat in which an assistant called a tool."""
-    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return {"messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]}
 
 
@@ -112,11 +112,18 @@ def test_bad_bodies(client: httpx.Client, body: bytes, message: str) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type", "text only"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages", "Shorten the prompt"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
-        ({"functions": [{}]}, "functions", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "structured output"),
-        ({"guided_json": {}}, "guided_json", "structured output"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be function, not 'web_search'"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"functions": [{}]}, "functions[0].name", "is missing"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "must be one of json_object, json_schema"),
+        ({"guided_json": {}, "regex": "a"}, "regex", "guided_json and regex both say what the answer must be"),
+        ({"guided_choice": []}, "guided_choice", "give at least one text"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget", "must be at least 0"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be at least 1, or -1"),
+        ({"allowed_token_ids": [258]}, "allowed_token_ids", "the model has tokens 0 to 257"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "send one of them"),
         ({"modalities": ["text", "audio"]}, "modalities", "text only"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"best_of": 2}, "best_of", "choose"),
@@ -157,7 +164,7 @@ def test_unknown_path_and_method(client: httpx.Client) -> None:
     nothing = refused(client.get("/v1/nothing"), 404)
     assert nothing["code"] == "not_found" and "GET /docs" in nothing["message"]
     assert client.get("/docs").status_code == 200
-    assert refused(client.post("/"), 404)["code"] == "not_found"
+    assert refused(client.post("/v2"), 404)["code"] == "not_found"
     reply = client.get(PATH)
     assert refused(reply, 405)["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"
     assert refused(client.delete("/v1/models"), 405)["message"].endswith("use GET.")

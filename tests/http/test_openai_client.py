@@ -232,8 +232,9 @@ def test_errors_are_the_clients_errors(client: openai.OpenAI, model: str) -> Non
     with pytest.raises(openai.NotFoundError) as unknown:
         complete(client, "no-such-model")
     assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="tool calling"):
-        chat(client, model, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    with pytest.raises(openai.BadRequestError, match="letters, digits") as named:
+        chat(client, model, tools=[{"type": "function", "function": {"name": "a tool", "parameters": {}}}])
+    assert named.value.param == "tools[0].function.name"
     with pytest.raises(openai.BadRequestError):
         list(chat(client, model, stream=True, top_p=2))
 

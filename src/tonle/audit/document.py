@@ -34,6 +34,7 @@ SAMPLING = frozenset((
     "truncate_prompt_tokens", "skip_special_tokens", "include_stop_str_in_output",
 ))  # fmt: skip
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
+_DRAWN_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")  # the ids of records; older trails have the shorter ones
 _NO_MARKS = str.maketrans("", "", "-:.")
 _PARTS = ("queue", "prefill", "decode", "ttft", "total")
 
@@ -53,6 +54,8 @@ def document(
         "id": record.id,
         "request_id": record.request_id,
         "response_id": record.response_id or answer.response_id,
+        "chain_id": _drawn_id(record.chain_id) or record.id,
+        "previous_id": _drawn_id(record.previous_id),
         "date": text_of(record.opened_ns)[:10],
         "time": text_of(record.opened_ns),
         "finished": text_of(record.closed_ns),
@@ -143,6 +146,11 @@ def _plain_field(value: Any) -> Any:
 def _digest(value: Any) -> str | None:
     """Nothing else stands in this field: it is not searched for what must be masked."""
     return value if isinstance(value, str) and is_digest(value) else None
+
+
+def _drawn_id(value: Any) -> str | None:
+    """Of a record, or made by a server. Nothing else stands in these fields, so they are not masked."""
+    return value if isinstance(value, str) and _DRAWN_ID.fullmatch(value) else None
 
 
 def _text(value: Any) -> str | None:

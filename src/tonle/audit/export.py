@@ -29,7 +29,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "total_tokens": ("usage", "total_tokens"), "queue_ms": ("latency_ms", "queue"), "prefill_ms": ("latency_ms", "prefill"),
     "decode_ms": ("latency_ms", "decode"), "ttft_ms": ("latency_ms", "ttft"), "total_ms": ("latency_ms", "total"),
     "sampling": ("sampling",), "cache": ("cache",), "route": ("route",), "experiment": ("experiment",),
-    "error": ("error",), "hash": ("chain", "hash"),
+    "error": ("error",), "hash": ("chain", "hash"), "chain_id": ("chain_id",), "previous_id": ("previous_id",),
 }  # fmt: skip
 _INTEGERS = ("http_status", "prompt_tokens", "completion_tokens", "total_tokens")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # that a terminal would obey

@@ -47,6 +47,8 @@ class Facts(msgspec.Struct, array_like=True):
     error: Any
     response_id: Any
     finish_reason: Any
+    chain_id: Any
+    previous_id: Any
 
     def made_plain(self) -> Facts:
         """The same, with every value in a form that can be written, whatever it was."""

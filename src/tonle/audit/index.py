@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tonle.audit import day_ledger
+from tonle.audit import day_ledger, request_chains
 from tonle.audit.day_ledger import LedgerLine
 from tonle.audit.ledger_reader import texts_of
 from tonle.audit.record_file import read_record
@@ -26,7 +26,7 @@ from tonle.errors import InternalError, InvalidRequest, NotFound
 
 INDEX_NAME = "index.sqlite"
 _SUFFIXES = ("", "-wal", "-shm", "-journal")  # files of one database
-_VERSION = 2
+_VERSION = 3
 _DIGEST_PREFIX = "sha256:"
 _FIRST_DIGITS = re.compile(r"[0-9a-f]{8,64}")
 _MAX_NUMBER = 2**63
@@ -37,21 +37,23 @@ CREATE TABLE days (day TEXT PRIMARY KEY, size INTEGER NOT NULL);
 CREATE TABLE records (
     rowid INTEGER PRIMARY KEY, day TEXT NOT NULL, file TEXT NOT NULL, seq INTEGER NOT NULL, id TEXT, request_id TEXT,
     response_id TEXT, time TEXT, key_id TEXT, model TEXT, adapter TEXT, adapter_digest TEXT, endpoint TEXT,
-    status TEXT, http_status INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, total_ms REAL, content TEXT,
+    status TEXT, http_status INTEGER, prompt_tokens INTEGER, completion_tokens INTEGER, total_ms REAL, chain_id TEXT,
+    previous_id TEXT, content TEXT,
     UNIQUE (day, file)
 );
 CREATE INDEX by_time ON records (time);
 CREATE INDEX by_id ON records (id);
 CREATE INDEX by_request ON records (request_id);
 CREATE INDEX by_response ON records (response_id);
+CREATE INDEX by_chain ON records (chain_id);
 """
 _TEXT_INDEX = (
     "CREATE VIRTUAL TABLE words USING fts5(content, content='records', content_rowid='rowid', tokenize='trigram')"
 )
 _INSERT = """
 INSERT INTO records (day, file, seq, id, request_id, response_id, time, key_id, model, adapter, adapter_digest, endpoint,
-    status, http_status, prompt_tokens, completion_tokens, total_ms, content)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    status, http_status, prompt_tokens, completion_tokens, total_ms, chain_id, previous_id, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -66,6 +68,7 @@ class Query:
     adapter: str | None = None  # its name, or sha256: and the digest or at least 8 first digits of it
     status: str | None = None
     endpoint: str | None = None
+    chain: str | None = None  # of requests that go on from each other: any id of any of them
     text: str | None = None  # contained in prompt, messages or output; case does not matter
     limit: int | None = 100
     newest_first: bool = False
@@ -91,6 +94,8 @@ class Row(msgspec.Struct, frozen=True):
     prompt_tokens: int | None
     completion_tokens: int | None
     total_ms: float | None
+    chain_id: str | None  # that of the first record of its chain, also if the record does not say so
+    previous_id: str | None  # of the record that it goes on from
 
 
 _COLUMNS = ", ".join(Row.__struct_fields__)
@@ -137,7 +142,7 @@ class Index:
             self._path.unlink(missing_ok=True)
             database = sqlite3.connect(self._path, timeout=30)
             database.execute("PRAGMA secure_delete = ON")
-            database.executescript(_SCHEMA)
+            database.executescript(_SCHEMA + request_chains.SCHEMA)
             with contextlib.suppress(sqlite3.OperationalError):  # built without FTS5: searching is slower, no more
                 database.execute(_TEXT_INDEX)
             database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -207,15 +212,18 @@ class Index:
         values = [
             day, line.file, _number(record["chain"].get("seq")) or 0, *(_text(record.get(name)) for name in names),
             _number(record.get("http_status")), _number(usage.get("prompt_tokens")),
-            _number(usage.get("completion_tokens")), _number(latency.get("total")), content,
+            _number(usage.get("completion_tokens")), _number(latency.get("total")),
         ]  # fmt: skip
         self._remove("day = ? AND file = ?", [day, line.file])
+        values += [*request_chains.place_of(self._database, record), content]
         cursor = self._database.execute(_INSERT, values)
+        request_chains.add_calls(self._database, cursor.lastrowid, record)
         if self._has_words:
             self._database.execute("INSERT INTO words (rowid, content) VALUES (?, ?)", [cursor.lastrowid, values[-1]])
         return True
 
     def _remove(self, condition: str, values: Sequence[Any]) -> None:
+        request_chains.remove_calls(self._database, condition, values)
         if self._has_words:
             self._database.execute(
                 "INSERT INTO words (words, rowid, content) "
@@ -247,6 +255,10 @@ class Index:
             if field.name == "adapter" and value.startswith(_DIGEST_PREFIX):
                 conditions.append("adapter_digest GLOB ?")
                 values.append(f"{_first_digits(value)}*")
+                continue
+            if field.name == "chain":
+                conditions.append("chain_id IN (SELECT value FROM json_each(?))")
+                values.append(msgspec.json.encode(request_chains.chain_ids(self._database, value)).decode())
                 continue
             operator = {"since": "time >= ?", "until": "time < ?"}.get(field.name, f"{field.name} = ?")
             conditions.append(operator)

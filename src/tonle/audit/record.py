@@ -35,10 +35,10 @@ class Record:
     """Open from the first byte of a request to the last of its reply. Set attributes as facts become known."""
 
     __slots__ = (
-        "_written", "adapter", "adapter_digest", "answer", "body", "cache", "client", "closed_ns", "closed_s", "endpoint",
-        "error", "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config", "opened_ns",
-        "opened_s", "output", "packed", "request_id", "response_id", "route", "size_bytes", "status", "timings_ms",
-        "unauthenticated", "unread", "usage", "warnings",
+        "_written", "adapter", "adapter_digest", "answer", "body", "cache", "chain_id", "client", "closed_ns", "closed_s",
+        "endpoint", "error", "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config",
+        "opened_ns", "opened_s", "output", "packed", "previous_id", "request_id", "response_id", "route", "size_bytes",
+        "status", "timings_ms", "unauthenticated", "unread", "usage", "warnings",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,8 @@ class Record:
         self.opened_s = time.monotonic()
         self.endpoint = endpoint  # the path of the request
         self.request_id = request_id or f"req-{self.id}"
+        self.chain_id = self.id  # that of the first of the requests that go on from each other
+        self.previous_id: str | None = None  # of the record that this one goes on from
         self.client = client  # address of the caller
         self.body = body  # the request, raw or parsed; not to be changed after it is set
         self.unread = unread  # in place of a body that was not read, or is not kept whole

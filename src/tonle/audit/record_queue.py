@@ -98,5 +98,5 @@ def size_of(record: Record) -> int:
     if (answer := record.answer) is not None:
         size += len(answer.raw) if isinstance(answer.raw, str) else 0
         for choice in answer.choices.values():
-            size += sum(map(len, choice.pieces)) + sum(map(len, choice.reasoning))
+            size += sum(map(len, choice.all_pieces()))
     return size

@@ -28,7 +28,7 @@ MASKED = (
 MAX_ESCAPES = 3  # JSON inside JSON inside JSON
 CARD_DIGITS = 10**12  # a number from which on it may be a card's
 # Ids that this server or an engine draws look like numbers to a pattern, and mean nothing.
-_DRAWN_ID = re.compile(r"(?:[a-z]{2,12}-)?(?:[0-9a-f]{24}|[0-9a-f]{32})|key-[0-9a-f]{10}")
+_DRAWN_ID = re.compile(r"(?:[a-z]{2,12}[-_]){0,2}(?:[0-9a-f]{24}|[0-9a-f]{32})|key-[0-9a-f]{10}")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([\"\\/bfnrt]))")
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 

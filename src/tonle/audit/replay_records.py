@@ -1,6 +1,6 @@
 """`replay`: send recorded requests again and see whether the answers are the same.
 
-Does: rebuild the request from its record, without streaming; compare texts. Does not: repeat what cannot repeat: a
+Does: rebuild the request from its record, without streaming; compare texts and tool calls. Does not: repeat what cannot repeat: a
 request that samples without a seed is passed over unless asked for; or know HTTP: the caller sends.
 """
 
@@ -19,6 +19,8 @@ from tonle.protocol.replies import body_message
 
 Verdict = Literal["same", "different", "failed", "skipped"]
 INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
+# Their records, where a gateway wrote them, hold the request that was made of theirs: that one is sent.
+_TRANSLATED = ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate")
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
@@ -105,9 +107,16 @@ def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
     return None
 
 
+def _path(record: dict[str, Any]) -> str:
+    """Where the recorded request is sent. Only a gateway notes what its cache had."""
+    if record["endpoint"] not in _TRANSLATED or record.get("cache") is None:
+        return str(record["endpoint"])
+    return "/v1/completions" if record.get("messages") is None else "/v1/chat/completions"
+
+
 def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> ReplayResult:
     try:
-        reply = send(record["endpoint"], body)
+        reply = send(_path(record), body)
     except InternalError as error:
         return ReplayResult(id=record["id"], verdict="failed", detail=error.message)
     answer = _answer(reply)
@@ -123,11 +132,25 @@ def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> Rep
     if record["endpoint"] == INFERENCE:
         before, after = str(record.get("output") or ""), _response(reply.body)
     elif isinstance(choices, list) and choices:
-        before = "\n".join(str(choice.get("text")) for choice in choices if isinstance(choice, dict))
-        after = "\n".join(choice.text for _, choice in sorted(answer.choices.items()))
+        before = "\n".join(
+            _told(choice.get("text"), choice.get("reasoning"), choice.get("tool_calls"))
+            for choice in choices
+            if isinstance(choice, dict)
+        )
+        after = "\n".join(
+            _told(choice.text, "".join(choice.reasoning), list(choice.tool_calls.values()))
+            for _, choice in sorted(answer.choices.items())
+        )
     else:
         before, after = str(record.get("output") or ""), answer.text
     return _compare(record["id"], before, after)
+
+
+def _told(text: Any, reasoning: Any, calls: Any) -> str:
+    """One choice as a text to compare. The ids of tool calls are drawn anew each time and do not count."""
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    lines = [f"{each.get('name')}({each.get('arguments')})" for each in functions if isinstance(each, dict)]
+    return "\n".join([str(each) for each in (reasoning, text) if each] + lines)
 
 
 def _answer(reply: ServerReply) -> Answer:

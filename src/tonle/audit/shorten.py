@@ -37,11 +37,24 @@ def shorten_answer(record: Record) -> None:
 
 
 def _num_chars(answer: Answer) -> int:
-    return sum(sum(map(len, choice.pieces)) + sum(map(len, choice.reasoning)) for choice in answer.choices.values())
+    return sum(sum(map(len, choice.all_pieces())) for choice in answer.choices.values())
 
 
 def _cut_choice(choice: Choice) -> Choice:
-    return dataclasses.replace(choice, pieces=[_cut(choice.text)], reasoning=[_cut("".join(choice.reasoning))])
+    calls = {place: _cut_call(call) for place, call in choice.tool_calls.items()}
+    reasoning = [_cut("".join(choice.reasoning))] if choice.reasoning else []
+    return dataclasses.replace(choice, pieces=[_cut(choice.text)], reasoning=reasoning, tool_calls=calls)
+
+
+def _cut_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Only its arguments can be that long: its id and its name stay."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return call
+    return {
+        **call,
+        "function": {part: _cut(text) if isinstance(text, str) else text for part, text in function.items()},
+    }
 
 
 def _cut(text: Any) -> Any:

@@ -17,13 +17,21 @@ NO_EFFECT = frozenset({
     "user",
 })  # fmt: skip
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def cache_key(*, tenant: str, path: str, model: tuple[Any, ...], body: Mapping[str, Any]) -> bytes:
-    """SHA-256 of tenant, endpoint, the model's identity (adapter included) and every field that has an effect."""
-    fields = {name: value for name, value in body.items() if name not in NO_EFFECT and name != "model"}
-    return hashlib.sha256(_encode([tenant, path, model, fields])).digest()
+    """SHA-256 of tenant, endpoint, the model's identity (adapter included) and every field that has an effect.
+
+    The order of fields does not count, nor that inside messages. In other fields it does: an answer has its properties in
+    the order of its schema, and a prompt has tools as they were given.
+    """
+    fields = [
+        (name, body[name]) for name in sorted(body) if name not in NO_EFFECT and name not in ("model", "messages")
+    ]
+    messages = msgspec.Raw(_encode_sorted(body.get("messages")))
+    return hashlib.sha256(_encode([tenant, path, model, messages, fields])).digest()
 
 
 def may_reuse(body: Mapping[str, Any]) -> bool:

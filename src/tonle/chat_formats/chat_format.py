@@ -34,6 +34,7 @@ class ThinkingTags:
 
     start: str = "<think>"
     end: str = "</think>"
+    closing: str = "\n</think>\n\n"  # what to write for a model that has thought enough
 
 
 class MessageParser(Protocol):
@@ -47,8 +48,10 @@ class MessageParser(Protocol):
 
 class ChatFormat(Protocol):
     name: str
-    reads_special_tokens: bool  # its tags are special tokens: the text must have them in it
+    reads_special_tokens: bool  # some of its tags are special tokens: the text must have them in it
+    tags: tuple[str, ...]  # that may be special tokens
     thinking: ThinkingTags | None  # how its models mark thoughts, if the format itself says so
+    call_id_chars: int | None  # how many letters and digits the ids of calls must have for its templates; None: any
 
     def parser(self, tools: Sequence[Tool], *, thinking: ThinkingTags | None, is_open: bool = False) -> MessageParser:
         """`thinking`: thoughts are told apart; None: they are content. `is_open`: the prompt ends inside of them.
@@ -58,5 +61,9 @@ class ChatFormat(Protocol):
         """Lark, as llguidance reads it, of an answer with calls: with `must_call`, calls and nothing else; without, free text
         in which calls of strict tools are what their schemas say. None: nothing is bound."""
 
+    def write_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls as the format's models write them: names and arguments (values, not JSON)."""
+
     def system_prompt(self, tools: Sequence[Tool]) -> str | None:
-        """What to tell the model about the tools where its template does not; None: the template does."""
+        """What to tell the model about the tools where its template does not; None: the template does. If it is not None, the
+        template is to be given no tools, and messages as `plain_tool_messages` makes them."""

@@ -46,6 +46,13 @@ StatusOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Only this status: ok, cached, refused, failed, cancelled or interrupted."),
 ]
+ChainOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Only the requests that go on from each other, such as an agent's loop of tool calls: the id of any of them.",
+    ),
+]
 TextOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only records whose prompt or answer contains this.")
 ]
@@ -71,12 +78,13 @@ def query(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     status: StatusOption = None,
+    chain: ChainOption = None,
     text: TextOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
     newest: Annotated[bool, typer.Option("--newest", metavar="", help="Newest first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object per line.")] = False,
 ) -> None:
-    """List records by time, key, model, adapter, status and text.
+    """List records by time, key, model, adapter, status, chain and text.
 
     [dim]Example:[/dim]  tonle audit query audit --since 2025-01-31 --status failed --text សួស្តី
     """
@@ -85,7 +93,7 @@ def query(
     from tonle.audit.index import Index
     from tonle.audit.record_file import escape_controls
 
-    wanted = _query(since, until, key, model, status, text, limit, adapter=adapter, newest=newest)
+    wanted = _query(since, until, key, model, status, text, limit, adapter=adapter, chain=chain, newest=newest)
     with Index(directory) as index:
         rows = list(index.find(wanted))
     if as_json:
@@ -127,6 +135,7 @@ def export(
     model: ModelOption = None,
     adapter: AdapterOption = None,
     status: StatusOption = None,
+    chain: ChainOption = None,
     text: TextOption = None,
 ) -> None:
     """Write records as JSON lines, CSV or Parquet.
@@ -135,7 +144,7 @@ def export(
     """
     from tonle.audit import export as writers
 
-    wanted = _query(since, until, key, model, status, text, None, adapter=adapter)
+    wanted = _query(since, until, key, model, status, text, None, adapter=adapter, chain=chain)
     skipped: list[str] = []
     records = writers.read_records(_files(directory, wanted), skipped)
     try:
@@ -188,6 +197,7 @@ def replay(
     key: KeyIdOption = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
+    chain: ChainOption = None,
     text: TextOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many records.")] = 100,
     timeout: Annotated[float, typer.Option(metavar="N", help="Seconds to wait for one answer.")] = 600.0,
@@ -204,7 +214,9 @@ def replay(
     from tonle.cli.remote_server import RemoteServer
 
     if record_id is None:
-        files = list(_files(directory, _query(since, until, key, model, None, text, limit, adapter=adapter)))
+        files = list(
+            _files(directory, _query(since, until, key, model, None, text, limit, adapter=adapter, chain=chain))
+        )
     else:
         with Index(directory) as index:
             files = [index.locate(record_id)]
@@ -279,6 +291,7 @@ def _query(
     limit: int | None,
     *,
     adapter: str | None = None,
+    chain: str | None = None,
     newest: bool = False,
 ) -> Query:
     from tonle.audit.index import Query
@@ -287,7 +300,7 @@ def _query(
     if status is not None and status not in STATUSES:
         raise InvalidRequest(f"status must be one of {', '.join(STATUSES)}, not {status!r}", param="status")
     return Query(
-        since=_time(since), until=_time(until), key_id=key, model=model, adapter=adapter, status=status, text=text,
+        since=_time(since), until=_time(until), key_id=key, model=model, adapter=adapter, status=status, chain=chain, text=text,
         limit=limit, newest_first=newest,
     )  # fmt: skip
 

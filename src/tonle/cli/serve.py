@@ -64,11 +64,15 @@ def serve(model: ModelArgument = None, config: ConfigOption = None, *, flags: di
 async def _serve(settings: ServeConfig, source: ModelSource, listeners: list[socket.socket]) -> None:
     """Listen at once, tell when the model is ready; end with the server, or with what kept the engine from starting."""
     from tonle.engine.text import load_text
+    from tonle.replica.chat_style import chat_style
 
     began = time.monotonic()
     name = settings.served_model_name[0] if settings.served_model_name else source.name
     check_not_models(dict(settings.lora), name)
     text = load_text(source, special_tokens_in_content=settings.special_tokens_in_content)
+    chat_style(
+        text, settings.tool_call_parser, settings.reasoning_parser
+    )  # a wrong name is told before the engine starts
     server = ServerInfo.of(listeners[0], settings)
 
     def announce(card: ModelCard) -> None:

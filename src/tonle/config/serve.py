@@ -249,6 +249,20 @@ class ServeConfig(ServerConfig):
         "What a special token such as <|im_end|> in a chat message is. text: text, so that no caller can end a turn and begin "
         "another. special: the token itself. Prompts of /v1/completions always have special tokens.",
     )
+    tool_call_parser: str = setting(
+        ANSWERS,
+        "auto",
+        values.text("NAME"),
+        "How the model writes tool calls: auto (as its chat template says), or a format such as hermes, llama3 or json; "
+        "docs/tools.md has them all.",
+    )
+    reasoning_parser: str = setting(
+        ANSWERS,
+        "auto",
+        values.text("NAME"),
+        "How the model marks its thoughts, which become reasoning_content: auto (as its chat template says), a format such as "
+        "think, or none (thoughts stay in content).",
+    )
 
     log_level: str = log_level_setting(engine="log_level")
 
@@ -258,6 +272,7 @@ class ServeConfig(ServerConfig):
         self.check_origins()
         self.check_requests()
         self.check_cache()
+        self.check_responses()
         check_not_models(dict(self.lora), *self.served_model_name)
         if self.frontends > 1:
             self._check_frontends()

@@ -50,7 +50,6 @@ def _origins(text: str) -> object:
 _ONE_GPU = (
     "a model runs on one GPU. Start one `tonle serve` per GPU and put `tonle gateway --backend …` in front of them"
 )
-_NO_TOOLS = "tool calling is not supported in this version"
 _NO_SPECULATION = "speculative decoding is not available in this version"
 _NO_REQUEST_LOG = "prompts and parameters are not logged. Use --audit-dir DIR to record every request"
 _OWN_TOKENIZER = "the tokenizer is read from the model's own files; put the other one into the model's folder"
@@ -102,6 +101,11 @@ _TABLE = (
     VllmFlag("swap_space", anyway=("0",),
              refusal="there is no swap space: a request that has to make room is computed again. Leave it out"),
     VllmFlag("cpu_offload_gb", anyway=("0",), refusal="weights are not offloaded; use a smaller or a quantized model (GGUF)"),
+    VllmFlag("enable_auto_tool_choice", switch=True, anyway=("true",),
+             refusal="tools are always there for requests that send them; callers can send tool_choice none"),
+    VllmFlag("exclude_tools_when_tool_choice_none", switch=True, anyway=("true",),
+             refusal="with tool_choice none a model is never told about tools; leave it out"),
+    VllmFlag("guided_decoding_backend", anyway=("*",)),  # there is one grammar engine, whatever its name
     # refused
     VllmFlag("enforce_eager", switch=True, anyway=("false",),
              refusal="CUDA graphs are always used; --gpu-memory-utilization leaves memory for them. Leave it out"),
@@ -123,11 +127,7 @@ _TABLE = (
     VllmFlag("disable_fastapi_docs", switch=True, anyway=("false",),
              refusal="/docs and /openapi.json cannot be switched off; block them in the proxy in front"),
     VllmFlag("num_gpu_blocks_override", refusal="use --kv-cache-memory SIZE"),
-    VllmFlag("reasoning_parser", refusal="reasoning is not separated from the answer; it is part of content"),
-    VllmFlag("tool_call_parser", refusal=_NO_TOOLS),
-    VllmFlag("enable_auto_tool_choice", switch=True, anyway=("false",), refusal=_NO_TOOLS),
-    VllmFlag("guided_decoding_backend", refusal="structured output is not supported in this version"),
-    VllmFlag("structured_outputs_config", refusal="structured output is not supported in this version"),
+    VllmFlag("structured_outputs_config", refusal="structured output has nothing to configure; leave it out"),
     VllmFlag("speculative_config", refusal=_NO_SPECULATION),
     VllmFlag("speculative_model", refusal=_NO_SPECULATION),
     VllmFlag("num_speculative_tokens", refusal=_NO_SPECULATION),

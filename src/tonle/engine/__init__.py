@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tonle.config.engine import EngineConfig
-from tonle.engine.request import GenerationConfig, GenerationResult, RequestPriority
+from tonle.engine.request import GenerationConfig, GenerationResult, RequestPriority, StructuredOutput
 
 if TYPE_CHECKING:
     from tonle.engine.inference_engine import InferenceEngine
     from tonle.engine.llm import LLM
 
-__all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceEngine", "RequestPriority"]
+__all__ = ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceEngine", "RequestPriority",
+           "StructuredOutput"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from tonle.config.engine import EngineConfig
 from tonle.config.no_effect import explain_once
 from tonle.engine.adapters.open_adapters import enable_adapters, open_adapters, read_given
 from tonle.engine.defaults import read_defaults, suited_to_cpu
+from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
 from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, gpu_uuid, kv_cache
@@ -23,12 +24,15 @@ from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, Targets
+from tonle.engine.text import Text, load_text
+from tonle.engine.text.no_text import NoText
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
 from tonle.models.load import default_dtype, load
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
+from tonle.models.spec import ModelSpec
 
 if TYPE_CHECKING:  # brings numba
     from tonle.models.cpu.cpu_decoder import CpuDecoder
@@ -38,8 +42,11 @@ log = logging.getLogger("tonle.engine")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0) -> tuple[Loop, ModelCard]:
-    """Load `model` (a source, or a live transformers model) and wire an engine around it."""
+def build(
+    model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0, text: Text | None = None
+) -> tuple[Loop, ModelCard]:
+    """Load `model` (a source, or a live transformers model) and wire an engine around it. `text`: its text side, which structured
+    output needs; None: read from the source, beside the loop."""
     began = time.monotonic()
     explain_once(log, config.without_effect())
     defaults, stops = read_defaults(model, config)  # before the weights: it is quick to fail
@@ -59,25 +66,15 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         adapters = open_adapters(given, config, spec, runner.prepare_adapter, mailbox.publish)
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     targets = _targets(config)
-    # Of one prompt in a step: where no cap is set, a controller may give it all.
-    cap = config.long_prefill_token_threshold or max(1, max_num_batched_tokens // (2 if targets is None else 1))
-    limits = SchedulerLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        context_length=context_length,
-        block_size=kv.block_size,
-        long_prefill_tokens=cap,
-        ageing_s=config.priority_ageing_s,
-        prefix_caching=config.reuses_prefixes,
-        continuous=config.enable_continuous_batching,
-        batch_timeout_s=config.batch_timeout_ms / 1000,
-        num_adapter_slots=config.max_loras if config.uses_adapters else 0,
-    )
+    limits = _limits(machine, config, targets)
     controller = None if targets is None else Controller(targets, limits)
     scheduler = Scheduler(limits, pool, spec.eos_ids, None if adapters is None else adapters.host)
     if adapters is not None:
         adapters.host.is_used, runner.adapters = scheduler.slots.is_used, adapters.host
-    loop = Loop(scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller, adapters=adapters)
+    compiler = _grammar_compiler(model, config, text, spec)
+    loop = Loop(
+        scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller, adapters=adapters, compiler=compiler
+    )  # fmt: skip
     card = ModelCard(
         architecture=spec.architecture,
         context_length=context_length,
@@ -98,6 +95,39 @@ def build(model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, l
         engine_id=secrets.randbits(62),
     )
     return loop, card
+
+
+def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> SchedulerLimits:
+    # Of one prompt in a step: where no cap is set, a controller may give it all.
+    cap = config.long_prefill_token_threshold or max(1, machine.max_num_batched_tokens // (2 if targets is None else 1))
+    min_forced, rows_per_forced = (2, 16) if machine.runner.lag else (1, 0)
+    return SchedulerLimits(
+        max_num_seqs=machine.max_num_seqs,
+        max_num_batched_tokens=machine.max_num_batched_tokens,
+        context_length=machine.context_length,
+        block_size=machine.kv.block_size,
+        long_prefill_tokens=cap,
+        ageing_s=config.priority_ageing_s,
+        prefix_caching=config.reuses_prefixes,
+        continuous=config.enable_continuous_batching,
+        batch_timeout_s=config.batch_timeout_ms / 1000,
+        num_adapter_slots=config.max_loras if config.uses_adapters else 0,
+        min_forced=min_forced,
+        rows_per_forced=rows_per_forced,
+    )
+
+
+def _grammar_compiler(
+    model: ModelSource | Any, config: EngineConfig, text: Text | None, spec: ModelSpec
+) -> GrammarCompiler | None:
+    """None where there is no tokenizer."""
+    if isinstance(text, NoText) or (text is None and not isinstance(model, ModelSource)):
+        return None
+
+    def read_text() -> Text:
+        return load_text(model, special_tokens_in_content=config.special_tokens_in_content) if text is None else text
+
+    return GrammarCompiler(read_text, spec.vocab_size, spec.eos_ids)
 
 
 def choose_device(name: str) -> torch.device:

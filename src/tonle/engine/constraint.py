@@ -18,8 +18,11 @@ class Constraint(Protocol):
     def push(self, token: int) -> None:
         """The sequence has this token now. Never raises: see `error`."""
 
-    def forced(self, most: int) -> list[int]:
-        """Tokens that must follow, at most so many. They count as pushed. Empty: the next one is a choice."""
+    def forced(self, most: int, least: int = 1) -> list[int]:
+        """Tokens that must follow, at most `most`; never the end of the answer, which `is_complete` says. They count as pushed.
+
+        Empty, and nothing has changed: the next one is a choice, or they are fewer than `least`.
+        """
 
     def fill(self, mask: np.ndarray) -> bool:
         """Which tokens may come next, one bit each, into (words,) int32. False: any may, and nothing was written."""
@@ -40,6 +43,12 @@ class Compiled:
     request: Request
     constraint: Constraint | None  # None: see `error`
     error: str = ""  # the caller's mistake, in words for the caller
+
+
+def needs_constraint(request: Request) -> bool:
+    """What it may generate depends on what it has generated."""
+    thinking = request.config.thinking
+    return bool(request.grammar) or (thinking is not None and thinking.budget is not None)
 
 
 class ConstraintCompiler(Protocol):

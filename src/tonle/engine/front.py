@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+
 from tonle.config.adapter_names import models_own_name
 from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
 from tonle.engine.embedding import Embedding, FrontEmbeddings
 from tonle.engine.front_errors import check_priority, check_prompt, ended_early, refusal
 from tonle.engine.generation import Generation
+from tonle.engine.grammar.grammar_text import grammar_text
 from tonle.engine.messages import (
     AdapterInfo,
     AdapterReply,
@@ -135,7 +138,8 @@ class Front:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
         config.validate()
         check_priority(priority)
-        config = self._resolve(prompt, config)
+        grammar = self._grammar(config)
+        config = msgspec.structs.replace(self._resolve(prompt, config), structured=None)  # it crosses as `grammar`
         info = None if adapter is None else self._adapters.find(adapter)
         if info is not None:  # cached prefixes are found by what computed them
             salt = info.digest.encode() + salt
@@ -153,6 +157,7 @@ class Front:
                 salt=salt,
                 arrived_s=now,
                 adapter=0 if info is None else info.id,
+                grammar=grammar,
             )
             for index in range(config.n)
         ]
@@ -181,6 +186,13 @@ class Front:
         self._next_handle += 1
         return self._next_handle
 
+    def _grammar(self, config: GenerationConfig) -> str:
+        """What the text must be; empty: anything."""
+        if config.structured is None:
+            return ""
+        self.text.check_tokens_are_bytes()
+        return grammar_text(config.structured, self.text.special_tokens)
+
     def _stream(self, prompt: list[int], config: GenerationConfig) -> TextStream:
         return self.text.stream(
             prompt,
@@ -207,6 +219,10 @@ class Front:
         check_prompt(prompt, card.vocab_size)
         if any(token >= card.vocab_size for token in (*config.logit_bias, *config.stop_token_ids)):
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
+        if (thinking := config.thinking) is not None and any(
+            not 0 <= token < card.vocab_size for token in (*thinking.start, *thinking.end, *thinking.closing)
+        ):
+            raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="thinking")
         if not isinstance(config, ResolvedConfig):
             max_tokens = card.defaults.max_new_tokens or ResolvedConfig().max_length
             room = card.context_length - len(prompt)

@@ -97,7 +97,7 @@ class InferenceEngine(EngineAdapters, EngineEmbeddings):
         model, text, name = open_given(self._model, self._tokenizer, self.config)
         check_not_models(self.config.lora, name)
         self._mailbox = ThreadMailbox(self._hand_over)
-        loop, card = build(model, self.config, self._mailbox)
+        loop, card = build(model, self.config, self._mailbox, text=text)
         self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)
         self._front.deliver(loop.adapters)
         self._front.deliver(card)

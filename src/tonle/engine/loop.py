@@ -1,6 +1,8 @@
 """The engine's loop: take mail, plan, launch, commit the step before, publish. The whole engine is these five lines.
 
-Runs on a thread or process of its own; nothing else touches the scheduler or the runner.
+Runs on a thread or process of its own; nothing else touches the scheduler or the runner. A request whose answer must fit a
+grammar waits until that is compiled, before the scheduler gets it; steps draw for such requests last (docs/architecture.md,
+"Ahead of the host").
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import deque
 import msgspec
 
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
+from tonle.engine.constraint import ConstraintCompiler, needs_constraint
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import (
     ADAPTER_UNREADABLE,
@@ -26,13 +29,19 @@ from tonle.engine.messages import (
     Submit,
     UnloadAdapter,
 )
-from tonle.engine.plan import Plan
+from tonle.engine.plan import Masks, Plan
+from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.schedule import Controller, Scheduler, StepOutcome, facts_of
+from tonle.engine.schedule import Controller, Scheduler, StepOutcome, facts_of, wanted_draws
 
 log = logging.getLogger("tonle.engine")
 
 _READING_S = 0.005  # longest sleep while adapters are being read: what was read is taken in between steps
+_COMPILING_S = 0.001  # the same while grammars are compiled
+_NO_COMPILER = (
+    "this engine takes neither structured output nor a token budget for thinking: it has no tokenizer, so it does not know "
+    "what its tokens say"
+)
 _NO_ADAPTERS = (
     "this engine takes no LoRA adapters; start it with enable_lora=True (--enable-lora), or with adapters of its own: "
     "lora={...} (--lora NAME=PATH)"
@@ -49,6 +58,7 @@ class Loop:
         fatal: bool = False,
         controller: Controller | None = None,
         adapters: LoadedAdapters | None = None,
+        compiler: ConstraintCompiler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -62,6 +72,8 @@ class Loop:
         if controller is not None:
             scheduler.tuned, self._stats.adaptive = controller.limits, controller.stats
         self._adapters = adapters  # None: requests use the model as it is
+        self._compiler = compiler  # None: requests that need a constraint are refused
+        self._compiling: set[int] = set()  # handles of requests that the compiler has
 
     @property
     def adapters(self) -> Adapters:
@@ -75,6 +87,8 @@ class Loop:
         finally:
             if self._adapters is not None:
                 self._adapters.close()
+            if self._compiler is not None:
+                self._compiler.close()
 
     def step(self) -> None:
         changed = self._take_mail()
@@ -84,9 +98,12 @@ class Loop:
             if self._controller is not None:
                 self._tell_planned(self._controller, plan, began)
             self._launch(plan)
+        if plan.bound:
+            self._draw_bound(plan)
         while len(self._launched) > (self._runner.lag if plan.rows else 0):
-            self._collect(self._launched.popleft())
-            changed = False  # `_collect` published the state
+            if (outcome := self._collect(self._launched.popleft())) is not None:
+                self._publish(outcome)
+            changed = False  # the state was published
         if plan.rows:
             self._stats.busy_s += time.monotonic() - began
         if changed:
@@ -101,18 +118,17 @@ class Loop:
             wait_s = self._scheduler.wake_s(time.monotonic())
         if self._adapters is not None and self._adapters.is_reading:
             wait_s = self._wait_for_adapters(wait_s)
+        if self._compiler is not None and self._compiler.is_busy:
+            wait_s = _COMPILING_S if wait_s is None else min(wait_s, _COMPILING_S)
         mail = self._mailbox.take(wait_s)
         for message in mail:
             match message:
                 case Submit(requests):
                     for request in requests:
-                        if (why := self._scheduler.refusal(request)) is not None:
-                            self._refused[request.handle] = why
-                        else:
-                            self._scheduler.add(request)
+                        self._submit(request)
                 case Cancel(handles):
                     for handle in handles:
-                        self._scheduler.cancel(handle)
+                        self._cancel(handle)
                 case DropCache():
                     self._scheduler.pool.drop_idle()
                 case LoadAdapter() | UnloadAdapter():
@@ -124,7 +140,43 @@ class Loop:
                     self._stopped = True
         if self._adapters is not None:
             self._take_adapters(self._adapters)
-        return bool(mail)
+        compiled = self._compiling and self._take_compiled()
+        return bool(mail or compiled)
+
+    def _submit(self, request: Request) -> None:
+        if (why := self._scheduler.refusal(request)) is not None:
+            self._refused[request.handle] = why
+        elif not needs_constraint(request):
+            self._scheduler.add(request)
+        elif self._compiler is None:
+            self._refused[request.handle] = _NO_COMPILER
+        else:
+            self._compiler.ask(request)
+            self._compiling.add(request.handle)
+
+    def _cancel(self, handle: int) -> None:
+        if handle in self._compiling:
+            assert self._compiler is not None
+            self._compiling.remove(handle)
+            self._compiler.forget(handle)
+        else:
+            self._scheduler.cancel(handle)
+
+    def _take_compiled(self) -> bool:
+        """Requests whose constraints are ready go to the scheduler. True if there were any."""
+        assert self._compiler is not None
+        done = self._compiler.take()
+        for each in done:
+            request = each.request
+            self._compiling.remove(request.handle)
+            # Asked again: its adapter may have been unloaded meanwhile.
+            if why := each.error or self._scheduler.refusal(request):
+                self._refused[request.handle] = why
+            elif (ended := self._scheduler.add(request, each.constraint)) is not None:
+                self._scheduler.started[request.handle] = (time.monotonic(), 0)
+                self._stats.generation_tokens += len(ended.tokens)
+                self._publish(ended)
+        return bool(done)
 
     def _wait_for_adapters(self, wait_s: float | None) -> float | None:
         """How long to sleep while one is being read: not longer than that may take, and not at all if other work is left."""
@@ -145,18 +197,38 @@ class Loop:
         except Exception:
             self._break(plan)
 
-    def _collect(self, launched: LaunchedStep) -> None:
+    def _draw_bound(self, plan: Plan) -> None:
+        """The draws that `launch` left open, now that the tokens ahead of them are known. `plan` is the last one launched."""
+        assert self._compiler is not None
+        outcomes = []
+        while len(self._launched) > 1:  # the steps ahead
+            outcomes.append(self._collect(self._launched.popleft()))
+        if self._launched:  # else a step failed
+            entries, constraints = wanted_draws(plan)
+            allowed = self._runner.mask_rows(len(entries), self._compiler.mask_words)
+            try:
+                is_filled = self._compiler.fill(constraints, allowed) if entries else []
+                self._runner.draw_bound(self._launched[-1], Masks(entries, allowed, is_filled))
+            except Exception:
+                self._launched.pop()
+                self._break(plan)
+        for outcome in outcomes:  # after the draw, which the device waits for
+            if outcome is not None:
+                self._publish(outcome)
+
+    def _collect(self, launched: LaunchedStep) -> StepOutcome | None:
+        """Wait for a step and commit it. None: it failed."""
         try:
             result = self._runner.collect(launched)
         except Exception:
             self._break(launched.plan)
-            return
-        self._stats.num_steps += 1
-        self._stats.generation_tokens += len(result.tokens)
+            return None
         outcome = self._scheduler.commit(launched.plan, result)
+        self._stats.num_steps += 1
+        self._stats.generation_tokens += len(outcome.tokens)
         if self._controller is not None:
             self._tell_committed(self._controller)
-        self._publish(outcome)
+        return outcome
 
     def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
         running, waiting = self._scheduler.running, self._scheduler.waiting
@@ -185,7 +257,7 @@ class Loop:
     def _publish(self, outcome: StepOutcome) -> None:
         scheduler, pool, stats = self._scheduler, self._scheduler.pool, self._stats
         stats.num_running = len(scheduler.running)
-        stats.num_waiting = len(scheduler.waiting)
+        stats.num_waiting = len(scheduler.waiting) + len(self._compiling)
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_idle
         stats.kv_usage = pool.num_held / pool.num_blocks
@@ -199,11 +271,11 @@ class Loop:
             stats.running_adapters = self._adapters.names(scheduler.slots.running())
             stats.waiting_adapters = self._adapters.names(scheduler.waiting.adapters)
         started, scheduler.started = scheduler.started, {}
-        refused, self._refused = self._refused, {}
+        refused, self._refused = self._refused | outcome.refused, {}
         self._mailbox.publish(
             Step(
                 handles=outcome.handles,
-                counts=[1] * len(outcome.handles),
+                counts=outcome.counts,
                 tokens=outcome.tokens,
                 finished=outcome.finished,
                 refused=refused,

@@ -154,7 +154,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     counts: list[int]
     tokens: list[int]
     finished: dict[int, tuple[str, int | None]] = {}  # handle -> reason, the stop token that matched
-    refused: dict[int, str] = {}  # handle -> why it can never run
+    refused: dict[int, str] = {}  # handle -> why it can never run, or cannot go on as it was asked to
     started: dict[int, tuple[float, int]] = {}  # handle -> when first scheduled, prompt tokens found in cache
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tonle.engine.request import ResolvedConfig, TokenLogprob
 
 
@@ -33,10 +35,25 @@ class Plan:
     chunks: list[list[int] | None] = field(default_factory=list)  # tokens to compute; None = the one sampled last
     samples: list[bool] = field(default_factory=list)  # the chunk ends at the last known token: sample the next
     sequences: list[Any] = field(default_factory=list)  # the scheduler's own, for its commit; the runner does not look
+    # Entries that sample only what a grammar allows: `launch` leaves their draws to `draw_bound`.
+    bound: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(1 if chunk is None else len(chunk) for chunk in self.chunks)
+
+    def place(self, i: int) -> int:
+        """That the token sampled by entry `i` will take in its sequence."""
+        return self.starts[i] + (1 if (chunk := self.chunks[i]) is None else len(chunk))
+
+
+@dataclass(slots=True)
+class Masks:
+    """What bound entries of a plan may sample. Those of the plan that are not here are not sampled at all."""
+
+    entries: list[int]  # plan indices
+    allowed: np.ndarray  # (entries, words) int32: one bit per token of the vocabulary, the lowest bits first
+    is_filled: list[bool]  # False: any token; its row of `allowed` says nothing
 
 
 @dataclass(slots=True)

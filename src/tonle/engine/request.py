@@ -110,7 +110,8 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     def validate(self) -> None:
         """Raise `InvalidRequest` naming the first field that makes no sense."""
         self.__post_init__()  # max_tokens may have been assigned since
-        if (wrong := wrong_type(self)) is not None:
+        self._check_structured()
+        if (wrong := wrong_type(msgspec.structs.replace(self, structured=None))) is not None:
             raise InvalidRequest(wrong[1], param=wrong[0])
         _check_range("max_length", self.max_length, 1)
         _check_range("min_tokens", self.min_tokens, 0, math.inf if self.max_length is None else self.max_length)
@@ -138,6 +139,17 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
             raise InvalidRequest(f"a stop string may have at most {MAX_STOP_CHARS} characters", param="stop")
         if any(not text for text in self.stop):
             raise InvalidRequest("stop must not contain an empty string", param="stop")
+
+    def _check_structured(self) -> None:
+        """What a grammar says is checked where it is read (`engine/grammar/grammar_text.py`): it may be of any size and depth."""
+        if self.structured is not None and not isinstance(self.structured, StructuredOutput):
+            raise InvalidRequest(
+                f"structured must be a StructuredOutput, not {type(self.structured).__name__}", param="structured"
+            )
+        if isinstance(self.thinking, Thinking):
+            if not self.thinking.end:
+                raise InvalidRequest("thinking must have the tokens that end it (end)", param="thinking")
+            _check_range("thinking.budget", self.thinking.budget, 0)
 
 
 class ResolvedConfig(GenerationConfig, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from tonle.protocol.parse import decode_object
 
 
 class Outlet(Protocol):
-    """Takes the reply. The caller's exchange is one; the inference service, which reshapes replies, is another."""
+    """Takes the reply. The caller's exchange is one; APIs that are translated, and reshape replies, have others."""
 
     def reply(
         self, body: bytes, *, status: int = 200, content_type: str = ..., headers: Iterable[tuple[str, str]] = ()
@@ -29,24 +29,31 @@ class Outlet(Protocol):
 class ReplyFacts:
     """What a reply says about itself, in headers or in its metadata, as far as it is known when it begins."""
 
-    __slots__ = ("backend", "cache_state", "is_local", "queued_s")
+    __slots__ = ("backend", "cache_state", "chain_id", "is_local", "queued_s")
 
     def __init__(self) -> None:
         self.cache_state = "bypass"  # hit | miss | bypass
         self.backend = ""  # empty: none was asked
         self.is_local = False  # that backend is the engine in this process, and the only one
         self.queued_s = 0.0
+        self.chain_id = ""  # of the requests that this one goes on from; empty: there is no trail to find it in
 
 
 class Call:
     """A request for one of a backend's own paths."""
 
-    __slots__ = ("exchange", "path", "request_id")
+    __slots__ = ("answer_id", "continued_id", "exchange", "path", "request_id")
 
     def __init__(self, exchange: Exchange, path: str) -> None:
         self.exchange = exchange
         self.path = path  # what a backend is asked for
         self.request_id = exchange.request_id
+        # Of an API that has such ids: the earlier answer that the request names, and the name of the answer to this one.
+        self.continued_id: str | None = None
+        self.answer_id: str | None = None
+
+    async def prepare(self, owner: str) -> None:
+        """Fetch what the body refers to, before it is read. `owner`: whose stored things it may see. Raises `TonleError`."""
 
     def read(self, key: Key, *, strict: bool) -> ParsedRequest:
         """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`."""
@@ -60,3 +67,6 @@ class Call:
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
         """Where the backend's reply is written. `request` is None if it could not be read."""
         return self.exchange
+
+    async def complete(self) -> None:
+        """Called when the answer was written to the outlet: what must happen before its last byte leaves. Raises nothing."""

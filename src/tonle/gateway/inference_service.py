@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Meta
 
 from tonle.edge.exchange import JSON, Exchange
+from tonle.gateway.apis.chat_stream import ChatChunks, first_choice, whole_answer
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest, add_warning, estimate_tokens
-from tonle.gateway.refusals import UpstreamFailed
 from tonle.protocol import sse
 from tonle.protocol.history import recent
 from tonle.protocol.openai import FieldWarning, about
@@ -123,17 +123,15 @@ class WrappedReply:
         self._exchange = exchange
         self._request = request
         self._facts = facts
-        self._unread = bytearray()  # of an event that has not ended; its line ends are \n
-        self._return = b""  # a \r at the end of a piece: the \n of a \r\n may still come
+        self._chunks = ChatChunks()
         self._chat: dict[str, Any] = {}  # what the chunks of a stream said beside their text
         self._finish_reason: str | None = None
-        self._failed = False  # the stream has an error event
 
     def reply(
         self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         if status == 200:
-            answer, choice = _chat_answer(body)
+            answer, choice = whole_answer(body)
             metadata = self._metadata(answer, choice.get("finish_reason"))
             headers = list(headers)
             engine_s = sum(_seconds(value) for name, value in headers if name == "x-queue-time")
@@ -147,45 +145,25 @@ class WrappedReply:
         self._exchange.start(status=status, content_type=content_type, headers=headers)
 
     def write(self, piece: bytes) -> None:
-        """Any part of a stream of chat chunks. The work is that of its bytes, into however many pieces they are cut."""
-        piece = self._return + piece
-        self._return = b"\r" if piece.endswith(b"\r") else b""
-        begin = max(0, len(self._unread) - 1)
-        self._unread += piece[: len(piece) - len(self._return)].replace(b"\r\n", b"\n")
-        end = self._unread.rfind(sse.END, begin)
-        if end < 0:
-            return
-        whole = bytes(self._unread[:end])
-        del self._unread[: end + len(sse.END)]
-        self._exchange.write(b"".join([self._wrapped(event) for event in whole.split(sse.END) if event]))
+        self._exchange.write(b"".join([self._wrapped(chunk) for chunk in self._chunks.feed(piece)]))
 
     def end(self) -> None:
         """A stream that did not fail ends with the metadata."""
-        last = self._wrapped(bytes(self._unread)) if self._unread else b""
-        if not self._failed:
+        last = b"".join([self._wrapped(chunk) for chunk in self._chunks.finish()])
+        if not self._chunks.failed:
             metadata = self._metadata(self._chat, self._finish_reason)
             last += _event({"response": "", "metadata": metadata}) + sse.DONE
         self._exchange.write(last)
         self._exchange.end()
 
-    def _wrapped(self, event: bytes) -> bytes:
-        """A chunk's text in the service's shape; a comment or an error as it is; nothing for what has no text.
-
-        A backend may send anything: nothing here raises.
-        """
-        if event.startswith(b":"):
-            return event + b"\n\n"
-        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
-        if not data or data == b"[DONE]":
-            return b""
-        chunk = _decoded(data)
-        if not isinstance(chunk, dict):
-            return b""
+    def _wrapped(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk's text in the service's shape; a comment or an error as it is; nothing for what has no text."""
+        if "comment" in chunk:
+            return f": {chunk['comment']}\n\n".encode()
         if chunk.get("error") is not None:
-            self._failed = True
-            return event + b"\n\n"
+            return _event(chunk)
         self._chat |= {name: chunk[name] for name in ("model", "usage", "warnings") if chunk.get(name)}
-        choice = _first(chunk.get("choices"))
+        choice = first_choice(chunk)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         delta = choice.get("delta")
         text = delta.get("content") if isinstance(delta, dict) else None
@@ -210,28 +188,6 @@ class WrappedReply:
         if warnings := chat.get("warnings"):
             metadata["warnings"] = warnings
         return metadata
-
-
-def _chat_answer(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A whole chat answer and its first choice. Raises `UpstreamFailed` if it is not one."""
-    answer = _decoded(body)
-    choice = _first(answer.get("choices")) if isinstance(answer, dict) else {}
-    if not isinstance(answer, dict) or not isinstance(choice.get("message"), dict):
-        raise UpstreamFailed("the answer of the backend is not a chat completion")
-    return answer, choice
-
-
-def _decoded(text: bytes) -> Any:
-    """None if it is not JSON."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _first(choices: Any) -> dict[str, Any]:
-    found = choices[0] if isinstance(choices, list) and choices else None
-    return found if isinstance(found, dict) else {}
 
 
 def _seconds(text: str) -> float:

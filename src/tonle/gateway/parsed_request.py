@@ -6,6 +6,7 @@ each field that was removed, changed or is unknown. Does not: decide where the r
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -44,6 +45,9 @@ MAX_TOKENS = 2**31 - 1  # more than any model writes, and a number that every st
 MAX_DEADLINE_DIGITS = 9  # milliseconds: about eleven days
 ASCII_PER_TOKEN = 4  # letters
 BYTES_PER_TOKEN = 3  # of other scripts, where a letter has several bytes
+_TOOLS = ("tools", "functions")
+_AS_JSON = (*_TOOLS, "response_format")  # what a prompt may hold as JSON beside messages
+_encode = msgspec.json.Encoder().encode
 _KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
 _NO_RIGHT = "only a key with scope priority or admin may ask for more"
 _TRUE = ("1", "true")
@@ -87,8 +91,10 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise strict_refusal(list(self.warnings))
 
     def prefix_text(self, num_chars: int) -> str:
-        """The beginning of the prompt."""
+        """The beginning of the prompt. Chat templates put tools near it: a hash of theirs stands for them."""
         pieces, size = [], 0
+        if tools := _json_of(self.body, _TOOLS):
+            pieces.append(hashlib.blake2b(tools, digest_size=16).hexdigest())
         for text in prompt_texts(self.body):
             pieces.append(text[: num_chars - size])
             size += len(pieces[-1])
@@ -273,13 +279,30 @@ def prompt_texts(body: dict[str, Any]) -> Iterator[str]:
         yield from (part if isinstance(part, str) else f" {part} " for part in prompt)
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
         if isinstance(content, str):
             yield content
         elif isinstance(content, list):
             yield from (
                 part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
             )
+        if "tool_calls" in message:
+            yield from _called(message["tool_calls"])
+
+
+def _called(calls: Any) -> Iterator[str]:
+    """The names and arguments of calls in an assistant's message."""
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            yield from (text for part in ("name", "arguments") if isinstance(text := function.get(part), str))
+
+
+def _json_of(body: dict[str, Any], names: tuple[str, ...]) -> bytes:
+    """Fields that servers put into the prompt as JSON; empty if there are none."""
+    return b"".join(_encode(value) for name in names if (value := body.get(name)))
 
 
 def estimate_prompt(body: dict[str, Any]) -> int:
@@ -288,7 +311,7 @@ def estimate_prompt(body: dict[str, Any]) -> int:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], str):
         is_flat = isinstance(prompt[0], int)
         return len(prompt) if is_flat else sum(len(part) for part in prompt if isinstance(part, list)) or len(prompt)
-    return sum(estimate_tokens(text) for text in prompt_texts(body))
+    return sum(estimate_tokens(text) for text in prompt_texts(body)) + len(_json_of(body, _AS_JSON)) // ASCII_PER_TOKEN
 
 
 def estimate_tokens(text: str) -> int:

@@ -22,8 +22,7 @@ from tonle.cache import CachedResponse
 from tonle.edge.client import UpstreamError
 from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
-from tonle.gateway.auth import check_model
-from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.gateway.auth import check_model, owner_of
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
@@ -87,6 +86,8 @@ class Pipeline:
         record = self._stages.recorder.open(call, results.request)
         keep_alive_s = self._options.keep_alive_s if refusal is None else 0.0
         facts = ReplyFacts()
+        if refusal is None:
+            facts.chain_id = self._stages.recorder.link(record, accepted)
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         if refusal is None and accepted.model.entry.parent:
@@ -102,6 +103,7 @@ class Pipeline:
                 await answering
             else:
                 await by_deadline(accepted.request, answering, until_begun=relay.expect_begin)
+            await call.complete()
             ending = Ending("cached" if results.lookup.state == "hit" else status_for(relay.status))
         except asyncio.CancelledError as cancelled:
             if call.exchange.gone != SHUTTING_DOWN:
@@ -128,13 +130,14 @@ class Pipeline:
         if exchange.refusal is not None:
             raise exchange.refusal
         key = results.key
+        owner = results.owner = owner_of(exchange, key, trust_salt=self._options.trust_salt)
+        await call.prepare(owner)
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
         charging = stages.limiter.charge(key, request.total_tokens)
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
-        owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
@@ -190,7 +193,7 @@ class Pipeline:
         if results.lease is not None:
             results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)
-        self._stages.recorder.close(record, call.exchange, results, ending.status, answer, error=error_facts)
+        self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:

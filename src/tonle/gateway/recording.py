@@ -14,17 +14,20 @@ from tonle.audit.body_summary import BodySummary
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.edge.buffered_reply import BufferedReply
-from tonle.edge.exchange import Exchange
 from tonle.edge.unread_body import UnreadBody
 from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.call import Call
+from tonle.gateway.chains import Chains, Link, session_chain
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, ShadowCopy, StageResults, as_fields
 from tonle.protocol.answers import Answer, Collector
+from tonle.protocol.call_ids import given_ids, named_ids
 
 MS = 1000.0
 ROOM_S = 10.0  # the longest wait for the writer of records; then `admit` decides
 LOOK_S = 0.005  # how often it is looked for
+SESSION_HEADER = "x-session-id"  # a caller's own name for requests that belong together
+MAX_SESSION_CHARS = 256
 
 
 class Recorder:
@@ -32,6 +35,7 @@ class Recorder:
 
     def __init__(self, trail: AuditTrail | None) -> None:
         self._trail = trail
+        self._chains = Chains()
         self._crowd: asyncio.Task[None] | None = None  # ends when there is room again
 
     async def room(self) -> None:
@@ -56,10 +60,28 @@ class Recorder:
         body = exchange.body if request is None else request.raw
         return self._trail.open(exchange.path, request_id=call.request_id, client=exchange.client or None, body=body)
 
+    def link(self, record: Record | None, accepted: AcceptedRequest) -> str:
+        """Note which earlier request this one goes on from. Returns the id of their chain; empty if there is no trail."""
+        if record is None:
+            return ""
+        call, owner = accepted.call, accepted.owner
+        ids = named_ids(accepted.request.body)
+        if call.continued_id is not None:
+            ids.insert(0, call.continued_id)
+        session = call.exchange.header(SESSION_HEADER)[:MAX_SESSION_CHARS]
+        if session:
+            ids.append(f"{SESSION_HEADER}: {session}")
+        if ids and (link := self._chains.find(owner, ids)) is not None:
+            record.previous_id, record.chain_id = link
+        if session:
+            record.chain_id = session_chain(owner, session)
+            self._chains.note(owner, ids[-1:], Link(record.id, record.chain_id))
+        return record.chain_id
+
     def close(
         self,
         record: Record | None,
-        exchange: Exchange,
+        call: Call,
         results: StageResults,
         status: Status,
         answer: Answer,
@@ -68,6 +90,7 @@ class Recorder:
     ) -> None:
         if record is None:
             return
+        exchange = call.exchange
         request, model, lookup = results.request, results.model, results.lookup
         if exchange.unread is not None:  # only now is it known how much of it came
             record.unread = _summary(exchange.unread)
@@ -89,7 +112,12 @@ class Recorder:
                 *(record.warnings or ()),
                 "the answer is longer than a record may be: its rest is left out",
             ]
-        record.close(status, http_status=exchange.status or None, answer=answer, error=error)
+        if results.owner is not None:
+            ids = given_ids(answer) + ([] if call.answer_id is None else [call.answer_id])
+            self._chains.note(results.owner, ids, Link(record.id, record.chain_id))
+        record.close(
+            status, http_status=exchange.status or None, answer=answer, error=error, response_id=call.answer_id
+        )
 
     def open_copy(
         self, accepted: AcceptedRequest, copy: ShadowCopy, body: bytes

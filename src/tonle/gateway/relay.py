@@ -29,6 +29,7 @@ from tonle.protocol.errors import ErrorReply
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")
 PASSED_HEADERS = ("retry-after", "x-queue-time", "x-prefill-time", "x-decode-time")
+CHAIN_HEADER = "x-tonle-chain"
 MAX_TIME_S = 1e6  # that an engine may say it took
 _TIME_HEADERS = (("queue", "x-queue-time"), ("prefill", "x-prefill-time"), ("decode", "x-decode-time"))
 MAX_ERROR_BYTES = 64 * 1024  # of a backend's error reply that are kept
@@ -246,11 +247,15 @@ class Relay:
         headers = [("x-process-time", f"{self._exchange.elapsed_s:.6f}"), ("x-cache", facts.cache_state)]
         if facts.backend and not facts.is_local:
             headers += [("x-tonle-backend", facts.backend), ("x-tonle-queue-time", f"{facts.queued_s:.6f}")]
+        if facts.chain_id:
+            headers.append((CHAIN_HEADER, facts.chain_id))
         theirs = self.headers.get(field_warnings.HEADER, "")
         if self._warnings or theirs:
             headers.append((field_warnings.HEADER, field_warnings.header(self._warnings, theirs)))
         for name, value in self.headers.items():
-            if name != field_warnings.HEADER and (name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)):
+            if name == field_warnings.HEADER or (name == CHAIN_HEADER and facts.chain_id):
+                continue  # said above
+            if name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES):
                 headers.append((name, value))
         return headers
 
@@ -283,7 +288,10 @@ class Relay:
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
-        if self._known is not None or (self.status == 200 and not self._stream):
+        if self._known is not None:
+            self._known.finish()
+            return self._known
+        if self.status == 200 and not self._stream:
             return self.peek()
         if self.status != 200:
             for piece in self._pieces:

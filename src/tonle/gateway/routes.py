@@ -9,50 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
-from tonle import __version__
-from tonle.config.gateway import GatewayConfig
-from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
-from tonle.errors import TonleError, UnknownModel
-from tonle.gateway.adapters import NO_KEYS_TO_LOAD, AdapterAdmin
-from tonle.gateway.admin import Admin
-from tonle.gateway.api_keys.key import Key, Scope
-from tonle.gateway.auth import Auth
-from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.backends.transport import SHOW_PATHS_HEADER, TRUST_SALT_HEADER
-from tonle.gateway.cached_reply import CachedReplies
-from tonle.gateway.call import Call
-from tonle.gateway.gateway_metrics import GatewayMetrics
-from tonle.gateway.inference_service import InferenceCall
-from tonle.gateway.limits.shared_limiter import SharedLimiter
-from tonle.gateway.pipeline import Pipeline
-from tonle.gateway.proxies import Proxies
+from tonle.errors import TonleError
+from tonle.gateway.adapters import NO_KEYS_TO_LOAD
+from tonle.gateway.api_keys.key import Scope
+from tonle.gateway.apis.error_shapes import is_messages, own_shape
+from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
+from tonle.gateway.apis.responses.api import INPUT_ITEMS
+from tonle.gateway.apis.responses.request import PATH as RESPONSES
+from tonle.gateway.apis.translated import TRANSLATED, call_for
+from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
-from tonle.gateway.routing.router import Router
+from tonle.gateway.services import Services
 from tonle.gateway.web_pages import WebPages, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
-from tonle.protocol.replies import ModelEntry
 from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
-from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
-    *RERANK_PATHS, *SCORE_PATHS, "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS, "/tokenize", "/detokenize",
 )  # fmt: skip
-INFERENCE = "/api/v1/inference"
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
 
@@ -84,49 +70,24 @@ class Found(NamedTuple):
 NOTHING = Found("other", {})
 
 
-@dataclass(slots=True, kw_only=True)
-class Services:
-    """What the handlers need."""
-
-    config: GatewayConfig
-    auth: Auth
-    pipeline: Pipeline
-    router: Router
-    pool: BackendPool
-    replay: CachedReplies
-    metrics: GatewayMetrics
-    admin: Admin
-    adapters: AdapterAdmin
-    proxies: Proxies
-    is_open: Callable[[], bool]  # False while it is being stopped
-    shared: SharedLimiter | None = None  # where limits are shared with other gateways
-    local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
-    enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
-
-    @property
-    def is_local(self) -> bool:
-        return self.local_metrics is not None
-
-
 class Routes:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._pages = WebPages(services.config)
-        self._started_s = time.monotonic()
         # A server of one model tells of each request; a gateway in front of many tells of those that fail.
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
-        admin = services.admin
+        admin, pages = services.admin, OwnPages(services)
         loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
-            "/v1/models": {"GET": Entry("models", self.models)},
-            "/health": {"GET": Entry(None, self.health, is_probe=True)},
-            "/health/live": {"GET": Entry(None, self.live, is_probe=True)},
-            "/health/ready": {"GET": Entry(None, self.ready, is_probe=True)},
-            "/version": {"GET": Entry(None, self.version, is_probe=True)},
-            "/metrics": {"GET": Entry("metrics", self.metrics, is_probe=True)},
-            "/cache/clear": {"POST": Entry("admin", self.clear_cache, unless_keys=None)},
+            "/v1/models": {"GET": Entry("models", pages.models)},
+            "/health": {"GET": Entry(None, pages.health, is_probe=True)},
+            "/health/live": {"GET": Entry(None, pages.live, is_probe=True)},
+            "/health/ready": {"GET": Entry(None, pages.ready, is_probe=True)},
+            "/version": {"GET": Entry(None, pages.version, is_probe=True)},
+            "/metrics": {"GET": Entry("metrics", pages.metrics, is_probe=True)},
+            "/cache/clear": {"POST": Entry("admin", pages.clear_cache, unless_keys=None)},
             LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, unless_keys=loading)},
             UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, unless_keys=loading)},
             "/admin/keys": {
@@ -135,12 +96,20 @@ class Routes:
             },
             "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
         }
+        table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
-        table |= {path: {"POST": piped} for path in (*PIPED, INFERENCE)}
+        table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
         if services.is_local:
-            table |= {path: {"GET": Entry(None, self._page, is_probe=True)} for path in ("/docs", "/openapi.json")}
+            table |= {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
-        self._model = Found("/v1/models/{id}", {"GET": Entry("models", self.model)})
+        self._model = Found("/v1/models/{id}", {"GET": Entry("models", pages.model)})
+        self._response = Found(
+            f"{RESPONSES}/{{id}}",
+            {"GET": Entry("models", services.responses.retrieve), "DELETE": Entry("models", services.responses.delete)},
+        )
+        self._input_items = Found(
+            f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
+        )
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
@@ -152,7 +121,7 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
-        named = (self._model, self._key, self._drain, self._resume)
+        named = (self._model, self._response, self._input_items, self._key, self._drain, self._resume)
         return [*self._exact, *(found.pattern for found in named)]
 
     def check_head(self, exchange: Exchange) -> None:
@@ -161,6 +130,8 @@ class Routes:
         services.proxies.place(exchange)
         if "origin" in exchange.headers:
             self._pages.answer_origin(exchange)
+        if is_messages(exchange.path):  # Anthropic's name for it
+            exchange.extra_headers.append(("request-id", exchange.request_id))
         found = self._find(exchange.path)
         entry = found.methods.get("GET" if method == "HEAD" else method)
         exchange.wants_body = entry is not None and entry.takes_json
@@ -195,6 +166,9 @@ class Routes:
             return found
         if path.startswith("/v1/models/"):
             return self._model
+        if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
+            _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
+            return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):
@@ -217,6 +191,8 @@ class Routes:
         path = _safe(exchange.path)
         if found.methods:
             return wrong_method(exchange.method, path, list(found.methods))
+        if (refusal := managing_refusal(exchange.path)) is not None:
+            return refusal
         hint = DOCS_HINT if self._services.is_local else PATHS_HINT
         feature = unsupported_feature(exchange.path)
         return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
@@ -248,132 +224,17 @@ class Routes:
                     exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
-        if exchange.path != INFERENCE:
-            await self._services.pipeline.run(Call(exchange, exchange.path))
-            return
-        config = self._services.config
-        call = InferenceCall(
-            exchange, context_window=config.context_window, max_context_length=config.max_context_length
-        )
-        await self._services.pipeline.run(call)
-
-    # -- models
-
-    async def models(self, exchange: Exchange) -> None:
-        """Those the key may use."""
-        if self._services.is_local:
-            await self._page(exchange)
-            return
-        exchange.reply(msgspec.json.encode({"object": "list", "data": self._listed(exchange.key)}))
-
-    async def model(self, exchange: Exchange) -> None:
-        if self._services.is_local:
-            await self._page(exchange)
-            return
-        name = exchange.path.removeprefix("/v1/models/")
-        for entry in self._listed(exchange.key):
-            if entry["id"] == name:
-                exchange.reply(msgspec.json.encode(entry))
-                return
-        raise UnknownModel(f"there is no model {name!r} for this key; GET /v1/models lists those there are")
-
-    def _listed(self, key: Key) -> list[dict[str, object]]:
-        return [
-            {
-                "id": name,
-                "object": "model",
-                "created": entry.created,
-                "owned_by": entry.owned_by or "tonle",
-                "root": _root(entry, key),
-                "parent": entry.parent,
-                "max_model_len": entry.max_model_len,
-                **({} if entry.adapter_digest is None else {"digest": entry.adapter_digest}),
-            }
-            for name, entry in self._services.router.public_models().items()
-            if key.may_use(name)
-        ]
-
-    # -- state
-
-    def _why_not_ready(self) -> str | None:
-        if not self._services.is_open():
-            return "the gateway is shutting down"
-        if not any(backend.available for backend in self._services.pool.backends):
-            return "no healthy backend"
-        return None
-
-    async def live(self, exchange: Exchange) -> None:
-        exchange.reply(b'{"status":"alive"}')
-
-    async def ready(self, exchange: Exchange) -> None:
-        reason = self._why_not_ready()
-        if self._services.is_local and reason is None:
-            await self._page(exchange)
-            return
-        body = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
-        exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
-
-    async def health(self, exchange: Exchange) -> None:
-        services, reason = self._services, self._why_not_ready()
-        body: dict[str, object] = {"status": "healthy" if reason is None else "unhealthy", "reason": reason}
-        body |= services.metrics.sla.report()
-        if services.is_local:
-            inner = await self._ask_local(exchange)
-            body |= {name: value for name, value in msgspec.json.decode(inner.body).items() if name not in body}
-            if inner.status != 200:
-                reason, body["status"] = "unhealthy", "unhealthy"
-                body["reason"] = msgspec.json.decode(inner.body).get("reason")
-        else:
-            available = sum(backend.available for backend in services.pool.backends)
-            body["backends"] = {"available": available, "all": len(services.pool.backends)}
-        if services.shared is not None:
-            body["shared_state"] = "ok" if services.shared.lost is None else "lost"
-        if (cache := services.replay.cache) is not None:
-            body["cache"] = {"entries": cache.num_entries, "hit_rate": round(cache.stats.hit_rate, 4)}
-        body.setdefault("uptime_s", round(time.monotonic() - self._started_s, 3))  # of several front ends, the server's
-        exchange.reply(msgspec.json.encode(body), status=200 if reason is None else 503)
-
-    async def metrics(self, exchange: Exchange) -> None:
-        """Of several front ends, what they count together: each one's own counters would jump from scrape to scrape."""
-        local = self._services.local_metrics
-        source = self._services.metrics if local is None or not local.shared else local
-        text, content_type = source.render(exchange.header("accept"))
-        exchange.reply(text, content_type=content_type)
-
-    async def version(self, exchange: Exchange) -> None:
-        exchange.reply(msgspec.json.encode({"version": __version__}))
-
-    async def clear_cache(self, exchange: Exchange) -> None:
-        cache = self._services.replay.cache
-        dropped = await cache.clear() if cache is not None else 0
-        exchange.reply(msgspec.json.encode({"status": "cleared", "entries": dropped}))
-
-    # -- the application in this process
-
-    async def _ask_local(self, exchange: Exchange) -> BufferedReply:
-        services = self._services
-        (backend,) = services.pool.backends
-        answer = BufferedReply()
-        headers = {name: value for name in ("accept", "host") if (value := exchange.header(name))}
-        headers["x-request-id"] = exchange.request_id
-        is_admin = exchange.key is not None and exchange.key.may("admin")
-        if is_admin if services.auth.has_keys else services.enable_lora:
-            headers[SHOW_PATHS_HEADER] = "1"
-        await backend.send("GET", exchange.path, b"", headers, answer, first_s=backend.timeout_s)
-        return answer
-
-    async def _page(self, exchange: Exchange) -> None:
-        answer = await self._ask_local(exchange)
-        content_type = answer.headers.get("content-type", "application/json")
-        names = ("retry-after", "x-process-time", TRUST_SALT_HEADER)
-        passed = [(name, value) for name, value in answer.headers.items() if name in names]
-        exchange.reply(answer.body, status=answer.status, content_type=content_type, headers=passed)
+        await self._services.pipeline.run(call_for(exchange, self._services))
 
 
-def _root(entry: ModelEntry, key: Key) -> str:
-    """Of an adapter, only those who may load one see where it came from."""
-    hidden = entry.parent is not None and not key.may("admin")
-    return (entry.parent if hidden else entry.root) or entry.id
+def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
+    return {
+        "/": {"GET": Entry(None, pages.root, is_probe=True)},
+        "/api/version": {"GET": Entry(None, pages.version, is_probe=True)},
+        "/api/tags": {"GET": Entry("models", pages.tags)},
+        "/api/ps": {"GET": Entry("models", pages.running)},
+        "/api/show": {"POST": Entry("models", pages.show, takes_json=True)},
+    }
 
 
 def _note(exchange: Exchange) -> str:
@@ -391,7 +252,8 @@ def _reason(exchange: Exchange) -> str:
 def _send_error(exchange: Exchange, error: ErrorReply) -> None:
     exchange.problem = exchange.problem or error.body.error.message
     if not exchange.status:
-        exchange.reply(msgspec.json.encode(error.body), status=error.status, headers=error.headers)
+        body = own_shape(exchange.path, error.status, msgspec.json.encode(error.body), exchange.request_id)
+        exchange.reply(body, status=error.status, headers=error.headers)
 
 
 def _safe(path: str) -> str:

@@ -111,6 +111,7 @@ class StageResults(msgspec.Struct):
     sent: SendResult | None = None
     shadow: ShadowCopy | None = None
     adapter_digest: str | None = None  # of the adapter that computed the answer, as its server tells
+    owner: str | None = None  # whose request it is; None: it was not accepted
 
     @property
     def backend(self) -> str:

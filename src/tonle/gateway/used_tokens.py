@@ -83,6 +83,5 @@ def _written(answer: Answer) -> int:
 
 def _of_choice(choice: Choice) -> int:
     """Each piece of a stream has at least one token."""
-    texts = [*choice.pieces, *choice.reasoning]
-    texts += [str(call.get("function")) for call in choice.tool_calls.values()]
+    texts = list(choice.all_pieces())
     return max(estimate_tokens("".join(texts)), len(texts)) if texts else 0

@@ -16,7 +16,7 @@ from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.refusals import ForeignPage, NoLength, NotJson
 
 # Headers of replies that scripts of other origins may read.
-EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, retry-after"
+EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, x-tonle-chain, retry-after"
 
 READING = ("GET", "HEAD", "OPTIONS")  # change nothing, and a page of another site cannot read what they return
 _MAX_SHOWN = 100  # letters of a header in a message

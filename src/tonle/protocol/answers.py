@@ -15,7 +15,16 @@ import msgspec
 
 from tonle.protocol import sse
 from tonle.protocol.embeddings import vectors_summary
-from tonle.protocol.replies import UNREADABLE, EventReader, Reply, ReplyDelta, content_text, decode_reply, decode_usage
+from tonle.protocol.replies import (
+    UNREADABLE,
+    EventReader,
+    Reply,
+    ReplyDelta,
+    content_text,
+    decode_reply,
+    decode_usage,
+    foreign_part,
+)
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
@@ -40,6 +49,15 @@ class Choice:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def all_pieces(self) -> Iterator[str]:
+        """Of its text, its reasoning, and the names and arguments of its calls."""
+        yield from self.pieces
+        yield from self.reasoning
+        for call in self.tool_calls.values():
+            if isinstance(function := call.get("function"), dict):
+                for part in function.values():
+                    yield from (part,) if isinstance(part, str) else part
+
     def texts(self) -> Iterator[list[str]]:
         """All that grow as pieces come, until `finish`."""
         yield self.pieces
@@ -51,6 +69,8 @@ class Choice:
     def finish(self) -> None:
         """Texts in one piece, which is quicker to hand on. May be called again."""
         self.pieces = [self.text]
+        if self.reasoning:
+            self.reasoning = ["".join(self.reasoning)]
         for call in self.tool_calls.values():
             if isinstance(function := call.get("function"), dict):
                 call["function"] = {part: "".join(pieces) for part, pieces in function.items()}
@@ -72,14 +92,37 @@ class Answer:
     complete: bool = False  # False: the reply broke off
     cut: bool = False  # there was more text than is kept
 
+    # -- for a sender that fills it itself; `index` is that of the choice, `now_s` monotonic
+
     def add_text(self, index: int, text: str, now_s: float) -> None:
+        self._touched(index, now_s).pieces.append(text)
+
+    def add_reasoning(self, index: int, text: str, now_s: float) -> None:
+        self._touched(index, now_s).reasoning.append(text)
+
+    def add_call(self, index: int, call_index: int, call_id: str, name: str, now_s: float) -> None:
+        """A tool is called; its arguments follow."""
+        function = {"name": [name], "arguments": []}
+        self._touched(index, now_s).tool_calls[call_index] = {"id": call_id, "type": "function", "function": function}
+
+    def add_arguments(self, index: int, call_index: int, text: str, now_s: float) -> None:
+        """A piece of the arguments of a call that was added before, and is not finished."""
+        self._touched(index, now_s).tool_calls[call_index]["function"]["arguments"].append(text)
+
+    def _touched(self, index: int, now_s: float) -> Choice:
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = Choice()
-        choice.pieces.append(text)
         self.last_s = now_s
         if self.first_s is None:
             self.first_s = now_s
+        return choice
+
+    def finish(self) -> None:
+        """When no more is added. May be called again."""
+        for choice in self.choices.values():
+            if len(choice.pieces) != 1 or choice.tool_calls or len(choice.reasoning) > 1:
+                choice.finish()
 
     @property
     def text(self) -> str:
@@ -224,9 +267,7 @@ class Collector:
         elif self._body:
             self._take_whole(b"".join(self._body))
             self._body.clear()
-        for choice in self._answer.choices.values():
-            if len(choice.pieces) != 1 or choice.tool_calls:
-                choice.finish()
+        self._answer.finish()
         return self._answer
 
     def _take_whole(self, body: bytes) -> None:
@@ -274,10 +315,12 @@ class Collector:
     def _take_delta(self, choice: Choice, delta: ReplyDelta) -> None:
         if content := delta.content:
             self._keep(choice.pieces, content if isinstance(content, str) else content_text(content))
-        elif thought := delta.reasoning_content or delta.reasoning:
+        if thought := delta.reasoning_content or delta.reasoning:
             self._keep(choice.reasoning, thought)
         for position, call in enumerate(delta.tool_calls or ()):
             self._merge_call(choice.tool_calls, call, position)
+        if delta.function_call is not None:  # the older form of one call, which has no id
+            self._merge_call(choice.tool_calls, {"function": delta.function_call}, 0)
 
     def _keep(self, pieces: list[str], text: str) -> None:
         self._num_chars += len(text)
@@ -287,11 +330,10 @@ class Collector:
             self._answer.cut = True
 
     def _take_foreign(self, event: Reply) -> None:
-        """Streams of /v1/responses and /v1/messages: the text is in `delta`, usage and id in a nested object."""
-        answer, delta = self._answer, event.delta
-        text = delta.get("text") if isinstance(delta, dict) else delta
-        if isinstance(text, str) and text:
-            self._keep(answer.choices.setdefault(0, Choice()).pieces, text)
+        """Streams of /v1/responses and /v1/messages: texts are in `delta`, usage and id in a nested object."""
+        answer = self._answer
+        if event.delta is not None or event.item is not None or event.content_block is not None:
+            self._take_foreign_delta(event)
         for nested in (event.response, event.message):
             if isinstance(nested, dict):
                 answer.response_id = answer.response_id or nested.get("id")
@@ -300,6 +342,17 @@ class Collector:
                     answer.usage = {**(answer.usage or {}), **nested["usage"]}
         if event.type in ("response.completed", "message_stop"):
             answer.complete = True
+
+    def _take_foreign_delta(self, event: Reply) -> None:
+        choice = self._answer.choices.get(0) or Choice()
+        kind, part = foreign_part(event)
+        if kind == "call" and part is not None:
+            self._merge_call(choice.tool_calls, part, len(choice.tool_calls))
+        elif isinstance(part, str) and part:
+            self._keep(choice.reasoning if kind == "reasoning" else choice.pieces, part)
+        else:
+            return
+        self._answer.choices[0] = choice
 
     def _merge_call(self, calls: dict[int, dict[str, Any]], call: dict[str, Any], position: int) -> None:
         """Tool calls come in pieces too: name and arguments are texts that grow. What is malformed is kept as it came."""

@@ -18,7 +18,7 @@ import msgspec
 from tonle.errors import InvalidRequest
 
 MAX_DEPTH = 128  # lists and objects inside each other; a JSON schema ten objects deep in a tool has about 30
-MAX_CONTAINERS = 32_000  # lists and objects: a chat of ten thousand messages in parts
+MAX_CONTAINERS = 48_000  # lists and objects: a chat of ten thousand messages in parts, 128 tools with schemas of 8 kB
 MAX_STRINGS = 150_000  # texts and names of fields
 MAX_VALUES = 1_100_000  # of all kinds: a prompt of a million token ids
 MAX_FRACTIONS = 10_000  # numbers with a fraction or an exponent: they take ten times as long as integers

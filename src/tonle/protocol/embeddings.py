@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from tonle.protocol.openai import FieldWarning, Integer, Message, PromptTokensDetails, about
+from tonle.protocol.field_types import Integer, about
+from tonle.protocol.openai import FieldWarning, Message, PromptTokensDetails
 
 # The same endpoint under the names that vLLM, Jina and Cohere have for it.
 SCORE_PATHS = ("/v1/score", "/score")

@@ -1,7 +1,7 @@
 """Request fields a Tonle replica knows by name and does not act on: without effect, removed, or refused.
 
-Does: hold the three tables, with a reason for the caller. Does not: list the fields it acts on (`openai.py`).
-A field in neither is unknown, and is reported as such.
+Does: hold the tables, with a reason for the caller. Does not: list the fields it acts on (`openai.py`).
+A field in neither is unknown, and is reported as such. docs/compatibility.md shows all of them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tonle.errors import InvalidRequest
+from tonle.protocol.openai import CompletionRequest
 
 # They do not change the answer.
 NO_EFFECT = frozenset({
-    "include_reasoning", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention",
-    "request_id", "safety_identifier", "service_tier", "store", "user",
+    "guided_decoding_backend", "guided_whitespace_pattern", "metadata", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store", "stream_reasoning", "user",
+})  # fmt: skip
+
+# The same of fields inside others. JSON is always written with one space after each comma and colon, and no other.
+NO_EFFECT_INSIDE = frozenset({
+    "structured_outputs.disable_any_whitespace", "structured_outputs.disable_fallback",
+    "structured_outputs.whitespace_pattern",
 })  # fmt: skip
 
 # A caller must not set these: they could expose other callers' cached prefixes, or point the engine at foreign memory.
@@ -31,31 +38,13 @@ class Refusal(NamedTuple):
     neutral: tuple[Any, ...] = ()
 
 
-_STRUCTURED = Refusal("structured output is not supported in this version")
-_TOOLS = Refusal("tool calling is not supported in this version; leave it out", ([], "none", "auto"))
 _TEXT_ONLY = Refusal("this server reads and writes text only")
 _BEAMS = Refusal("beam search is not supported")
 _ADAPTER = Refusal("give the name of an adapter as model; GET /v1/models lists those there are")
-_TOKENS = Refusal("restricting the vocabulary is not supported; use logit_bias", ([],))
-_REASONING = Refusal("the server has no such control; use chat_template_kwargs if the chat template has", ("none",))
+_CHAT_ONLY = Refusal("only /v1/chat/completions has it", ([], "none", "auto", False))
 
 # They would change the answer, so they must not be ignored silently.
 REFUSED: dict[str, Refusal] = {
-    "response_format": Refusal(f'{_STRUCTURED.why}; only {{"type": "text"}} is', ({"type": "text"},)),
-    "structured_outputs": _STRUCTURED,
-    "guided_json": _STRUCTURED,
-    "guided_regex": _STRUCTURED,
-    "guided_choice": _STRUCTURED,
-    "guided_grammar": _STRUCTURED,
-    "guided_decoding_backend": _STRUCTURED,
-    "json_schema": _STRUCTURED,
-    "grammar": _STRUCTURED,
-    "regex": _STRUCTURED,
-    "ebnf": _STRUCTURED,
-    "tools": _TOOLS,
-    "tool_choice": _TOOLS,
-    "functions": _TOOLS,
-    "function_call": _TOOLS,
     "audio": _TEXT_ONLY,
     "modalities": _TEXT_ONLY._replace(neutral=(["text"],)),
     "images": _TEXT_ONLY,
@@ -63,29 +52,38 @@ REFUSED: dict[str, Refusal] = {
     "web_search_options": Refusal("this server does not search the web"),
     "documents": Refusal("put documents into messages or chat_template_kwargs", ([],)),
     "chat_template": Refusal("the model's own chat template is used; a caller cannot bring one"),
-    "continue_final_message": Refusal("continuing the last message is not supported in this version", (False,)),
     "echo": Refusal("only /v1/completions can repeat the prompt", (False,)),
     "suffix": Refusal("filling in the middle is not supported", ("",)),
     "best_of": Refusal("ask for n answers and choose", (1,)),
     "use_beam_search": _BEAMS._replace(neutral=(False,)),
     "length_penalty": _BEAMS._replace(neutral=(1.0,)),
-    "truncate_prompt_tokens": Refusal("a prompt is never cut silently; shorten it before sending"),
-    "bad_words": _TOKENS,
-    "allowed_token_ids": _TOKENS,
     "logits_processors": Refusal("custom logits processors are not supported", ([],)),
     "logprob_token_ids": Refusal("ask for top_logprobs or logprobs"),
     "stop_regex": Refusal("use stop with plain strings"),
     "detokenize": Refusal("answers are always text; return_token_ids adds the ids", (True,)),
     "spaces_between_special_tokens": Refusal("the tokenizer decides", (True,)),
-    "reasoning_effort": _REASONING,
-    "verbosity": _REASONING,
+    "verbosity": Refusal(
+        "the server has no such control; say in the prompt how long the answer should be", ("medium",)
+    ),
+    "truncation_side": Refusal("truncate_prompt_tokens keeps the end of a prompt", ("left",)),
+    "return_tokens_as_token_ids": Refusal("return_token_ids adds the ids", (False,)),
+    "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,)),
+    "prompt_embeds": Refusal("a prompt is text or token ids"),
     "lora_path": _ADAPTER,
     "adapter": _ADAPTER,
 }
 
 
-def remark(name: str, value: Any, body: dict[str, Any]) -> str | None:
-    """What to tell the caller about a top-level field we do not act on; None if it asks for nothing.
+# Of a chat, and refused at /v1/completions, where they would do nothing.
+CHAT_ONLY: dict[str, Refusal] = dict.fromkeys(
+    ("continue_final_message", "enable_thinking", "function_call", "functions", "reasoning", "reasoning_effort", "thinking",
+     "thinking_token_budget", "tool_choice", "tools"), _CHAT_ONLY,
+)  # fmt: skip
+
+
+def remark(name: str, value: Any, request_type: type) -> str | None:
+    """What to tell the caller about a top-level field that a request of this type does not have; None if the field asks for
+    nothing.
 
     Raises `InvalidRequest` if the answer would not be what the field asks for.
     """
@@ -93,13 +91,19 @@ def remark(name: str, value: Any, body: dict[str, Any]) -> str | None:
         return "accepted, has no effect"
     if name in STRIPPED:
         return STRIPPED[name]
-    if name not in REFUSED:
+    refusal = REFUSED.get(name)
+    if refusal is None and request_type is CompletionRequest:
+        refusal = CHAT_ONLY.get(name)
+    if refusal is None:
         return "unknown field, ignored"
-    if _asks_for_nothing(value, REFUSED[name].neutral):
+    if _asks_for_nothing(value, refusal.neutral):
         return None
-    if name == "tools" and body.get("tool_choice") == "none":
-        return "accepted, has no effect with tool_choice none"
-    raise InvalidRequest(f"{name} cannot be served: {REFUSED[name].why}", param=name)
+    raise InvalidRequest(f"{name} cannot be served: {refusal.why}", param=name)
+
+
+def remark_inside(path: str) -> str:
+    """The same about a field inside another, such as `structured_outputs.disable_fallback`."""
+    return "accepted, has no effect" if path in NO_EFFECT_INSIDE else "unknown field, ignored"
 
 
 def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

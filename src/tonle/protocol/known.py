@@ -2,7 +2,7 @@
 
 Does: find fields that no server has, most often misspelled ones; the gateway warns about them. Does not: say which server
 acts on which field (a Tonle replica does, see `parse.py` and `fields.py`).
-The names are those of OpenAI's and Anthropic's references and of vLLM 0.32; a newer name only costs a warning.
+The names are those of OpenAI's reference and of vLLM 0.32; a newer name only costs a warning.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingRequest, RerankRequest, ScoreRequest
-from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
+from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tonle.protocol.structured_fields import StructuredFields
 
 # At every generating endpoint of some server.
 _GENERATING = (
     "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
-    "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "
-    "truncation_side vllm_xargs watermarking"
+    "routed_experts_prompt_start session_id stream_interval vllm_xargs "
+    "watermarking"
 )
 _POOLING = (
     "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
     "truncate_prompt_tokens truncation_side use_activation user"
 )
 _OTHERS = {
-    "/v1/chat/completions": f"{_GENERATING} add_special_tokens media_io_kwargs moderation separate_reasoning",
-    "/v1/completions": f"{_GENERATING} prompt_embeds",
+    "/v1/chat/completions": f"{_GENERATING} media_io_kwargs moderation",
+    "/v1/completions": _GENERATING,
     "/v1/embeddings": (
         f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "
         "encoding_format endianness input media_io_kwargs messages"
@@ -36,11 +37,7 @@ _OTHERS = {
         "ignore_eos include include_stop_str_in_output input instructions logit_bias max_output_tokens max_tool_calls "
         "media_io_kwargs min_p model presence_penalty previous_input_messages previous_response_id priority prompt "
         "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
-        "text top_k top_logprobs top_p truncation"
-    ),
-    "/v1/messages": (
-        f"{_GENERATING} chat_template_kwargs container context_management max_tokens mcp_servers messages model "
-        "output_config output_format stop_sequences stream system temperature thinking top_k top_p"
+        "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
     **dict.fromkeys(
         RERANK_PATHS,
@@ -51,7 +48,7 @@ _OTHERS = {
         f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
         "text_1 text_2",
     ),
-    "/tokenize": "chat_template continue_final_message media_io_kwargs mm_processor_kwargs tools",
+    "/tokenize": "chat_template media_io_kwargs mm_processor_kwargs",
     "/detokenize": "",
 }
 _OURS: Mapping[str, Any] = {
@@ -63,7 +60,7 @@ _OURS: Mapping[str, Any] = {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
-_GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def _known(path: str) -> frozenset[str]:
@@ -71,7 +68,7 @@ def _known(path: str) -> frozenset[str]:
     if path in _OURS:
         names |= set(_OURS[path].__struct_fields__)
     if path in _GENERATE:
-        names |= {*NO_EFFECT, *REFUSED}
+        names |= {*NO_EFFECT, *REFUSED, *CHAT_ONLY, *StructuredFields.__struct_fields__}
     return frozenset(names)
 
 

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
+from tonle.protocol.field_types import Integer
+from tonle.protocol.field_types import about as about  # as part of this module, too
+from tonle.protocol.structured_fields import StructuredFields
+from tonle.protocol.tool_fields import (
+    CallDelta,
+    CalledFunction,
+    FunctionDefinition,
+    FunctionName,
+    SentCall,
+    SentFunction,
+    ToolChoiceObject,
+    ToolDefinition,
+    WireCall,
+)
 
-def about(text: str) -> Meta:
-    return Meta(description=text)
-
-
-# 64 bits: arithmetic on what a caller sends never overflows further down.
-Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 # -- requests
@@ -30,7 +39,7 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: Annotated[bool | None, about("Put the usage so far into every chunk.")] = None
 
 
-class SamplingFields(Struct, kw_only=True):
+class SamplingFields(StructuredFields, kw_only=True):
     """What chat and text completions share."""
 
     model: Annotated[str | None, about("Name of the model; may be left out.")] = None
@@ -43,7 +52,7 @@ class SamplingFields(Struct, kw_only=True):
     ] = None
     n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
     stream: Annotated[bool | None, about("Send the answer as server-sent events as it is generated.")] = None
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[StreamOptions | None, about("What a stream tells beside the answer.")] = None
     stop: Annotated[str | list[str] | None, about("End at any of these strings.")] = None
     presence_penalty: Annotated[float | None, about("-2 to 2, on tokens already in the answer.")] = None
     frequency_penalty: Annotated[float | None, about("-2 to 2, per occurrence in the answer.")] = None
@@ -68,6 +77,9 @@ class SamplingFields(Struct, kw_only=True):
         Integer | None, about("Log-probabilities of the prompt's tokens with this many alternatives; not with stream.")
     ] = None
     return_token_ids: Annotated[bool | None, about("Also return token ids, of the prompt and of the answer.")] = None
+    truncate_prompt_tokens: Annotated[
+        Integer | None, about("Keep this many of the prompt's last tokens; -1 = as many as the context holds.")
+    ] = None
     priority: Annotated[
         int | str | None, about("critical, high, normal or low; or 0 (first) to 3. Default normal.")
     ] = None
@@ -82,8 +94,23 @@ class Message(Struct, kw_only=True):
     role: Role
     content: Annotated[str | list[ContentPart] | None, about("Text, or a list of text parts.")] = None
     name: str | None = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, about("Calls an assistant made earlier.")] = None
+    tool_calls: Annotated[list[SentCall] | None, about("Calls an assistant made earlier.")] = None
     tool_call_id: Annotated[str | None, about("Which call a tool message answers.")] = None
+    reasoning_content: Annotated[str | None, about("What an assistant thought earlier; for the chat template.")] = None
+    reasoning: Annotated[str | None, about("Another name for reasoning_content.")] = None
+    function_call: Annotated[SentFunction | None, about("Older form of tool_calls.")] = None
+
+
+class ThinkingOption(Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "adaptive", "auto"] = "enabled"
+    budget_tokens: Annotated[Integer | None, about("Most tokens of thought.")] = None
+
+
+class ReasoningOption(Struct, kw_only=True):
+    effort: Effort | None = None
+    max_tokens: Annotated[Integer | None, about("Most tokens of thought.")] = None
+    enabled: bool | None = None
+    exclude: Annotated[bool | None, about("Leave thoughts out of the reply.")] = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -96,7 +123,30 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: Annotated[bool | None, about("End the prompt where the assistant begins. Default yes.")] = (
         None
     )
+    continue_final_message: Annotated[
+        bool | None, about("Continue the last message instead of beginning a new one; not with add_generation_prompt.")
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
+
+    tools: Annotated[list[ToolDefinition] | None, about("Functions that the model may call, at most 128.")] = None
+    tool_choice: Annotated[
+        str | ToolChoiceObject | None, about("auto (the default with tools), none, required, or which one to call.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether one answer may have several calls. Default yes.")] = None
+    functions: Annotated[list[FunctionDefinition] | None, about("Older form of tools.")] = None
+    function_call: Annotated[str | FunctionName | None, about("Older form of tool_choice.")] = None
+
+    reasoning_effort: Annotated[Effort | None, about("For the chat template; none = do not think.")] = None
+    enable_thinking: Annotated[bool | None, about("For the chat template: whether to think.")] = None
+    thinking_token_budget: Annotated[Integer | None, about("Most tokens of thought.")] = None
+    thinking: Annotated[bool | ThinkingOption | None, about("Both in one: true, false, or {type, budget_tokens}.")] = (
+        None
+    )
+    reasoning: Annotated[
+        ReasoningOption | None, about("{effort, max_tokens, enabled, exclude}: all of these in one.")
+    ] = None
+    include_reasoning: Annotated[bool | None, about("Whether the reply has the thoughts. Default yes.")] = None
+    separate_reasoning: Annotated[bool | None, about("false = leave thoughts in content. Default true.")] = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -110,18 +160,20 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    model: str | None = None
+    model: Annotated[str | None, about("Name of the model; may be left out.")] = None
     prompt: Annotated[str | None, about("Text to split. Give this or messages.")] = None
     messages: Annotated[list[Message] | None, about("A conversation, rendered with the chat template first.")] = None
     add_special_tokens: Annotated[bool | None, about("With prompt only. Default true.")] = None
     add_generation_prompt: Annotated[bool | None, about("With messages only. Default true.")] = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: Annotated[bool | None, about("With messages only. Default false.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
+    tools: Annotated[list[ToolDefinition] | None, about("With messages only: tools as the chat would have.")] = None
     return_token_strs: Annotated[bool | None, about("Also return each token as text.")] = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    tokens: list[Integer]
-    model: str | None = None
+    tokens: Annotated[list[Integer], about("Token ids.")]
+    model: Annotated[str | None, about("Name of the model; may be left out.")] = None
     skip_special_tokens: Annotated[bool | None, about("Default false.")] = None
 
 
@@ -139,11 +191,18 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class WireUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | UnsetType, about("Of answers whose thoughts are told apart.")
+    ] = UNSET
 
 
 class TopLogprob(Struct):
@@ -181,9 +240,13 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatMessage(Struct):
-    content: str
+    content: Annotated[str | None, about("null if there is nothing but calls or thoughts.")]
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[WireCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
+    reasoning_content: Annotated[str | UnsetType, about("What the model thought before it answered.")] = UNSET
+    reasoning: Annotated[str | UnsetType, about("The same under its newer name.")] = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -210,6 +273,10 @@ class ChatCompletion(Struct, kw_only=True):
 class ChatDelta(Struct):
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -18,7 +18,7 @@ from msgspec import inspect
 from tonle.config.allowed_values import allowed_values
 from tonle.errors import InvalidRequest
 from tonle.protocol.bounded_json import decode_json
-from tonle.protocol.fields import remark
+from tonle.protocol.fields import remark, remark_inside
 from tonle.protocol.openai import FieldWarning
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -45,15 +45,20 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[FieldWarning]]:
     """Raises `InvalidRequest`."""
     raw = decode_object(body)
-    try:
-        request = msgspec.convert(raw, request_type)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), request_type) from None
+    request = typed(raw, request_type)
     warnings = list(_unused(raw, request, ""))
     if len(warnings) > MAX_WARNINGS:
         more = len(warnings) - MAX_WARNINGS
         warnings[MAX_WARNINGS:] = [FieldWarning("", f"{more} more fields were not used")]
     return request, warnings
+
+
+def typed(raw: dict[str, Any], request_type: type[RequestT]) -> RequestT:
+    """Says nothing about fields that the type does not have. Raises `InvalidRequest`."""
+    try:
+        return msgspec.convert(raw, request_type)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), request_type) from None
 
 
 def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
@@ -151,7 +156,7 @@ def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
                 if name in raw:
                     yield from _unused(raw[name], getattr(typed, name), f"{path}{name}.")
             elif name not in known and raw[name] is not None:
-                message = "unknown field, ignored" if path else remark(name, raw[name], raw)
+                message = remark_inside(path + name) if path else remark(name, raw[name], type(typed))
                 if message:
                     yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
     elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):

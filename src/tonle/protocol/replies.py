@@ -6,7 +6,7 @@ chunks together (`answers.py`), or declare what this server sends (`openai.py`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ class ReplyDelta(msgspec.Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class ReplyChoice(msgspec.Struct, gc=False):
@@ -44,6 +45,10 @@ class Reply(msgspec.Struct, gc=False):
     timings: Any = None  # llama-server's
 
     type: Any = None
+    index: Any = None
+    output_index: Any = None
+    item: Any = None
+    content_block: Any = None
     delta: Any = None
     response: Any = None
     message: Any = None
@@ -142,6 +147,35 @@ def content_text(content: str | list[Any]) -> str:
         return content
     texts = [part.get("text") if isinstance(part, dict) else part for part in content]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+ForeignKind = Literal["text", "reasoning", "call"]
+_REASONING_EVENTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
+
+
+def foreign_part(event: Reply) -> tuple[ForeignKind, Any]:
+    """What an event of /v1/responses or /v1/messages adds to the answer: a text, or a tool call as chat streams it."""
+    for begun in (event.item, event.content_block):
+        if isinstance(begun, dict):
+            return "call", _foreign_call(event, begun)
+    delta = event.delta
+    if isinstance(delta, dict):  # /v1/messages
+        if (arguments := delta.get("partial_json")) is not None:
+            return "call", {"index": event.index, "function": {"arguments": arguments}}
+        thought = delta.get("thinking")
+        return ("text", delta.get("text")) if thought is None else ("reasoning", thought)
+    if event.type == "response.function_call_arguments.delta":
+        return "call", {"index": event.output_index, "function": {"arguments": delta}}
+    return ("reasoning" if event.type in _REASONING_EVENTS else "text"), delta
+
+
+def _foreign_call(event: Reply, begun: dict[str, Any]) -> dict[str, Any] | None:
+    """None if what begins is no call, or its end is told."""
+    if begun.get("type") not in ("function_call", "tool_use") or event.type == "response.output_item.done":
+        return None
+    index = event.index if event.output_index is None else event.output_index
+    call_id = begun.get("call_id") or begun.get("id")
+    return {"index": index, "id": call_id, "type": "function", "function": {"name": begun.get("name")}}
 
 
 def error_text(error: Any) -> str:

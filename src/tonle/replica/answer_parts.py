@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from tonle.engine.request import Delta, TokenLogprob
 from tonle.engine.text import Text
 from tonle.protocol import sse
+from tonle.protocol.answers import Answer
 from tonle.protocol.openai import FinishReason, SamplingFields, StreamOptions, WireUsage
 
 if TYPE_CHECKING:
@@ -101,6 +102,15 @@ class AnswerFormat(ABC):
             self._templates = [
                 EventTemplate(partial(self._text_chunk, choice)) for choice in range(submission.num_choices)
             ]
+
+    def note(self, answer: Answer, choice: int, delta: Delta, now_s: float) -> None:
+        """Keep what is new in the record. Called before `events` or `add`, for each delta."""
+        if delta.text:
+            answer.add_text(choice, delta.text, now_s)
+
+    def reason(self, choice: int, delta: Delta) -> FinishReason:
+        """Why a choice ended; only with its last delta."""
+        return wire_reason(delta)
 
     @abstractmethod
     def opening(self) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +14,6 @@ import msgspec
 from tonle import __version__
 from tonle.gateway.admin import KeyRequest
 from tonle.gateway.inference_service import InferenceRequest
-from tonle.protocol import sse
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH, LoadAdapterRequest, UnloadAdapterRequest
 from tonle.protocol.embeddings import (
     RERANK_PATHS,
@@ -35,7 +33,6 @@ from tonle.protocol.openai import (
     CompletionRequest,
     Detokenized,
     DetokenizeRequest,
-    ErrorBody,
     Health,
     ModelInfo,
     ModelList,
@@ -43,6 +40,8 @@ from tonle.protocol.openai import (
     Tokens,
     about,
 )
+from tonle.replica.catalog_entry import CatalogEntry
+from tonle.replica.translated_catalog import TRANSLATED_ENTRIES
 
 
 class HealthReport(Health, kw_only=True):
@@ -62,19 +61,6 @@ class HealthReport(Health, kw_only=True):
 
 
 _REF = "#/components/schemas/{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    method: str
-    path: str
-    summary: str
-    request: type[msgspec.Struct] | None = None
-    reply: type[msgspec.Struct] | None = None  # None: see `media`
-    media: str = "application/json"
-    example: dict[str, Any] | None = None  # a body that works
-    streams: bool = False  # with `stream: true`, the reply is server-sent events
-    chunk: type[msgspec.Struct] | None = None  # what is in an event; None = no type of ours
 
 
 ENTRIES = (
@@ -110,6 +96,7 @@ ENTRIES = (
         )
         for path in SCORE_PATHS
     ),
+    *TRANSLATED_ENTRIES,
     CatalogEntry("GET", "/v1/models", "The names of the model, and its LoRA adapters.", reply=ModelList),
     CatalogEntry("GET", "/v1/models/{id}", "One of these.", reply=ModelInfo),
     CatalogEntry(
@@ -146,7 +133,7 @@ ENTRIES = (
 @functools.cache
 def schemas() -> dict[str, dict[str, Any]]:
     """JSON schema of every type in the catalog, by name."""
-    types = {kind for entry in ENTRIES for kind in (entry.request, entry.reply, entry.chunk)} | {ErrorBody}
+    types = {kind for entry in ENTRIES for kind in (entry.request, entry.reply, entry.chunk, entry.error)}
     named = sorted((kind for kind in types if kind is not None), key=lambda kind: kind.__name__)
     return msgspec.json.schema_components(named, ref_template=_REF)[1]
 
@@ -166,8 +153,8 @@ def openapi() -> dict[str, Any]:
 def _operation(entry: CatalogEntry) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "OK", "content": {entry.media: {"schema": _schema(entry.reply)}}}
     if entry.streams:
-        ok["content"][sse.MEDIA_TYPE] = {"schema": _event_stream(entry.chunk)}
-    error = {"description": "Error", "content": {"application/json": {"schema": _schema(ErrorBody)}}}
+        ok["content"][entry.stream_media] = {"schema": _stream(entry)}
+    error = {"description": "Error", "content": {"application/json": {"schema": _schema(entry.error)}}}
     operation: dict[str, Any] = {"summary": entry.summary, "responses": {"200": ok, "default": error}}
     if entry.request is not None:
         body: dict[str, Any] = {"schema": _schema(entry.request)}
@@ -179,13 +166,12 @@ def _operation(entry: CatalogEntry) -> dict[str, Any]:
     return operation
 
 
-def _event_stream(chunk: type[msgspec.Struct] | None) -> dict[str, Any]:
+def _stream(entry: CatalogEntry) -> dict[str, Any]:
     """Text, by the standard; what its events hold is said in words and, for tools that read it, as a schema."""
-    schema = {
-        "type": "string",
-        "description": "With stream: true. Events `data: {...}`; the last one is `data: [DONE]`.",
-    }
-    return schema | ({} if chunk is None else {"contentMediaType": "application/json", "contentSchema": _schema(chunk)})
+    schema = {"type": "string", "description": entry.stream_text}
+    if entry.chunk is None:
+        return schema
+    return schema | {"contentMediaType": "application/json", "contentSchema": _schema(entry.chunk)}
 
 
 def _schema(kind: type[msgspec.Struct] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tonle.protocol.openai import (
     ChatLogprobs,
     ChatMessage,
 )
-from tonle.replica.answer_parts import AnswerFormat, ChoiceDraft, wire_reason
+from tonle.replica.answer_parts import AnswerFormat, ChoiceDraft
 from tonle.replica.wire_logprobs import chat_logprobs, prompt_logprobs
 
 
@@ -27,14 +27,15 @@ class ChatAnswer(AnswerFormat):
 
     def opening(self) -> bytes:
         """The role of each choice, and in the first chunk what there is to say once."""
-        chunks = [
-            self._chunk([ChatChunkChoice(choice, ChatDelta("", "assistant"))]) for choice in range(len(self._drafts))
-        ]
+        chunks = [self._chunk([ChatChunkChoice(choice, self._first_delta())]) for choice in range(len(self._drafts))]
         if self._envelope.warnings:
             chunks[0].warnings = self._envelope.warnings
         if self._want_ids:
             chunks[0].prompt_token_ids = self._submission.generation(0).prompt
         return b"".join(sse.event(chunk) for chunk in chunks)
+
+    def _first_delta(self) -> ChatDelta:
+        return ChatDelta("", "assistant")
 
     def _other_events(self, choice: int, delta: Delta) -> bytes:
         logprobs = self._logprobs(delta)
@@ -45,7 +46,7 @@ class ChatAnswer(AnswerFormat):
             events = sse.event(self._chunk([content]))
         if delta.finish_reason is not None:
             stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
-            end = ChatChunkChoice(choice, ChatDelta(), None, wire_reason(delta), stop_reason)
+            end = ChatChunkChoice(choice, ChatDelta(), None, self.reason(choice, delta), stop_reason)
             events += sse.event(self._chunk([end]))
         return events
 
@@ -82,12 +83,15 @@ class ChatAnswer(AnswerFormat):
         delta = draft.delta()
         return ChatChoice(
             index=index,
-            message=ChatMessage(delta.text),
+            message=self._message(index, delta),
             logprobs=self._logprobs(delta),
-            finish_reason=wire_reason(delta),
+            finish_reason=self.reason(index, delta),
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
             token_ids=delta.tokens if self._want_ids else UNSET,
         )
+
+    def _message(self, choice: int, delta: Delta) -> ChatMessage:
+        return ChatMessage(delta.text)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._text)

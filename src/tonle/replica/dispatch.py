@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from tonle.edge.client import Sink, UpstreamError
+from tonle.engine.text import Text
 from tonle.errors import TonleError
 from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
@@ -21,11 +22,13 @@ from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import ChatRequest, CompletionRequest
 from tonle.replica import adapter_endpoints, endpoints
+from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.chat_answer import ChatAnswer
 from tonle.replica.completion_answer import CompletionAnswer
 from tonle.replica.embeddings import embeddings
 from tonle.replica.endpoints import EndpointReply
-from tonle.replica.generate import EndpointKind, generate
+from tonle.replica.generate import EndpointKind, Envelope, Submission, generate
+from tonle.replica.parsed_answer import ParsedChatAnswer
 from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.scoring import rerank, score
 from tonle.replica.translate import chat_order, completion_order
@@ -34,7 +37,14 @@ log = logging.getLogger("tonle.replica")
 
 Endpoint = Callable[[Replica, ReplicaRequest], Awaitable[EndpointReply]]
 
-CHAT = EndpointKind(ChatRequest, chat_order, ChatAnswer, id_prefix="chatcmpl")
+
+def _chat_answer(request: ChatRequest, envelope: Envelope, submission: Submission, text: Text) -> AnswerFormat:
+    if (reading := submission.order.reading) is None:
+        return ChatAnswer(request, envelope, submission, text)
+    return ParsedChatAnswer(request, envelope, submission, text, reading)
+
+
+CHAT = EndpointKind(ChatRequest, chat_order, _chat_answer, id_prefix="chatcmpl")
 COMPLETION = EndpointKind(CompletionRequest, completion_order, CompletionAnswer, id_prefix="cmpl")
 GENERATING = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
 

@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from tonle import __version__
-from tonle.replica.api_catalog import ENTRIES, CatalogEntry, schemas
+from tonle.replica.api_catalog import ENTRIES, schemas
+from tonle.replica.catalog_entry import CatalogEntry
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -37,6 +38,11 @@ _HEADERS = (
     (
         "X-Tonle-Adapter",
         "In answers of a LoRA adapter: its name and the SHA-256 of its content, <code>NAME@sha256:DIGEST</code>.",
+    ),
+    ("X-Session-Id", "Yours: requests with the same one stand in the audit trail as one chain."),
+    (
+        "X-Tonle-Chain",
+        "In replies of a server with an audit trail: the chain of requests in it that this one belongs to.",
     ),
     ("X-Process-Time", "In replies that are not streams: seconds this server spent."),
     ("Retry-After", "With 429 and 503: seconds to wait before trying again."),

@@ -28,10 +28,12 @@ from tonle.protocol.openai import (
 )
 from tonle.protocol.parse import parse
 from tonle.replica.api_catalog import openapi
+from tonle.replica.chat_prompt import chat_prompt
+from tonle.replica.chat_style import ChatStyle
 from tonle.replica.docs_page import docs_page
 from tonle.replica.generate import THREAD_BYTES
+from tonle.replica.read_tools import tools_of
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
-from tonle.replica.template_messages import template_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +78,25 @@ async def tokenize(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     replica.resolve(asked.model)
     replica.check_strict(request, warnings)
     text, card = replica.front.text, replica.card()
-    is_long = len(request.body) > THREAD_BYTES
-    tokens, texts = await asyncio.to_thread(_split, asked, text) if is_long else _split(asked, text)
+    split = functools.partial(_split, asked, text, replica.chat_style)
+    tokens, texts = await asyncio.to_thread(split) if len(request.body) > THREAD_BYTES else split()
     reply = Tokens(tokens=tokens, count=len(tokens), max_model_len=card.context_length, warnings=warnings or UNSET)
     reply.token_strs = texts
     return _json(reply, headers=warning_headers(warnings))
 
 
-def _split(asked: TokenizeRequest, text: Text) -> tuple[list[int], list[str] | UnsetType]:
+def _split(asked: TokenizeRequest, text: Text, style: ChatStyle) -> tuple[list[int], list[str] | UnsetType]:
     """The tokens, and each as text if the caller asked for that."""
-    tokens = _tokens(asked, text)
+    tokens = _tokens(asked, text, style)
     return tokens, [text.token_text(token) for token in tokens] if asked.return_token_strs else UNSET
 
 
-def _tokens(asked: TokenizeRequest, text: Text) -> list[int]:
+def _tokens(asked: TokenizeRequest, text: Text, style: ChatStyle) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if asked.messages is not None:
-        return text.encode_chat(
-            template_messages(asked.messages),
-            add_generation_prompt=asked.add_generation_prompt is not False,
-            extra=asked.chat_template_kwargs,
-        )
+        tools = tools_of(asked.tools or [])
+        return chat_prompt(asked, asked.messages, tools, text, style, asked.chat_template_kwargs)
     return text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
 
 

@@ -19,19 +19,24 @@ import msgspec
 from tonle.edge.client import Sink, UpstreamError
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
-from tonle.engine.messages import ModelCard
 from tonle.engine.request import Delta, Usage
 from tonle.engine.text import Text
-from tonle.errors import CapacityError, InternalError, TonleError
+from tonle.errors import CapacityError, InternalError, InvalidRequest, TonleError
 from tonle.protocol import sse
 from tonle.protocol.adapters import ADAPTER_HEADER, header_value
 from tonle.protocol.answers import Answer, Choice
 from tonle.protocol.errors import error_reply
-from tonle.protocol.openai import FieldWarning, PromptTokensDetails, SamplingFields, WireUsage
+from tonle.protocol.openai import (
+    CompletionTokensDetails,
+    FieldWarning,
+    PromptTokensDetails,
+    SamplingFields,
+    WireUsage,
+)
 from tonle.protocol.parse import parse
 from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
-from tonle.replica.translate import EngineRequest
+from tonle.replica.translate import EngineRequest, ServedModel
 from tonle.telemetry.metrics import Metrics
 
 # A body this large is made into a prompt on a thread: tokenizing it would hold up all other streams.
@@ -53,7 +58,7 @@ class EndpointKind:
     """What differs between chat and completions."""
 
     request_type: type[SamplingFields]
-    translate: Callable[[Any, Text, ModelCard, int], EngineRequest]
+    translate: Callable[[Any, ServedModel], EngineRequest]
     make_format: Callable[[Any, Envelope, Submission, Text], AnswerFormat]
     id_prefix: str
 
@@ -67,15 +72,18 @@ async def generate(
     model = replica.resolve(asked.model)
     adapter = replica.adapter(model)  # now: while the prompt is translated it may be unloaded, which `submit` reports
     replica.check_strict(request, warnings)
-    text, max_choices = replica.front.text, replica.options.max_choices
+    served = ServedModel(replica.front.text, card, replica.options.max_choices, replica.chat_style)
     if len(request.body) > THREAD_BYTES:
-        order = await asyncio.to_thread(kind.translate, asked, text, card, max_choices)
+        order = await asyncio.to_thread(kind.translate, asked, served)
     else:
-        order = kind.translate(asked, text, card, max_choices)
+        order = kind.translate(asked, served)
+    if order.warnings:
+        warnings = warnings + order.warnings
+        replica.check_strict(request, warnings)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
     submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt, adapter=adapter)
-    answer_format = kind.make_format(asked, envelope, submission, text)
+    answer_format = kind.make_format(asked, envelope, submission, served.text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
     await delivery.run(envelope, first_s)
 
@@ -89,6 +97,7 @@ class Submission:
         self.order = order
         self.num_choices = len(order.parts) * order.n
         self.generations: list[Generation] = []
+        self.reasoning_tokens: int | None = None  # of all choices; None: thoughts are not told apart
         self._front = front
         self._request_id = request_id
         self._salt = salt
@@ -104,9 +113,16 @@ class Submission:
                     adapter=self._adapter,
                 )  # fmt: skip
                 self.generations.append(generation)
-        except BaseException:
+        except BaseException as failure:
             self.cancel()
-            raise
+            raise self.in_callers_words(failure) from None
+
+    def in_callers_words(self, failure: BaseException) -> BaseException:
+        """A refusal of what the answer must be, under the name of the field that said it."""
+        name = self.order.structured_by
+        if name is None or not isinstance(failure, InvalidRequest) or failure.param not in (None, "structured"):
+            return failure
+        return InvalidRequest(f"{name}: {failure.message}", param=name)
 
     def cancel(self) -> None:
         for generation in self.generations:
@@ -135,8 +151,10 @@ class Submission:
     def wire_usage(self) -> WireUsage:
         usage = self.usage
         total = usage.prompt_tokens + usage.completion_tokens
-        details = PromptTokensDetails(usage.cached_tokens)
-        return WireUsage(usage.prompt_tokens, usage.completion_tokens, total, details)
+        wire = WireUsage(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
+        if self.reasoning_tokens is not None:
+            wire.completion_tokens_details = CompletionTokensDetails(self.reasoning_tokens)
+        return wire
 
     @property
     def engine_s(self) -> dict[str, float]:
@@ -231,7 +249,7 @@ class Delivery:
                 return
             own = self._progress[offset : offset + self._submission.order.n]
             if (failure := ended.exception()) is not None:
-                self._fail(failure)
+                self._fail(self._submission.in_callers_words(failure))
             elif any(progress.reason == "abort" for progress in own):
                 self._fail(CapacityError("the engine dropped this request; try again"))
 
@@ -271,8 +289,7 @@ class Delivery:
                 self._metrics.itl.add(now - progress.last_s)
             progress.last_s = now
             progress.num_tokens += len(delta.tokens)
-        if delta.text:
-            self._answer.add_text(choice, delta.text, now)
+        self._format.note(self._answer, choice, delta, now)
         if delta.finish_reason is None:
             return
         self._num_open -= 1
@@ -281,7 +298,7 @@ class Delivery:
         if delta.finish_reason == "cancelled":
             raise CapacityError("the engine dropped this request; try again")
         progress.reason = delta.finish_reason
-        self._answer.choices.setdefault(choice, Choice()).finish_reason = delta.finish_reason
+        self._answer.choices.setdefault(choice, Choice()).finish_reason = self._format.reason(choice, delta)
 
     def _send_events(self, choice: int, delta: Delta) -> None:
         events = b""
@@ -324,6 +341,7 @@ class Delivery:
     def _finish_answer(self) -> None:
         answer = self._answer
         answer.complete = answer.error is None and not self._num_open
+        answer.finish()
         if self._submission.generations:
             answer.usage = msgspec.to_builtins(self._submission.wire_usage)
             answer.engine_s = self._submission.engine_s

@@ -16,6 +16,7 @@ from tonle.protocol.adapters import unknown_model
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import strict_refusal
 from tonle.protocol.replies import ModelEntry
+from tonle.replica.chat_style import chat_style
 from tonle.telemetry.metrics import Metrics
 
 RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
@@ -28,6 +29,8 @@ class ReplicaOptions:
     strict: bool = False  # True: a field that would only be warned about is an error (per request: X-Tonle-Strict: 1)
     aliases: tuple[str, ...] = ()  # more names the model answers to
     adapters: tuple[str, ...] = ()  # those that the engine loads when it starts
+    tool_call_parser: str = "auto"  # the format of tool calls; auto: as the chat template says
+    reasoning_parser: str = "auto"  # the same of thoughts; none: thoughts are content
     trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
 
     # Where this process is one of several front ends
@@ -70,8 +73,10 @@ class _Listed(NamedTuple):
 
 class Replica:
     def __init__(self, front: Front, options: ReplicaOptions) -> None:
+        """Raises `ConfigError` if there is no such parser."""
         self.front = front
         self.options = options
+        self.chat_style = chat_style(front.text, options.tool_call_parser, options.reasoning_parser)
         self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
         self._listed: _Listed | None = None
         self.started_s = time.monotonic() if options.started_s is None else options.started_s

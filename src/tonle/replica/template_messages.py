@@ -5,6 +5,7 @@ Does: join text parts, give `developer` the name templates know, unpack tool arg
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from tonle.errors import InvalidRequest
 from tonle.protocol.bounded_json import decode_json
 from tonle.protocol.openai import Message
+from tonle.protocol.tool_fields import SentFunction
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -22,15 +24,21 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"role": message.role, "content": _content(message, path)}
+    role = "tool" if message.role == "function" else message.role  # the older name
+    entry: dict[str, Any] = {"role": role, "content": _content(message, path)}
     if message.name is not None:
         entry["name"] = message.name
     if message.tool_call_id is not None:
         entry["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        entry["tool_calls"] = [
-            _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
-        ]
+    if (thought := message.reasoning_content or message.reasoning) is not None:
+        entry["reasoning_content"] = thought
+        if not (message.content and message.tool_calls):  # which gpt-oss's template refuses beside each other
+            entry["thinking"] = thought  # the name that it knows
+    if message.tool_calls or message.function_call is not None:
+        if message.role != "assistant":
+            name = "tool_calls" if message.tool_calls else "function_call"
+            raise InvalidRequest(f"{path}.{name}: only an assistant calls tools", param=f"{path}.{name}")
+        entry["tool_calls"] = _calls(message, path)
     return entry
 
 
@@ -52,13 +60,24 @@ def _content(message: Message, path: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
+def _calls(message: Message, path: str) -> list[dict[str, Any]]:
+    if not message.tool_calls:
+        assert message.function_call is not None
+        return [{"type": "function", "function": _function(message.function_call, f"{path}.function_call")}]
+    calls: list[dict[str, Any]] = []
+    for index, call in enumerate(message.tool_calls):
+        place = f"{path}.tool_calls[{index}]"
+        if call.type not in (None, "function"):
+            raise InvalidRequest(f"{place}.type must be function, not {call.type[:100]!r}", param=f"{place}.type")
+        entry: dict[str, Any] = {} if call.id is None else {"id": call.id}
+        calls.append(entry | {"type": "function", "function": _function(call.function, f"{place}.function")})
+    return calls
+
+
+def _function(function: SentFunction, path: str) -> dict[str, Any]:
     """On the wire arguments are JSON in a string; templates expect the object."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = decode_json(function["arguments"].encode(), f"{path}.function.arguments")
-    except msgspec.DecodeError:
-        return call  # a model's earlier mistake; the template gets to see it as it was
-    return {**call, "function": {**function, "arguments": arguments}}
+    arguments: Any = {} if function.arguments is None else function.arguments
+    if isinstance(arguments, str):
+        with suppress(msgspec.DecodeError):  # a model's earlier mistake; the template gets to see it as it was
+            arguments = decode_json(arguments.encode(), f"{path}.arguments") if arguments else {}
+    return {"name": function.name, "arguments": arguments}

@@ -6,21 +6,35 @@ Does not: touch the connection. Pure functions; long prompts are translated on a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tonle.engine.messages import ModelCard
 from tonle.engine.request import GenerationConfig, RequestPriority, ResolvedConfig
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
-from tonle.protocol.openai import ChatRequest, CompletionRequest, SamplingFields
+from tonle.protocol.openai import ChatRequest, CompletionRequest, FieldWarning, SamplingFields
 from tonle.protocol.priority import EXPECTED, read_priority
-from tonle.replica.template_messages import template_messages
+from tonle.replica.answer_reading import AnswerReading
+from tonle.replica.chat_plan import plan_chat
+from tonle.replica.chat_style import ChatStyle
+from tonle.replica.read_structured import read_structured
 
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API; of chats, `GenerationDefaults` knows
 MAX_TOKENS_NAMED = 1024  # in logit_bias, as in OpenAI's API, and in stop_token_ids
 MAX_TOKEN_DIGITS = 18  # of a token id: below 2**63
 MAX_STOP_CHARS = 1000  # of a stop string: with every token, the end of the text is compared with all of it
 MAX_QUOTED_CHARS = 100  # of a wrong value in an error
+
+
+class ServedModel(NamedTuple):
+    """What requests are translated for."""
+
+    text: Text
+    card: ModelCard
+    max_choices: int  # prompts x n of one request
+    style: ChatStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,9 @@ class EngineRequest:
     n: int
     priority: RequestPriority
     prompt_only: bool = False  # the answer's tokens are not wanted, only what is known about the prompt
+    reading: AnswerReading | None = None  # of answers that are more than content
+    structured_by: str | None = None  # the field that says what the answer must be
+    warnings: list[FieldWarning] = field(default_factory=list)  # about fields that cannot have an effect on this model
 
     @property
     def max_tokens(self) -> int:
@@ -44,39 +61,42 @@ class EngineRequest:
         return 0 if self.prompt_only else max(part.config.max_length for part in self.parts)
 
 
-def chat_order(request: ChatRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
+def chat_order(request: ChatRequest, served: ServedModel) -> EngineRequest:
     """Raises `CallerError`."""
+    text, card = served.text, served.card
     _check_stream(request)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     config = _config(request)
     if request.logprobs:
         config.logprobs = request.top_logprobs or 0
-    config.prompt_logprobs = request.prompt_logprobs
-    prompt = text.encode_chat(
-        template_messages(request.messages),
-        add_generation_prompt=request.add_generation_prompt is not False,
-        extra=request.chat_template_kwargs,
-    )
+    plan = plan_chat(request, text, served.style)
+    prompt = _truncated(plan.prompt, request, card)
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     check_prompt(prompt, "messages", card)
     config.max_length = getattr(request, limit)
     room = _room(prompt, "messages", config.max_length, limit, card)
+    config.structured, config.thinking = plan.structured, plan.thinking
+    if plan.reading is not None and plan.reading.format.reads_special_tokens:
+        config.skip_special_tokens = False
     _validate(config, {"max_length": limit, "logprobs": "top_logprobs"})
     settled = card.defaults.apply(config, max_tokens=card.defaults.max_chat_tokens, room=room)
-    return _order(request, [Part(prompt, settled)], card, max_choices)
+    order = _order(request, [Part(prompt, settled)], served)
+    return replace(order, reading=plan.reading, structured_by=plan.structured_by, warnings=plan.warnings)
 
 
-def completion_order(request: CompletionRequest, text: Text, card: ModelCard, max_choices: int) -> EngineRequest:
+def completion_order(request: CompletionRequest, served: ServedModel) -> EngineRequest:
     """Raises `CallerError`."""
+    card = served.card
     _check_stream(request)
     n = 1 if request.n is None else request.n
     if request.best_of not in (None, n):
         raise InvalidRequest(f"best_of is only accepted when equal to n ({n}); ask for n and choose", param="best_of")
-    prompts = _prompts(request, text, max_choices)
+    prompts = [_truncated(prompt, request, card) for prompt in _prompts(request, served.text, served.max_choices)]
+    structure = read_structured(request)
     config = _config(request)
     config.logprobs = request.logprobs
-    config.prompt_logprobs = request.prompt_logprobs
+    config.structured = None if structure is None else structure.output
     if request.echo and request.logprobs is not None:  # the echoed prompt has log-probabilities like the answer
         config.prompt_logprobs = max(request.logprobs, request.prompt_logprobs or 0)
     # max_tokens 0 with echo asks about the prompt alone; the engine always makes one token, which is then left out
@@ -90,15 +110,19 @@ def completion_order(request: CompletionRequest, text: Text, card: ModelCard, ma
         room = _room(prompt, name, config.max_length, "max_tokens", card)
         settled = card.defaults.apply(config, max_tokens=DEFAULT_COMPLETION_TOKENS, room=room)
         parts.append(Part(prompt, settled))
-    return _order(request, parts, card, max_choices, prompt_only=prompt_only)
+    order = _order(request, parts, served)
+    return replace(order, prompt_only=prompt_only, structured_by=None if structure is None else structure.param)
 
 
-def _order(
-    request: SamplingFields, parts: list[Part], card: ModelCard, max_choices: int, *, prompt_only: bool = False
-) -> EngineRequest:
+def _order(request: SamplingFields, parts: list[Part], served: ServedModel) -> EngineRequest:
     """The checks that are the same for both kinds."""
-    config = parts[0].config
-    for name, tokens in (("logit_bias", config.logit_bias), ("stop_token_ids", config.stop_token_ids)):
+    config, card, max_choices = parts[0].config, served.card, served.max_choices
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": config.logit_bias,
+        "stop_token_ids": config.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids or (),
+    }
+    for name, tokens in named.items():
         for token in tokens:
             if not 0 <= token < card.vocab_size:
                 raise InvalidRequest(
@@ -109,7 +133,7 @@ def _order(
             f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
             param="n",
         )
-    return EngineRequest(parts, config.n, read_priority_field(request.priority), prompt_only)
+    return EngineRequest(parts, config.n, read_priority_field(request.priority))
 
 
 def _config(request: SamplingFields) -> GenerationConfig:
@@ -131,6 +155,7 @@ def _config(request: SamplingFields) -> GenerationConfig:
         raise InvalidRequest(f"stop_token_ids takes at most {MAX_TOKENS_NAMED} tokens", param="stop_token_ids")
     if request.top_k == -1:
         config.top_k = 0
+    config.prompt_logprobs = request.prompt_logprobs
     config.logit_bias = _logit_bias(request.logit_bias or {})
     config.early_stopping = not request.ignore_eos
     config.include_stop_text = bool(request.include_stop_str_in_output)
@@ -193,6 +218,26 @@ def _prompts(request: CompletionRequest, text: Text, max_choices: int) -> list[l
     if all(isinstance(item, list) for item in prompt):
         return prompt  # type: ignore[return-value]
     raise InvalidRequest("prompt must hold only texts, only token ids, or only lists of token ids", param="prompt")
+
+
+def _truncated(prompt: list[int], request: SamplingFields, card: ModelCard) -> list[int]:
+    """The end of the prompt, as far as the caller wants it kept."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most < -1 or most == 0:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be at least 1, or -1, not {most}", param="truncate_prompt_tokens"
+        )
+    if most == -1:
+        most = max(card.context_length - _max_tokens(request), 1)
+    return prompt[-most:]
+
+
+def _max_tokens(request: SamplingFields) -> int:
+    """What the caller asks for; 1 if it leaves that open."""
+    asked = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    return max(1, asked or request.max_tokens or 1)
 
 
 def check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:

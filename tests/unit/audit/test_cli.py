@@ -253,6 +253,31 @@ def test_replay_of_the_inference_service(tmp_path: Path, question: dict[str, Any
     assert done.stdout.startswith("different at character 4"), done.output
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 9, "temperature": 0, "system": "Be kind.",
+                          "messages": [{"role": "user", "content": "one"}]}),
+        ("/api/chat", {"options": {"temperature": 0}, "messages": [{"role": "user", "content": "one"}]}),
+        ("/api/generate", {"options": {"temperature": 0}, "prompt": "one"}),
+        ("/api/generate", {"options": {"temperature": 0}, "prompt": "one", "raw": True, "stream": False}),
+    ],
+)  # fmt: skip
+def test_replay_of_translated_apis(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str, index: int) -> str:
+        prompts.append(prompt)
+        return "the same answer"
+
+    with serving(FakeFront(answer), audit_dir=str(tmp_path / "audit")) as url:
+        assert httpx.post(url + path, json=body).status_code == 200
+    with serving(FakeFront(answer)) as url:
+        done = tonle("replay", tmp_path / "audit", "--url", url)
+    assert done.stdout.startswith("same: "), done.output
+    assert prompts[0] == prompts[1] and "one" in prompts[0]
+
+
 @pytest.mark.parametrize("messages", [None, [], "x", [5], [{"role": "assistant", "content": "x"}]])
 def test_a_record_that_no_inference_service_writes_is_not_replayed(messages: Any) -> None:
     assert inference_body({"messages": messages}) is None

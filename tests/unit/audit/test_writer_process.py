@@ -65,7 +65,7 @@ def test_the_records_are_the_same(tmp_path: Path) -> None:
     with running(tmp_path / "thread") as thread, apart(tmp_path / "process") as process:
         fill(thread)
         fill(process)
-    changing = ("id", "request_id", "date", "time", "finished", "latency_ms", "chain")
+    changing = ("id", "chain_id", "request_id", "date", "time", "finished", "latency_ms", "chain")
     plain = [
         [{name: value for name, value in record.items() if name not in changing} for record in records(tmp_path / room)]
         for room in ("thread", "process")

@@ -83,6 +83,33 @@ def test_whatever_may_change_the_answer_changes_the_key(changes: dict[str, objec
     assert key(**changes) != key()
 
 
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+TURNED = {"type": "object", "properties": {"age": {"type": "integer"}, "name": {"type": "string"}}}
+NEW_FIELDS: dict[str, tuple[object, object]] = {
+    "tools": ([{"function": {"name": "f", "parameters": SCHEMA}}], [{"function": {"name": "g", "parameters": SCHEMA}}]),
+    "tool_choice": ("auto", "required"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}),
+    "structured_outputs": ({"json": SCHEMA}, {"json": {**SCHEMA, "required": ["age"]}}),
+    "guided_json": (SCHEMA, {"type": "string"}),
+    "regex": ("a+", "a*"),
+    "ebnf": ("root ::= 'a'", "root ::= 'b'"),
+    "reasoning_effort": ("low", "high"),
+    "chat_template_kwargs": ({"enable_thinking": True}, {"enable_thinking": False}),
+    "thinking_token_budget": (10, 20),
+    # An answer has its properties in the order of its schema.
+    "json_schema": (SCHEMA, TURNED),
+}
+
+
+@pytest.mark.parametrize("field", NEW_FIELDS)
+def test_an_answer_is_never_replayed_for_another_schema_or_other_tools(field: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+    one, other = NEW_FIELDS[field]
+    assert len({key(body=body), key(body=body | {field: one}), key(body=body | {field: other})}) == 3
+    assert key(body={field: one} | body) == key(body=body | {field: one})
+
+
 def test_who_asks_and_in_which_order_does_not() -> None:
     body = {"user": "u", "temperature": 0, "use_cache": True, "messages": [{"content": "hi", "role": "user"}]}
     assert key(body=body) == key()

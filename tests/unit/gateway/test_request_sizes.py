@@ -60,7 +60,6 @@ def test_what_is_reserved(path: str, body: dict[str, Any], total: int) -> None:
     ("path", "body", "new"),
     [
         ("/v1/responses", {"input": "x" * 4000, "max_output_tokens": 77}, 77),
-        ("/v1/messages", {"messages": [], "system": "x" * 4000, "max_tokens": 77}, 77),
         ("/v1/embeddings", {"input": ["x" * 2000, "y" * 2000]}, 0),
         ("/v1/embeddings", {"input": [[12345] * 800]}, 0),
         ("/v1/rerank", {"query": "x", "documents": ["x" * 4000]}, 0),

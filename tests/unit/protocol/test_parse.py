@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonle.errors import InvalidRequest
-from tonle.protocol.fields import NO_EFFECT, REFUSED, STRIPPED
+from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, NO_EFFECT_INSIDE, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, Message
 from tonle.protocol.parse import MAX_WARNINGS, decode_object, parse
 
@@ -46,8 +46,27 @@ def test_fields_that_would_change_the_answer_are_refused(name: str) -> None:
         assert chat(**{name: neutral})[1] == [], "asks for nothing, so there is nothing to say"
 
 
-def test_tools_that_may_not_be_called() -> None:
-    assert chat(tools=[{}], tool_choice="none")[1] == ["tools"]
+@pytest.mark.parametrize("name", sorted(CHAT_ONLY))
+def test_what_only_chats_have_is_refused_elsewhere(name: str) -> None:
+    def complete(value: Any) -> list[str]:
+        body = msgspec.json.encode({"prompt": "a", name: value})
+        return [warning.param for warning in parse(body, CompletionRequest)[1]]
+
+    with pytest.raises(InvalidRequest, match=f"^{name} cannot be served: only /v1/chat/completions") as error:
+        complete({"something": "real"})
+    assert error.value.param == name
+    assert complete([]) == complete(False) == complete("none") == complete(None) == []
+    assert name in ChatRequest.__struct_fields__
+
+
+@pytest.mark.parametrize("name", sorted(NO_EFFECT_INSIDE))
+def test_harmless_fields_inside_others_are_reported(name: str) -> None:
+    outer, inner = name.split(".")
+    _, warnings = parse(msgspec.json.encode({**HELLO, outer: {"regex": "a", inner: True, "x": 1}}), ChatRequest)
+    assert [(each.param, each.message) for each in warnings] == [
+        (name, "accepted, has no effect"),
+        (f"{outer}.x", "unknown field, ignored"),
+    ]
 
 
 def test_true_is_not_one() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tonle.gateway.routes import INFERENCE, PIPED
+from tonle.gateway.apis.translated import TRANSLATED
+from tonle.gateway.routes import PIPED
 from tonle.protocol.unsupported_paths import UNSUPPORTED, unsupported_feature
 
 
@@ -26,6 +27,6 @@ def test_known_paths(path: str, feature: str | None) -> None:
 
 def test_what_is_served_is_not_called_unsupported() -> None:
     assert not [
-        path for path in (*PIPED, INFERENCE, "/v1/models", "/metrics", "/admin/keys") if unsupported_feature(path)
+        path for path in (*PIPED, *TRANSLATED, "/v1/models", "/metrics", "/admin/keys") if unsupported_feature(path)
     ]
     assert all(path.startswith("/") and not path.endswith("/") for path in UNSUPPORTED)

@@ -90,6 +90,22 @@ def test_the_answer_is_told_beside_the_bytes() -> None:
     assert set(sink.answer.engine_s or {}) == {"queue", "prefill", "decode"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_answer_beside_the_bytes_has_calls_and_thoughts(stream: bool) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    front, sink = FakeFront(lambda prompt, index: f"<think>Hm.</think>So: {call}"), PressingSink()
+    front.text.tool_template = "{{ tools }}<tool_call></tool_call><think></think>"
+    asyncio.run(send(front, sink, stream=stream, tools=[{"type": "function", "function": {"name": "f"}}]))
+    assert sink.answer is not None and sink.answer.complete
+    choice = sink.answer.choices[0]
+    assert (choice.text, choice.reasoning, choice.finish_reason) == ("So:", ["Hm."], "tool_calls")
+    sent = b"".join(sink.pieces)
+    (call_sent,) = choice.tool_calls.values()
+    assert call_sent["id"].encode() in sent
+    assert call_sent["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert sink.answer.usage is not None and sink.answer.usage["completion_tokens_details"] == {"reasoning_tokens": 18}
+
+
 def test_an_engine_that_dies_ends_the_stream_with_an_error_and_an_incomplete_answer() -> None:
     front, sink = FakeFront(lambda prompt, index: "hello"), PressingSink()
     front.die_after = 3

@@ -16,14 +16,15 @@ from tonle.replica.translate import EngineRequest, chat_order, completion_order
 FRONT = FakeFront()
 
 
+SERVED = FRONT.served(max_choices=8)
+
+
 def chat(**fields: Any) -> EngineRequest:
-    assert FRONT.card is not None
-    return chat_order(ChatRequest(messages=[Message(role="user", content="hi")], **fields), FRONT.text, FRONT.card, 8)
+    return chat_order(ChatRequest(messages=[Message(role="user", content="hi")], **fields), SERVED)
 
 
 def complete(**fields: Any) -> EngineRequest:
-    assert FRONT.card is not None
-    return completion_order(CompletionRequest(**fields), FRONT.text, FRONT.card, 8)
+    return completion_order(CompletionRequest(**fields), SERVED)
 
 
 def test_bare_chat_request() -> None:
@@ -68,19 +69,6 @@ def test_prompt_only() -> None:
     assert order.prompt_only and order.parts[0].config.max_length == 1
     with pytest.raises(InvalidRequest, match="max_tokens must be at least 1"):
         complete(prompt="a", max_tokens=0)
-
-
-def test_tool_arguments_become_objects() -> None:
-    calls = [
-        {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}},
-        {"function": {"name": "f", "arguments": "not json"}},
-        {"odd": 1},
-    ]
-    (entry,) = template_messages([Message(role="assistant", tool_calls=calls)])
-    assert entry["content"] == ""
-    assert entry["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1]}}
-    assert entry["tool_calls"][1:] == calls[1:]
-    assert calls[0]["function"]["arguments"] == '{"a": [1]}', "the request stays as it came"  # type: ignore[index]
 
 
 def test_content_parts_are_joined() -> None:

@@ -4,7 +4,8 @@ Nothing waits for the device until `collect`.
 
 Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the
 one ahead of it has been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs,
-described prompts and embeddings between the two, still without a wait.
+described prompts and embeddings between the two, still without a wait. Rows bound by a grammar are drawn a second time
+(`draw_bound`), when the step ahead has been read; the copy back waits for that, the device computes meanwhile.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from tonle.engine.plan import Plan, StepResult
+from tonle.engine.plan import Masks, Plan, StepResult
+from tonle.engine.run.bound_rows import BoundRows
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.pooling import Embeddings, RowPools, WantedStates, token_indices
 from tonle.engine.run.runner import DescribedPrompt, LaunchedStep, Runner
-from tonle.engine.run.settings import RowSampling
+from tonle.engine.run.settings import RowSampling, sent
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.adapters import Adapter, HeldAdapter
 from tonle.models.cuda.model import CudaModel
@@ -52,6 +55,7 @@ class CudaRunner(Runner):
         self._net = model
         self._packer = packer
         self._row_sampling = row_sampling
+        self._bound_rows = BoundRows(model, row_sampling)
         self._graphs = graphs
         self._prompts: dict[int, DescribedPrompt] = {}
         self._pools = RowPools()
@@ -75,14 +79,36 @@ class CudaRunner(Runner):
             self._net.set_adapter(slot, self.adapters.get(adapter))
         if plan.joins:
             self._join(plan)
+        if self._row_sampling.adjusting:
+            self._row_sampling.catch_up(plan)
         packed = self._packer.pack(plan)
         mark = self._note("build", mark)
         self._copy(packed)
         launched = self._compute(plan, packed)
         mark = self._note("forward", mark)
-        self._start_copy_back(launched)
+        if launched.order:
+            self._refine(plan, launched)
+        if not plan.bound:
+            self._start_copy_back(launched)
         self._note("sample", mark)
         return launched
+
+    def mask_rows(self, count: int, words: int) -> np.ndarray:
+        """Pinned: they are copied to the device while the next ones are written."""
+        return self._bound_rows.masks(count, words)
+
+    @torch.inference_mode()
+    def draw_bound(self, launched: LaunchedStep, masks: Masks) -> None:
+        assert isinstance(launched, LaunchedCudaStep)
+        mark = time.perf_counter()
+        plan = launched.plan
+        if masks.entries:
+            place_of = {i: place for place, i in enumerate(launched.order)}
+            places = [place_of[i] for i in masks.entries]
+            rows, positions = [plan.rows[i] for i in masks.entries], [plan.place(i) for i in masks.entries]
+            self._bound_rows.draw(places, rows, positions, masks.is_filled)
+        self._start_copy_back(launched)
+        self._note("draw_bound", mark)
 
     @torch.inference_mode()
     def collect(self, launched: LaunchedStep) -> StepResult:
@@ -125,9 +151,8 @@ class CudaRunner(Runner):
         return launched
 
     def _start_copy_back(self, launched: LaunchedCudaStep) -> None:
-        """What only some rows ask for, and the tokens on their way back."""
+        """The tokens on their way back."""
         if launched.order:
-            self._refine(launched.plan, launched)
             launched.tokens.copy_(self._net.sampled[: len(launched.order)], non_blocking=True)
         if self._cuda:
             launched.arrived = self._events[self._turn]
@@ -139,11 +164,10 @@ class CudaRunner(Runner):
         rows = plan.rows if launched.in_order else [plan.rows[i] for i in launched.order]
         launched.wanted = self._row_sampling.logprobs_wanted(rows)
         if launched.wanted:
-            places = torch.tensor(list(launched.wanted), device=self._device)
+            places = sent(list(launched.wanted), torch.int64, self._device)
             launched.raw = self._net.logits.index_select(0, places).float()
         if self._row_sampling.adjusting:
-            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in launched.order]
-            self._row_sampling.resample(rows, positions)
+            self._row_sampling.resample(plan, launched.order)
 
     def _describe(self, plan: Plan, packed: PackedStep, launched: LaunchedCudaStep) -> None:
         """Logits of prompt tokens whose successors' log-probabilities are wanted."""

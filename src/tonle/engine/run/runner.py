@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from tonle.engine.plan import Join, Plan, StepResult
+from tonle.engine.plan import Join, Masks, Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.pooling import Embeddings, RowPools, token_indices
 from tonle.engine.sample.sampler import Sampler
@@ -64,11 +65,15 @@ class LaunchedStep:
     raw: torch.Tensor | None = None  # (wanted, V) their logits
     described: list[tuple[int, list[RawLogprobs]]] = field(default_factory=list)
     # prompt log-probabilities: plan index, those of the tokens that followed the chunk's, piece by piece
+    logits: torch.Tensor | None = None  # (S, V) of a step that `draw_bound` samples
     embeddings: Embeddings | None = None
 
 
 class Runner:
-    """Owns the rows, the sampler and the KV tensors; reads plans, decides nothing."""
+    """Owns the rows, the sampler and the KV tensors; reads plans, decides nothing.
+
+    `launch`, then `draw_bound` if the plan has bound entries and before anything else is launched, then `collect`.
+    """
 
     adapters: AdaptersByNumber | None = None  # None: the engine takes none, and no plan names one
 
@@ -97,6 +102,7 @@ class Runner:
             self._sampler.join(join)
             self._join_prompt(join)
         self._rows.update(plan)
+        self._sampler.catch_up(plan)
         # Rows with one token first: attention treats them as one batch.
         order = sorted(range(len(plan.rows)), key=lambda i: (chunk := plan.chunks[i]) is not None and len(chunk) > 1)
         wanted, described = self._logit_indices(plan, order)
@@ -112,6 +118,28 @@ class Runner:
         launched.embeddings = embeddings
         self._note("sample", mark)
         return launched
+
+    def mask_rows(self, count: int, words: int) -> np.ndarray:
+        """Where to write masks (count, words) int32 for the next `draw_bound`."""
+        return np.empty((count, words), np.int32)
+
+    @torch.inference_mode()
+    def draw_bound(self, launched: LaunchedStep, masks: Masks) -> None:
+        """Sample what the step left open."""
+        assert launched.logits is not None
+        plan, logits = launched.plan, launched.logits
+        place_of = {i: place for place, i in enumerate(launched.order)}
+        for i, allowed, is_filled in zip(masks.entries, masks.allowed, masks.is_filled, strict=True):
+            if is_filled:
+                bits = np.unpackbits(allowed.view(np.uint8), count=logits.shape[1], bitorder="little")
+                logits[place_of[i]].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+        passed_over = set(plan.bound).difference(masks.entries)
+        places = [place for place, i in enumerate(launched.order) if i not in passed_over]
+        launched.tokens = torch.zeros(len(launched.order), dtype=torch.int64, device=logits.device)
+        if places:
+            entries = [launched.order[place] for place in places]
+            launched.tokens[places] = self._draw(plan, entries, logits if not passed_over else logits[places])
+        launched.logits = None
 
     def _join_prompt(self, join: Join) -> None:
         """What is wanted of its prompt."""
@@ -181,14 +209,22 @@ class Runner:
             _, targets = prompt.part(plan.starts[i], 1 if chunk is None else len(chunk))
             launched.described.append((i, [raw_logprobs(logits[place], targets, prompt.num_top)]))
         if sampling:
-            positions = [plan.starts[i] + (1 if (c := plan.chunks[i]) is None else len(c)) for i in sampling]
             own = logits[: len(sampling)]
             launched.wanted = self._sampler.logprobs_wanted(rows)
             if launched.wanted:
                 launched.raw = own[list(launched.wanted)]  # a copy: sampling may change logits
-            launched.tokens = self._sampler.sample(own, rows, positions)
-            self._rows.remember(rows, launched.tokens)
+            if plan.bound:
+                launched.logits = own
+            else:
+                launched.tokens = self._draw(plan, sampling, own)
         return launched
+
+    def _draw(self, plan: Plan, entries: list[int], logits: torch.Tensor) -> torch.Tensor:
+        """The next tokens (n,) of these entries of the plan, from their logits (n, V), which may change."""
+        rows = [plan.rows[i] for i in entries]
+        tokens = self._sampler.sample(logits, rows, [plan.place(i) for i in entries])
+        self._rows.remember(rows, tokens)
+        return tokens
 
     def _note(self, part: str, since: float) -> float:
         now = time.perf_counter()

@@ -24,6 +24,7 @@ class Adjuster:
                  vocab_size: int, device: torch.device) -> None:  # fmt: skip
         self.config = config
         self.num_output = len(output)
+        self._num_prompt = len(prompt)
         self._stops = torch.tensor(sorted(stops), dtype=torch.int64, device=device)
         self._bias_ids = torch.tensor(list(config.logit_bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(config.logit_bias.values()), dtype=torch.float32, device=device)
@@ -37,6 +38,17 @@ class Adjuster:
     def push(self, token: int) -> None:
         self.num_output += 1
         self._remember(token)
+
+    def catch_up(self, start: int, chunk: list[int]) -> None:
+        """The row has these tokens from place `start` on: take in those that were not drawn, but forced."""
+        unseen = self._num_prompt + self.num_output - start
+        assert unseen >= 0, "tokens are missing between the last one seen and these"
+        if unseen < len(chunk):
+            self.push_forced(chunk[unseen:])
+
+    def push_forced(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self.push(token)
 
     def _remember(self, token: int) -> None:
         self._counts[token] += 1

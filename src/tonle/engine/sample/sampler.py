@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tonle.engine.plan import Join
+from tonle.engine.plan import Join, Plan
 from tonle.engine.sample.adjust import Adjuster, needs_adjusting
 from tonle.engine.sample.draw import draw
 from tonle.engine.sample.noise import uniform
@@ -40,6 +40,13 @@ class Sampler:
             self._adjusters[row] = Adjuster(config, join.prompt, join.output, stops, self._vocab_size, self._device)
         if config.logprobs is not None:
             self._num_top[row] = config.logprobs
+
+    def catch_up(self, plan: Plan) -> None:
+        """Rows with penalties see tokens that they were given, too."""
+        if self._adjusters:
+            for row, start, chunk in zip(plan.rows, plan.starts, plan.chunks, strict=True):
+                if chunk is not None and (adjuster := self._adjusters.get(row)) is not None:
+                    adjuster.catch_up(start, chunk)
 
     def sample(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:
         """(S, V) float32 logits, the rows they belong to and the positions the new tokens will take; (S,) tokens.

@@ -7,32 +7,22 @@ the next step is planned (`Sequence.num_pending`): the loop commits them later.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from operator import attrgetter
 
+from tonle.engine.constraint import Constraint
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Join, Plan, StepResult
-from tonle.engine.request import Request, TokenLogprob
+from tonle.engine.request import Request
 from tonle.engine.schedule.adapter_slots import AdaptersInMemory, AdapterSlots
+from tonle.engine.schedule.bound import begin, ending, is_known, push
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
+from tonle.engine.schedule.outcome import Ending, StepOutcome
 from tonle.engine.schedule.prefix_sharing import PrefixSharing
 from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
 
 _KEY = attrgetter("key")
 _MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
-
-
-@dataclass(slots=True)
-class StepOutcome:
-    """What a commit means to the callers, in parallel lists."""
-
-    handles: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finished: dict[int, tuple[str, int | None]] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
-    embeddings: dict[int, bytes] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -71,11 +61,24 @@ class Scheduler:
             return "its adapter is not loaded any more"
         return None
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, constraint: Constraint | None = None) -> StepOutcome | None:
+        """It waits from now on. An outcome: it has ended, for its constraint leaves nothing to choose."""
         stops = frozenset(request.config.stop_token_ids)
         if request.config.early_stopping:
             stops |= self._eos
-        self.waiting.push(Sequence(request, key=order_key(request, self.limits.ageing_s), stops=stops))
+        key = order_key(request, self.limits.ageing_s)
+        sequence = Sequence(request, key=key, stops=stops, constraint=constraint)
+        if constraint is not None:
+            outcome, end = StepOutcome(), begin(sequence)
+            if constraint.error is not None:
+                outcome.refused[request.handle] = constraint.error
+                return outcome
+            if end is not None:
+                outcome.add(request.handle, sequence.output)
+                outcome.finished[request.handle] = end
+                return outcome
+        self.waiting.push(sequence)
+        return None
 
     def cancel(self, handle: int) -> bool:
         """Free all it holds, wherever it is. A step already launched for it is ignored when it commits."""
@@ -110,7 +113,7 @@ class Scheduler:
                 continue  # preempted a moment ago, or its last token is in flight
             if budget == 0:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
-            if sequence.num_remaining > 1:
+            if sequence.num_remaining > 1 and sequence.num_computed < len(sequence.request.prompt):
                 self._prefixes.catch_up(sequence, plan)
             count = min(sequence.num_remaining, budget, most)
             if not self._grow(sequence, count, plan):
@@ -191,6 +194,8 @@ class Scheduler:
         plan.sequences.append(sequence)
         if samples:
             sequence.num_pending += 1
+            if sequence.constraint is not None:
+                plan.bound.append(len(plan.rows) - 1)
         if chunk is not None:  # else no token became known, and no block full, since the last commit
             self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
             self._prefixes.publish(sequence)
@@ -294,20 +299,40 @@ class Scheduler:
                     outcome.finished[handle] = ("stop", None)
                     self.cancel(handle)
                 continue
+            if sequence.constraint is not None and is_known(sequence, plan.place(i)):
+                continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)
             if self._suspects:
                 self._suspects.pop(handle, None)
-            outcome.handles.append(handle)
-            outcome.tokens.append(token)
             if i in result.logprobs:
                 outcome.logprobs[handle] = [result.logprobs[i]]
-            if (reason := _end(sequence, token)) is not None:
-                outcome.finished[handle] = (reason, token if reason == "stop" else None)
+            if sequence.constraint is None:
+                outcome.handles.append(handle)
+                outcome.tokens.append(token)
+                end = ending(sequence, token)
+            else:
+                end = self._push(sequence, token, outcome)
+            if end is not None:
+                outcome.finished[handle] = end
                 self.cancel(handle)
             elif sequence.row is not None:
                 self._prefixes.publish(sequence)
         return outcome
+
+    def _push(self, sequence: Sequence, token: int, outcome: StepOutcome) -> Ending | None:
+        """A token that was drawn for a sequence with a constraint, and what follows from it."""
+        assert sequence.constraint is not None
+        handle = sequence.request.handle
+        first = len(sequence.tokens) - 1 - sequence.num_unsent
+        sequence.num_unsent = 0
+        end = push(sequence, token, self.limits.least_forced(len(self.running)))
+        if (why := sequence.constraint.error) is not None:
+            outcome.refused[handle] = why
+            self.cancel(handle)
+            return None
+        outcome.add(handle, sequence.tokens[first:])
+        return end
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
@@ -361,10 +386,3 @@ class Scheduler:
 def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:
     """By handle: the sequences of these plans that have not ended."""
     return {sequence.request.handle: sequence for plan in plans for sequence in plan.sequences if not sequence.done}
-
-
-def _end(sequence: Sequence, token: int) -> str | None:
-    """Why the sequence ends with `token`, or None."""
-    if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
-        return "stop"
-    return "length" if len(sequence.tokens) >= sequence.max_tokens else None

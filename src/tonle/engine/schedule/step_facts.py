@@ -30,7 +30,7 @@ def facts_of(plan: Plan, now: float, *, waiting_s: float, demand: int) -> StepFa
             continue
         sequence, start = plan.sequences[place], plan.starts[place]
         if plan.samples[place]:
-            if sequence.num_output:
+            if sequence.num_output > sequence.num_unsent:
                 advances = True
             else:
                 arrivals.append(sequence.request.arrived_s)

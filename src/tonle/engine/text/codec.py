@@ -13,7 +13,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from tonle.engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from tonle.engine.text.marks import MarkedEncoder, Marks, special_texts
+from tonle.engine.text.marks import MarkedEncoder, Marks, special_tokens
 from tonle.engine.text.pieces import Pieces, Spelling, spelling_of
 
 
@@ -27,11 +27,12 @@ class PromptEncoder(Protocol):
 
 class Codec(Protocol):
     vocab_size: int
+    tokens_are_bytes: bool  # text is the bytes of its tokens, one after the other: see `token_bytes`
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def special_texts(self) -> list[str]:
-        """What special tokens are written as."""
+    def special_tokens(self) -> dict[str, int]:
+        """Special tokens, by what they are written as."""
 
     def marked_encoder(self, marks: Marks) -> PromptEncoder:
         """For prompts in which only the marks are special tokens."""
@@ -55,6 +56,8 @@ def rust_codec(tokenizer: Tokenizer) -> Codec:
 
 
 class _RustCodec:
+    tokens_are_bytes = False
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -65,8 +68,8 @@ class _RustCodec:
         tokens: list[int] = encoding.ids
         return tokens
 
-    def special_texts(self) -> list[str]:
-        return special_texts(self._tokenizer)
+    def special_tokens(self) -> dict[str, int]:
+        return special_tokens(self._tokenizer)
 
     def marked_encoder(self, marks: Marks) -> PromptEncoder:
         return MarkedEncoder(self._tokenizer, marks)
@@ -74,6 +77,8 @@ class _RustCodec:
 
 class PieceCodec(_RustCodec):
     """Tokens are bytes: decoding is joining them."""
+
+    tokens_are_bytes = True
 
     def __init__(self, tokenizer: Tokenizer, spelling: Spelling) -> None:
         super().__init__(tokenizer)

@@ -52,6 +52,8 @@ def _special_tokens(tokenizer: Any) -> dict[str, str]:
 class LiveCodec:
     """Any object with `encode(text)` and `decode(tokens)`. Options it does not name are not passed to it."""
 
+    tokens_are_bytes = False
+
     def __init__(self, tokenizer: Any) -> None:
         for name in ("encode", "decode"):
             if not callable(getattr(tokenizer, name, None)):
@@ -71,8 +73,8 @@ class LiveCodec:
         options = {"add_special_tokens": add_special_tokens} if self._can_add else {}
         return [int(token) for token in self._encode(text, **options)]
 
-    def special_texts(self) -> list[str]:
-        return list(self._special_ids)
+    def special_tokens(self) -> dict[str, int]:
+        return dict(self._special_ids)
 
     def marked_encoder(self, marks: Marks) -> PromptEncoder:
         return _LiveMarkedEncoder(self._encode_as_text, marks, self._special_ids)

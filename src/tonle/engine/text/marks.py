@@ -23,10 +23,11 @@ _NUM_RANDOM = 5  # characters of a mark that are random: 80 bits
 _LOOKS_SPECIAL = re.compile(r"<[|｜][^<>]*[|｜]>")
 
 
-def special_texts(tokenizer: Tokenizer) -> list[str]:
-    """Of the tokens that text should not turn into: those flagged as special, and those that look so."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return [token.content for token in added if token.special or _LOOKS_SPECIAL.fullmatch(token.content)]
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that text should not turn into, by their text: those flagged as special, and those that look so."""
+    added = tokenizer.get_added_tokens_decoder()
+    special = (item for item in added.items() if item[1].special or _LOOKS_SPECIAL.fullmatch(item[1].content))
+    return {entry.content: token for token, entry in special}
 
 
 class Marks:

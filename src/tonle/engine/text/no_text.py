@@ -26,18 +26,22 @@ class NoText(Text):
         if stop:
             _refuse("stop strings", "use stop_token_ids instead, or pass", param="stop")
 
+    def check_tokens_are_bytes(self) -> None:
+        _refuse("structured output", "leave it out, or pass", param="structured")
+
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         _refuse("chat messages", "give a list of token ids instead, or pass", param="messages")
 
 
 class _NoCodec:
     vocab_size = 0
+    tokens_are_bytes = False
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         _refuse("a prompt of text", "give a list of token ids instead, or pass", param="prompt")
 
-    def special_texts(self) -> list[str]:
-        return []
+    def special_tokens(self) -> dict[str, int]:
+        return {}
 
     def marked_encoder(self, marks: Marks) -> PromptEncoder:
         _refuse("special tokens in a message", "give a list of token ids instead, or pass", param="messages")

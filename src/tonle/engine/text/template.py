@@ -7,6 +7,7 @@ caller understands. Does not: run Jinja itself (see `sandbox.py`), or tokenize.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,8 @@ from tonle.engine.text.sandbox import TemplateRefusedError, compile_template, ru
 from tonle.errors import ConfigError, InternalError, InvalidRequest
 
 # Of a message, as on the wire (`protocol/openai.py`). Templates write it between special tokens, known to the model or not.
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}  # OpenAI renamed them; templates know one name each
 
 
 def read_template(file: str | Path) -> str:
@@ -52,18 +54,24 @@ class ChatTemplate:
     def source(self) -> str:
         return self._sources.get("default") or next(iter(self._sources.values()))
 
+    @property
+    def tool_source(self) -> str:
+        """For requests with tools."""
+        return self._sources.get("tool_use", self.source)
+
     def render(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
         marks: Marks | None = None,
     ) -> str:
         """The prompt, with `marks` in place of the special tokens the template writes. Raises `InvalidRequest` with the
-        template's own words where it refuses the messages."""
-        source = self._sources.get("tool_use", self.source) if tools else self.source
+        template's own words where it refuses the messages. `continue_final_message`: it ends inside of the last message."""
+        source = self.tool_source if tools else self.source
         given: dict[str, Any] = {
             "messages": plain_messages(messages),
             "tools": tools,
@@ -76,11 +84,16 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         given |= extra or {}
+        end = f"\ue000{secrets.token_hex(8)}"
+        if continue_final_message:
+            _mark_end(given["messages"], end)
         if marks is None:
-            return _render(source, given | self._special_tokens)
-        own = {name: marks.hide(token) for name, token in self._special_tokens.items()}
-        roles = frozenset(message["role"] for message in given["messages"])
-        return _render_marked(source, given, own, marks, _composed(self, source, marks, roles))
+            prompt = _render(source, given | self._special_tokens)
+        else:
+            own = {name: marks.hide(token) for name, token in self._special_tokens.items()}
+            roles = frozenset(message["role"] for message in given["messages"])
+            prompt = _render_marked(source, given, own, marks, _composed(self, source, marks, roles))
+        return _cut_at(prompt, end) if continue_final_message else prompt
 
     def probe(self, source: str, marks: Marks, role: str) -> Iterator[str]:
         """What the template makes of short chats with this role, with marks; nothing where it refuses them."""
@@ -108,6 +121,21 @@ def _render_marked(
     quotes = Marks(composed)
     prompt = _render(source, _map_strings(given, quotes.hide) | own, marks)
     return quotes.show(any_of(composed).sub(lambda found: marks.of[found[0]], prompt))
+
+
+def _mark_end(messages: list[dict[str, Any]], mark: str) -> None:
+    """Put `mark` behind the last message's content."""
+    messages[-1]["content"] = f"{messages[-1]['content'] or ''}{mark}"
+
+
+def _cut_at(prompt: str, mark: str) -> str:
+    before, found, _ = prompt.rpartition(mark)
+    if not found:
+        raise InvalidRequest(
+            "continue_final_message: the chat template does not write the content of the last message",
+            param="continue_final_message",
+        )
+    return before
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
@@ -138,8 +166,7 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} must be an object with a role", param=where)
     check_role(message["role"], f"{where}.role")
     plain = dict(message)
-    if plain["role"] == "developer":  # OpenAI renamed `system`; templates know the first name only
-        plain["role"] = "system"
+    plain["role"] = _TEMPLATE_ROLES.get(message["role"], message["role"])
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
         plain["content"] = "\n".join(_part_text(part, f"{where}.content") for part in content)

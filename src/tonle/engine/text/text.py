@@ -31,7 +31,8 @@ class Text:
         self._codec = codec
         self._template = template
         # None: nothing is marked, and whatever looks like a special token is one
-        self._marks = Marks(codec.special_texts()) if special_tokens_in_content == "text" else None
+        self.special_tokens = codec.special_tokens()  # by what they are written as
+        self._marks = Marks(self.special_tokens) if special_tokens_in_content == "text" else None
         self._marked = None if self._marks is None else codec.marked_encoder(self._marks)
         self.max_tokens: int | None = None  # of a prompt, set once the model is known; see `_check_length`
         self.bos_id = bos_id
@@ -57,6 +58,11 @@ class Text:
     @property
     def chat_template(self) -> str | None:
         return None if self._template is None else self._template.source
+
+    @property
+    def tool_template(self) -> str | None:
+        """The one that chats with tools are rendered with, which may be another."""
+        return None if self._template is None else self._template.tool_source
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of `text`, with BOS where the model wants one. Other threads run meanwhile. Raises `ContextOverflow`."""
@@ -85,6 +91,15 @@ class Text:
         """What this token stands for. Possibly a part of a character, which is why it is bytes."""
         return self._codec.token_bytes(token)
 
+    def check_tokens_are_bytes(self) -> None:
+        """Raise `InvalidRequest` unless text is the bytes of its tokens: only then is known which ones a grammar allows."""
+        if not self._codec.tokens_are_bytes:
+            raise InvalidRequest(
+                "structured output needs to know what bytes each token stands for, which this model's tokenizer does not tell; a "
+                "byte-level or SentencePiece tokenizer (tokenizer.json) does",
+                param="structured",
+            )
+
     def token_text(self, token: int) -> str:
         """One token for people to look at; a part of a character shows as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
@@ -106,14 +121,22 @@ class Text:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of `render_chat`. The template writes BOS itself, so none is added.
 
+        `continue_final_message`: they end inside of the last message, which the model goes on with.
         Special tokens are those of the template; what a caller writes is text, unless the settings say otherwise.
         """
-        prompt = self._render(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra)
+        prompt = self._render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            extra=extra,
+        )
         if self._marks is None or self._marked is None:
             return self.encode(prompt, add_special_tokens=False)
         self._check_length(prompt)

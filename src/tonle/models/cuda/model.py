@@ -20,6 +20,7 @@ from tonle.models.cuda.embed import embed, gather
 from tonle.models.cuda.gemv_adapter import OneRowScratch
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.lora import NORM_FEW_TOKENS, SlotTiles, few_tokens
+from tonle.models.cuda.mask import mask_logits
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
 from tonle.models.cuda.prefill_attention import prefill_attention
@@ -134,7 +135,9 @@ class CudaModel:
             if self.adapters is not None:
                 self._compile_steps(adapted=True)
             nothing = torch.zeros(4, dtype=torch.int32, device=self.logits.device)
-            self.draw(nothing, nothing, nothing, self.logits[:1].float(), self.sampled)
+            few = self.logits[:1].float()
+            self.draw(nothing, nothing, nothing, few, self.sampled)
+            self.mask(nothing.long(), nothing, nothing, few)
         self._layers = every
 
     def _compile_steps(self, *, adapted: bool) -> None:
@@ -267,6 +270,10 @@ class CudaModel:
     ) -> None:
         """Tokens of the first `count[0]` of logits (S, vocab), by their rows' settings, to out (S,) and to `last`."""
         sample(count, rows, positions, logits, self.settings, self.sample_scratch, out, self.last)
+
+    def mask(self, places: torch.Tensor, mask_rows: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of samples `places` to out (n, vocab) float32, with what masks[mask_rows] do not allow taken out."""
+        mask_logits(places, mask_rows, masks, self.logits, out)
 
     def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None

@@ -62,6 +62,19 @@ def test_roles_are_those_of_the_api_and_developer_is_system() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert render(CHATML, messages, add_generation_prompt=False) == "<|im_start|>system\nx<|im_end|>\n"
     assert messages[0]["role"] == "developer"
+    messages = [{"role": "function", "content": "x"}]
+    assert render(CHATML, messages, add_generation_prompt=False) == "<|im_start|>tool\nx<|im_end|>\n"
+
+
+def test_the_last_message_can_be_continued() -> None:
+    for content in ("Once upon ", "", "im_end", " a\n"):
+        messages = [{"role": "user", "content": "im_end"}, {"role": "assistant", "content": content}]
+        template = ChatTemplate(CHATML, special_tokens={})
+        prompt = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+        assert prompt.endswith(f"<|im_start|>assistant\n{content}"), "to the letter, spaces and all"
+        assert messages[1]["content"] == content
+    with pytest.raises(InvalidRequest, match="does not write the content of the last message"):
+        ChatTemplate("{{ messages[0].content }}", special_tokens={}).render(messages, continue_final_message=True)
 
 
 def test_features_of_other_families() -> None:
@@ -133,7 +146,7 @@ def test_arguments_that_are_no_json_stay_as_they_are(arguments: str) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "not a string"),
         (
             [{"role": "wizard", "content": "x"}],
-            r"\[0\]\.role must be one of assistant, developer, system, tool, user, not 'wizard'",
+            r"\[0\]\.role must be one of assistant, developer, function, system, tool, user, not 'wizard'",
         ),
     ],
 )

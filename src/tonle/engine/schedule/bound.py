@@ -1,0 +1,72 @@
+"""Sequences bound by a `Constraint`: what it makes of their tokens, and which of their samples still count.
+
+Does: push tokens, append those that are forced, say when a sequence ends. Does not: fill masks (the loop asks the compiler to).
+A step in flight samples at the place after a sequence's last token. If forced tokens take that place meanwhile, what it samples
+there is passed over.
+"""
+
+from __future__ import annotations
+
+from tonle.engine.constraint import Constraint
+from tonle.engine.plan import Plan
+from tonle.engine.schedule.outcome import Ending
+from tonle.engine.schedule.sequence import Sequence
+
+
+def ending(sequence: Sequence, token: int | None) -> Ending | None:
+    """Why the sequence ends with `token`, its last one, or None."""
+    if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
+        return "stop", token
+    if sequence.constraint is not None and sequence.constraint.is_complete:
+        return "stop", None
+    return ("length", None) if len(sequence.tokens) >= sequence.max_tokens else None
+
+
+def begin(sequence: Sequence) -> Ending | None:
+    """Before its first step: what is forced is computed with the prompt. Why the sequence ends, if nothing is left to choose."""
+    if sequence.request.config.prompt_logprobs is not None:
+        return None  # the prompt has to be computed, whatever follows
+    found = ending(sequence, None) or _force(sequence, least=1)
+    sequence.num_unsent = sequence.num_output
+    return found
+
+
+def push(sequence: Sequence, token: int, least: int) -> Ending | None:
+    """`token` was drawn, and is the sequence's last. Appends what it forces, if that is `least` tokens. Why the sequence ends,
+    or None; unless the constraint has an error."""
+    assert sequence.constraint is not None
+    sequence.constraint.push(token)
+    return ending(sequence, token) or _force(sequence, least)
+
+
+def is_known(sequence: Sequence, place: int) -> bool:
+    """The token at this place is known, so what is sampled for it is passed over."""
+    return place < len(sequence.tokens)
+
+
+def wanted_draws(plan: Plan) -> tuple[list[int], list[Constraint]]:
+    """Of the plan's bound entries, those whose sample still counts, and their constraints."""
+    entries, constraints = [], []
+    for i in plan.bound:
+        sequence: Sequence = plan.sequences[i]
+        if not sequence.done and not is_known(sequence, plan.place(i)):
+            assert sequence.constraint is not None
+            entries.append(i)
+            constraints.append(sequence.constraint)
+    return entries, constraints
+
+
+def _force(sequence: Sequence, least: int) -> Ending | None:
+    constraint = sequence.constraint
+    assert constraint is not None
+    if sequence.request.config.logprobs is not None or constraint.error is not None:
+        return None  # log-probabilities are those of tokens that were drawn
+    forced = constraint.forced(sequence.max_tokens - len(sequence.tokens), least)
+    if not forced:
+        return None
+    sequence.num_pending = 0  # the place of what is in flight is taken now
+    for token in forced:
+        sequence.tokens.append(token)
+        if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
+            return "stop", token
+    return ending(sequence, None)

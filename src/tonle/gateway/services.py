@@ -1,0 +1,48 @@
+"""`Services`: what the handlers of the gateway's paths need.
+
+Does: hold. Does not: build (`gateway.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tonle.config.gateway import GatewayConfig
+from tonle.gateway.adapters import AdapterAdmin
+from tonle.gateway.admin import Admin
+from tonle.gateway.apis.responses.api import ResponsesApi
+from tonle.gateway.auth import Auth
+from tonle.gateway.backends.backend_pool import BackendPool
+from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.limits.shared_limiter import SharedLimiter
+from tonle.gateway.pipeline import Pipeline
+from tonle.gateway.proxies import Proxies
+from tonle.gateway.routing.router import Router
+from tonle.telemetry.metrics import Metrics
+
+
+@dataclass(slots=True, kw_only=True)
+class Services:
+    """What the handlers need."""
+
+    config: GatewayConfig
+    auth: Auth
+    pipeline: Pipeline
+    router: Router
+    pool: BackendPool
+    replay: CachedReplies
+    metrics: GatewayMetrics
+    admin: Admin
+    adapters: AdapterAdmin
+    responses: ResponsesApi
+    proxies: Proxies
+    is_open: Callable[[], bool]  # False while it is being stopped
+    shared: SharedLimiter | None = None  # where limits are shared with other gateways
+    local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+    enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
+
+    @property
+    def is_local(self) -> bool:
+        return self.local_metrics is not None
