@@ -211,8 +211,9 @@ def test_objects_hold_what_their_schema_names() -> None:
     call = '{"name": "f", "arguments": %s}'
     assert _BYTES.accepts(grammar, call % "{}")
     assert not _BYTES.accepts(grammar, call % '{"town": "X"}')
-    allowed = _must("json", [Tool("f", parameters={**WEATHER, "required": [], "additionalProperties": True})])
-    assert _BYTES.accepts(allowed, call % '{"town": "X"}')
+    for more in ({"required": [], "additionalProperties": True}, {"required": ["town"]}):
+        allowed = _must("json", [Tool("f", parameters={**WEATHER, **more})])
+        assert _BYTES.accepts(allowed, call % '{"town": "X"}')
 
 
 def test_a_schema_that_cannot_be_bound_is_refused_by_the_grammar() -> None:
