@@ -98,7 +98,7 @@ class TestCallsAlone:
     def test_what_is_taken_is_read_back_as_valid_calls(self, name: str) -> None:
         grammar = _must(name, _HARD)
         num_ended = 0
-        for seed in range(12):
+        for seed in range(8):
             text = _BYTES.walk(grammar, random.Random(seed))
             if text is None:
                 continue
@@ -109,7 +109,7 @@ class TestCallsAlone:
             assert parts[-1][0] == "call", text
             assert len(parts) <= MAX_CALLS or name == "gpt_oss"
             _check(_HARD, parts)
-        assert num_ended >= 6, "too few answers ended for this to show much"
+        assert num_ended >= 4, "too few answers ended for this to show much"
 
 
 @pytest.mark.parametrize("name", JSON_VARIANTS)
