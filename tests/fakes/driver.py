@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tonle.config.engine import EngineConfig
 from tonle.engine.build import build
 from tonle.engine.mailbox import ThreadMailbox
@@ -96,6 +98,29 @@ class Driver:
             if not left:
                 return [outputs[request.handle] for request in requests]
         raise AssertionError("it never ended")
+
+    def embed(
+        self,
+        prompts: list[list[int]],
+        pooling: str,
+        *,
+        arrive_every: int = 0,
+        adapters: list[str | None] | None = None,
+        use_cache: bool = True,
+    ) -> list[np.ndarray]:
+        """The vectors of all prompts."""
+        names = adapters or [None] * len(prompts)
+        config = GenerationConfig(max_length=0, use_cache=use_cache)
+        requests = [self.ask(prompt, config, name) for prompt, name in zip(prompts, names, strict=True)]
+        for request in requests:
+            request.pooling = pooling
+        before = len(self.steps)
+        assert self.run(requests, arrive_every) == [[]] * len(prompts), "an embedding has no tokens"
+        found: dict[int, bytes] = {}
+        for step in self.steps[before:]:
+            assert found.keys().isdisjoint(step.embeddings)
+            found |= step.embeddings
+        return [np.frombuffer(found[request.handle], dtype="<f4") for request in requests]
 
     @property
     def stats(self) -> Any:

@@ -272,6 +272,7 @@ class ServeConfig(ServerConfig):
         self.check_origins()
         self.check_requests()
         self.check_cache()
+        self.check_responses()
         check_not_models(dict(self.lora), *self.served_model_name)
         if self.frontends > 1:
             self._check_frontends()

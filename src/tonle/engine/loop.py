@@ -282,6 +282,7 @@ class Loop:
                 started=started,
                 logprobs=outcome.logprobs,
                 prompt_logprobs=outcome.prompt_logprobs,
+                embeddings=outcome.embeddings,
                 stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
             )
         )

@@ -157,6 +157,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     started: dict[int, tuple[float, int]] = {}  # handle -> when first scheduled, prompt tokens found in cache
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each
+    embeddings: dict[int, bytes] = {}  # handle -> float32 of its embedding, little-endian; it is among `finished`
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 

@@ -20,6 +20,7 @@ class Join:
     config: ResolvedConfig
     seed: int
     adapter_slot: int = -1  # where the device has its adapter; -1 = none
+    pooling: str = ""  # as `Request.pooling`
 
 
 @dataclass(slots=True)
@@ -64,3 +65,4 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(
         default_factory=dict
     )  # plan index -> of the chunk's successors
+    pooled: dict[int, bytes] = field(default_factory=dict)  # plan index -> embedding of a prompt that is all computed

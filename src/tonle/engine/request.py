@@ -18,6 +18,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  # of one stop string: a stream holds back as much
 MAX_BIASES = 1024  # entries of logit_bias, and of stop_token_ids
 MAX_N = 64
+POOLINGS = ("last", "mean")  # an embedding is the hidden state of the last token, or the mean of all tokens'
 
 
 class RequestPriority(enum.IntEnum):
@@ -76,6 +77,9 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     n: int = 1  # independent continuations
     logprobs: int | None = None  # None = none; k = the chosen token's and the k best alternatives'
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs_start: int = (
+        0  # from this place of the prompt on; what stands before may come from the prefix cache
+    )
     skip_special_tokens: bool = True
     use_cache: bool = True  # False: compute the whole prompt, even if its beginning is in the prefix cache
     structured: StructuredOutput | None = None  # what the text must be; None = any
@@ -121,6 +125,7 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
         _check_range("n", self.n, 1, MAX_N)
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         for name in ("logit_bias", "stop_token_ids"):
             if (count := len(getattr(self, name))) > MAX_BIASES:
                 raise InvalidRequest(f"{name} takes at most {MAX_BIASES} tokens, not {count}", param=name)
@@ -209,6 +214,7 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
     salt: bytes = b""  # prefix blocks are shared only between equal salts: the digest of its adapter, and its tenant
     arrived_s: float = 0.0  # time.monotonic(), comparable between processes of one machine
     adapter: int = 0  # the engine's number of the adapter it is computed with; 0 = none
+    pooling: str = ""  # one of POOLINGS: an embedding of the prompt is wanted, and no token; `config.max_length` is 0
     grammar: str = ""  # what its text must be, as llguidance reads it (Lark, or its JSON form); "" = any
 
 

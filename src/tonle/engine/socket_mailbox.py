@@ -227,11 +227,11 @@ def split(step: Step) -> dict[int, Step]:
         own.counts.append(count)
         own.tokens += step.tokens[offset : offset + count]
         offset += count
-    for name in ("finished", "refused", "started", "logprobs", "prompt_logprobs"):
+    for name in ("finished", "refused", "started", "logprobs", "prompt_logprobs", "embeddings"):
         for handle, value in getattr(step, name).items():
             getattr(part(handle), name)[handle & _MASK] = value
     return parts
 
 
 def _empty(stats: LoopStats) -> Step:
-    return Step([], [], [], {}, {}, {}, {}, {}, stats)
+    return Step([], [], [], {}, {}, {}, {}, {}, {}, stats)

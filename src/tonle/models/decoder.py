@@ -48,6 +48,17 @@ class Decoder:
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names."""
+        return self._logits(self._all_layers(inputs, kv), inputs)
+
+    def forward_hidden(self, inputs: StepInputs, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, and hidden states (P, hidden) float32, after the last norm, of tokens `inputs.hidden_indices` names."""
+        assert inputs.hidden_indices is not None
+        hidden = self._all_layers(inputs, kv)
+        states = self.weights.final_norm(hidden.index_select(0, inputs.hidden_indices))
+        return self._logits(hidden, inputs), states.float()
+
+    def _all_layers(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
+        """Hidden states (T, hidden) before the last norm."""
         attend = self.attention.prepare(inputs, kv)
         angles: Angles = {None: None}
         angles |= {rope: rotary.angles(inputs.positions, self.dtype) for rope, rotary in self.rotaries.items()}
@@ -57,6 +68,9 @@ class Decoder:
             run = _LayerRun(index, self.spec.layers[index], self.weights.layers[index], hidden, angles, attend, chosen)
             for piece in order:
                 run.run(piece)
+        return hidden
+
+    def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         wanted = hidden.index_select(0, inputs.logit_indices)  # (S, hidden)
         return self.weights.lm_head(self.weights.final_norm(wanted)).float().contiguous()
 

@@ -25,6 +25,9 @@ class StepInputs:
     block_tables: torch.Tensor  # (R, max_blocks) int32, unused entries 0
     num_decode: int  # the first so many rows have one token each
     logit_indices: torch.Tensor  # (S,) int64 into the T tokens: whose logits are wanted
+    hidden_indices: torch.Tensor | None = (
+        None  # (P,) int64 into the T tokens: whose hidden states `forward_hidden` gives
+    )
     adapter_slots: list[int] | None = None  # R; the slot of the row's adapter, -1 = none; None = no row has one
 
 

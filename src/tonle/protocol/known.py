@@ -17,15 +17,15 @@ from tonle.protocol.structured_fields import StructuredFields
 # At every generating endpoint of some server.
 _GENERATING = (
     "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
-    "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "
-    "truncation_side vllm_xargs watermarking"
+    "routed_experts_prompt_start session_id stream_interval vllm_xargs "
+    "watermarking"
 )
 _POOLING = (
     "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
     "truncate_prompt_tokens truncation_side use_activation user"
 )
 _OTHERS = {
-    "/v1/chat/completions": f"{_GENERATING} add_special_tokens media_io_kwargs moderation",
+    "/v1/chat/completions": f"{_GENERATING} media_io_kwargs moderation",
     "/v1/completions": _GENERATING,
     "/v1/embeddings": (
         f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "

@@ -22,6 +22,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from tonle.engine.constraint import Compiled, Constraint
+from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
 from tonle.engine.grammar.matcher import GrammarConstraint, clean
 from tonle.engine.grammar.thinking import ThinkingConstraint
@@ -46,7 +47,7 @@ Key = tuple[bytes, str]  # whose, and the grammar: what one tenant has compiled 
 def parser_limits() -> LLParserLimits:
     """Bounds on what one grammar may cost, while it is compiled and per token. Beyond them a request ends with the reason."""
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,  # some 20 ms of building regular expressions
+        initial_lexer_fuel=300_000,  # at most some 300 ms of building regular expressions; an enum of 256 KiB takes half of it
         step_lexer_fuel=100_000,  # some 7 ms in one step, which no other row may wait for longer
         step_max_items=50_000,
         max_items_in_row=2_000,
@@ -177,12 +178,29 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
             if num_forced > MAX_FORCED_TOKENS:
                 return _Done(key, None, _ENDLESS.format(num_forced))
             matcher.compute_bitmask()  # some mistakes show here
-    except Exception as error:  # llguidance raises none for a grammar's sake
+        if matcher.is_error():
+            return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
+    except Exception as error:  # llguidance raises none for a grammar's sake; and the thread must go on
         log.exception("a grammar of %d bytes could not be compiled", len(key[1]))
         return _Done(key, None, f"the grammar could not be compiled ({type(error).__name__})")
-    if matcher.is_error():
-        return _Done(key, None, f"the grammar cannot be used: {clean(matcher.get_error())}")
     return _Done(key, matcher)
+
+
+def _reason(grammar: str, vocabulary: LLTokenizer, error: str) -> str:
+    """In words for the caller, with the place in a schema."""
+
+    def error_of(part: str) -> str:
+        return LLMatcher(vocabulary, part, log_level=0, limits=parser_limits()).get_error()
+
+    place = where_it_fails(grammar, error_of, error)
+    if error.startswith("oneOf constraints are not supported"):
+        error = (
+            "oneOf is supported where no value can fit two of its branches: where they differ in type, or in the const of a "
+            "property; use anyOf"
+        )
+    if place is None:
+        return f"the grammar cannot be used: {clean(error)}"
+    return f"the JSON schema cannot be used, because of what is at {place}: {clean(error)}"
 
 
 _ENDLESS = (

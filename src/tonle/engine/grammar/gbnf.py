@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tonle.engine.grammar.limits import MAX_RULES, refuse
+from tonle.engine.grammar.limits import MAX_GBNF_BYTES, MAX_RULES, refuse
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -43,7 +43,9 @@ class _Token(NamedTuple):
 @dataclass(slots=True)
 class _Rule:
     line: int
-    body: list[str] = field(default_factory=list)  # Lark, with "\0NAME" for each reference
+    body: list[str] = field(
+        default_factory=list
+    )  # Lark, with "\0NAME" for a reference, "\1*" for how often what is before it comes
     names: set[str] = field(default_factory=set)  # that it refers to
 
 
@@ -54,6 +56,8 @@ def is_gbnf(grammar: str) -> bool:
 
 def gbnf_to_lark(grammar: str) -> str:
     """Raises `InvalidRequest`."""
+    if (num_bytes := len(grammar.encode(errors="replace"))) > MAX_GBNF_BYTES:
+        refuse(f"the grammar has {num_bytes} bytes; at most {MAX_GBNF_BYTES} of GBNF are taken")
     rules = _parse(grammar)
     if "root" not in rules:
         refuse("the grammar has no rule `root`, where it would begin")
@@ -70,8 +74,12 @@ def gbnf_to_lark(grammar: str) -> str:
     lines = [f"start: {names['root']}"]
     for name, rule in rules.items():
         body = " ".join(names[part[1:]] if part.startswith("\0") else part for part in rule.body)
-        lines.append(f"{names[name]}: {body or _NOTHING}")
+        lines.append(f"{names[name]}: {_joined(body)}")
     return "\n".join(lines) + "\n"
+
+
+def _joined(body: str) -> str:
+    return body.replace(" \1", "") or _NOTHING
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
@@ -152,7 +160,7 @@ def _add(rule: _Rule, kind: str, text: str, line: int, before: str) -> None:
         case "repeat" if nothing_before:
             refuse(f"the grammar repeats nothing at line {line}: {text!r}")
         case "repeat":
-            body[-1] += re.sub(r"\s", "", text)
+            body.append("\1" + re.sub(r"\s", "", text))
         case "close" | "bar" if nothing_before:
             body += [_NOTHING, ")" if kind == "close" else "|"]
         case _:

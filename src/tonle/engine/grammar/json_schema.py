@@ -6,7 +6,9 @@ properties, fix how the JSON is written. Does not: compile; what is left to say 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,13 +17,15 @@ from tonle.engine.grammar.limits import MAX_PROPERTIES, check_bytes, check_text_
 
 # How the JSON is written: on one line, one space after each comma and colon, no other. Where any white space may stand, a small
 # model writes spaces until its tokens run out; and what may not vary need not be sampled: between two values, all is forced.
-_WRITING = {
+_WRITING: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "coerce_one_of": False,  # an answer that fits two branches is not what oneOf asks for
     "lenient": False,  # nothing is ignored
 }
+
+_SEARCH_S = 0.1  # for the part of a schema that is at fault
 
 # Keywords with a schema in them: one, a list of them, or one per name.
 _ONE = ("additionalProperties", "additionalItems", "items")
@@ -49,6 +53,18 @@ _UNSUPPORTED = {
 _FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown",
 })  # fmt: skip
+# Dates and times as every program reads them. llguidance's own take in 2023-02-29, the 60th second and a small t, as RFC 3339 has
+# it, and many parsers do not.
+_YEAR = r"([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    rf"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_NARROWED = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_LOOKS = re.compile(r"\(\?<?[=!]|\\[1-9]")  # ahead or behind, or at what matched before
+
 _COMPOSED = ("allOf", "anyOf", "oneOf", "$ref")  # beside `properties`, or in allOf: several schemas describe one object
 
 
@@ -65,6 +81,23 @@ def json_grammar(schema: dict[str, Any] | bool | str) -> str:
         for _, part in parts:
             _close(part)
     return grammar_of(json_schema={**described, "x-guidance": _WRITING})
+
+
+def where_it_fails(grammar: str, error_of: Callable[[str], str], error: str) -> str | None:
+    """The JSON pointer of the smallest part of a schema that fails with the same error, which llguidance does not tell. `grammar`:
+    from `json_grammar`. None: it is no schema, or no part of it says the same alone."""
+    schema = msgspec.json.decode(grammar)["grammars"][0].get("json_schema") if grammar.startswith("{") else None
+    if not isinstance(schema, dict):
+        return None
+    shared = {name: schema[name] for name in ("$schema", "$defs", "definitions", "x-guidance") if name in schema}
+    smallest_first = sorted(_subschemas(schema), key=lambda item: item[0].count("/"), reverse=True)
+    until_s = time.monotonic() + _SEARCH_S
+    for path, part in smallest_first:
+        if time.monotonic() > until_s:
+            return None
+        if error_of(grammar_of(json_schema={**part, **shared})) == error:
+            return path
+    return None
 
 
 def grammar_of(**form: Any) -> str:
@@ -137,6 +170,14 @@ def _check(path: str, part: dict[str, Any]) -> None:
         refuse(
             f"the JSON schema has format {kind[:60]!r} at {path}, which is not supported; known are {known}; or use pattern"
         )
+    pattern = part.get("pattern")
+    if isinstance(pattern, str) and (found := _LOOKS.search(pattern)):
+        refuse(
+            f"the JSON schema has {found[0]!r} in the pattern at {path}; patterns may neither look ahead or behind nor refer back: "
+            "they are matched while the text is written"
+        )
+    if pattern is None and kind in _NARROWED:
+        part["pattern"] = _NARROWED[part.pop("format")]
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         refuse(

@@ -15,6 +15,7 @@ PARAM = "structured"  # the field of `GenerationConfig` that every refusal names
 MAX_BYTES = (
     256 * 1024
 )  # of a schema or grammar: the tools of a large agent take about 150 KiB; twice that compiles in a second
+MAX_GBNF_BYTES = 64 * 1024  # rewritten in Python, where requests come in
 MAX_DEPTH = 100  # brackets inside brackets; llguidance's own reader of JSON stops at 128
 MAX_PROPERTIES = (
     400  # of one object: where all are optional, each place has as many ways to go on, and llguidance stops at 2,000

@@ -4,8 +4,8 @@ Nothing waits for the device until `collect`.
 
 Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the
 one ahead of it has been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs,
-described prompts between the two, still without a wait. Rows bound by a grammar are drawn a second time (`draw_bound`), when
-the step ahead has been read; the copy back waits for that, the device computes meanwhile.
+described prompts and embeddings between the two, still without a wait. Rows bound by a grammar are drawn a second time
+(`draw_bound`), when the step ahead has been read; the copy back waits for that, the device computes meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tonle.engine.plan import Masks, Plan, StepResult
 from tonle.engine.run.bound_rows import BoundRows
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
-from tonle.engine.run.runner import LaunchedStep, Runner
+from tonle.engine.run.pooling import Embeddings, RowPools, WantedStates, token_indices
+from tonle.engine.run.runner import DescribedPrompt, LaunchedStep, Runner
 from tonle.engine.run.settings import RowSampling, sent
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.adapters import Adapter, HeldAdapter
@@ -29,6 +30,8 @@ from tonle.models.cuda.model import CudaModel
 # Prompt tokens described at a time. Their logits take 10 bytes per entry of the vocabulary: 195 MB of 152,000 entries, which
 # the reserve beside the KV cache holds; a whole chunk of 4,096 would take 6 GB.
 _PIECE_TOKENS = 128
+# Prompt tokens whose last hidden states are computed at a time. They take 4 bytes per number and some more: 30 MB of 4,096.
+_STATES_AT_ONCE = 1024
 
 
 @dataclass(slots=True)
@@ -54,7 +57,8 @@ class CudaRunner(Runner):
         self._row_sampling = row_sampling
         self._bound_rows = BoundRows(model, row_sampling)
         self._graphs = graphs
-        self._prompts: dict[int, tuple[list[int], int]] = {}
+        self._prompts: dict[int, DescribedPrompt] = {}
+        self._pools = RowPools()
         max_rows = model.sizes.max_rows
         self._host_tokens = [torch.zeros(max_rows, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
         self._events: list[torch.cuda.Event] = []
@@ -122,9 +126,7 @@ class CudaRunner(Runner):
         self._row_sampling.join(plan.joins)
         self._packer.join(plan.joins)
         for join in plan.joins:
-            self._prompts.pop(join.row, None)
-            if join.config.prompt_logprobs is not None:
-                self._prompts[join.row] = (join.prompt, join.config.prompt_logprobs)
+            self._join_prompt(join)
 
     def _copy(self, packed: PackedStep) -> None:
         self._net.batch.all[: packed.size].copy_(packed.buffer.all[: packed.size], non_blocking=True)
@@ -142,6 +144,8 @@ class CudaRunner(Runner):
         self._graphs.body(packed.num_tokens, packed.num_tiles, adapted=packed.adapted)
         if self._prompts:
             self._describe(plan, packed, launched)
+        if self._pools.rows:
+            launched.embeddings = self._embed(plan, packed)
         if order:
             self._graphs.head(len(order), adapted=packed.adapted)
         return launched
@@ -168,13 +172,15 @@ class CudaRunner(Runner):
     def _describe(self, plan: Plan, packed: PackedStep, launched: LaunchedCudaStep) -> None:
         """Logits of prompt tokens whose successors' log-probabilities are wanted."""
         for i, row in enumerate(plan.rows):
-            prompt, num_top = self._prompts.get(row, ([], 0))
-            start, chunk = plan.starts[i], plan.chunks[i]
-            if chunk is None or start >= len(prompt) - 1:
+            prompt, chunk = self._prompts.get(row), plan.chunks[i]
+            if chunk is None or prompt is None:
                 continue
-            targets = prompt[start + 1 : start + 1 + len(chunk)]
+            passed, targets = prompt.part(plan.starts[i], len(chunk))
+            if not targets:
+                continue
+            begin, num_top = packed.begins[i] + passed, prompt.num_top
             pieces = [
-                self._describe_piece(packed.begins[i] + first, targets[first : first + _PIECE_TOKENS], num_top, row)
+                self._describe_piece(begin + first, targets[first : first + _PIECE_TOKENS], num_top, row)
                 for first in range(0, len(targets), _PIECE_TOKENS)
             ]
             launched.described.append((i, pieces))
@@ -184,3 +190,37 @@ class CudaRunner(Runner):
         indices = torch.arange(first, first + len(targets), device=self._device)
         logits = self._net.describe(indices, int(self._packer.adapter_slots[row]))
         return raw_logprobs(logits, targets, num_top)
+
+    # -- embeddings
+
+    def _embed(self, plan: Plan, packed: PackedStep) -> Embeddings | None:
+        """The embeddings of the prompts that end in this step, on their way to the host; those that go on are summed up."""
+        wanted = self._pools.wanted(plan, packed.begins)
+        by_slot: dict[int, list[WantedStates]] = {}
+        for each in wanted:
+            by_slot.setdefault(int(self._packer.adapter_slots[each.row]), []).append(each)
+        for slot, group in by_slot.items():
+            self._add_states(group, slot)
+        ended = self._pools.finish(wanted)
+        if ended is None:
+            return None
+        vectors = torch.empty(ended.vectors.shape, dtype=torch.float32, pin_memory=self._cuda)
+        vectors.copy_(ended.vectors, non_blocking=True)
+        return Embeddings(ended.places, vectors)
+
+    def _add_states(self, group: list[WantedStates], slot: int) -> None:
+        """Hidden states of rows that have the same adapter, a few tokens at a time, to their rows' sums."""
+        indices = torch.tensor(token_indices(group), pin_memory=self._cuda).to(self._device, non_blocking=True)
+        rows = [(each.row, each.count) for each in group]
+        for first in range(0, len(indices), _STATES_AT_ONCE):
+            piece = indices[first : first + _STATES_AT_ONCE]
+            states = self._net.hidden_states(piece, slot)
+            offset = 0
+            while offset < len(piece):
+                row, count = rows[0]
+                taken = min(count, len(piece) - offset)
+                self._pools.add(row, states[offset : offset + taken])
+                offset += taken
+                rows[0] = row, count - taken
+                if taken == count:
+                    del rows[0]

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tonle.engine.plan import Masks, Plan, StepResult
+from tonle.engine.plan import Join, Masks, Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
+from tonle.engine.run.pooling import Embeddings, RowPools, token_indices
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
 from tonle.models.adapters.adapter import Adapter, HeldAdapter
@@ -21,6 +22,7 @@ class ForwardModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
+    def forward_hidden(self, inputs: StepInputs, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]: ...
     def set_adapter(self, slot: int, adapter: Any) -> None: ...  # as `Runner.prepare_adapter` gives it
 
 
@@ -28,6 +30,27 @@ class AdaptersByNumber(Protocol):
     """Where the runner finds the adapters that plans name."""
 
     def get(self, adapter: int) -> Any: ...  # as `Runner.prepare_adapter` gives it
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedPrompt:
+    """A prompt whose log-probabilities are wanted, from the token at `first` on, each with `num_top` alternatives."""
+
+    tokens: list[int]
+    num_top: int
+    first: int
+
+    @classmethod
+    def of(cls, join: Join) -> DescribedPrompt | None:
+        config = join.config
+        if config.prompt_logprobs is None:
+            return None
+        return cls(join.prompt, config.prompt_logprobs, max(1, config.prompt_logprobs_start))
+
+    def part(self, start: int, size: int) -> tuple[int, list[int]]:
+        """Of the chunk of `size` tokens from `start` on: how many to pass over, and what followed each of the others."""
+        passed = max(0, self.first - 1 - start)
+        return passed, self.tokens[start + 1 + passed : start + 1 + size]
 
 
 @dataclass(slots=True)
@@ -43,6 +66,7 @@ class LaunchedStep:
     described: list[tuple[int, list[RawLogprobs]]] = field(default_factory=list)
     # prompt log-probabilities: plan index, those of the tokens that followed the chunk's, piece by piece
     logits: torch.Tensor | None = None  # (S, V) of a step that `draw_bound` samples
+    embeddings: Embeddings | None = None
 
 
 class Runner:
@@ -60,7 +84,8 @@ class Runner:
         self._kv = kv
         self._sampler = sampler
         self._rows = rows
-        self._prompts: dict[int, tuple[list[int], int]] = {}  # rows that want prompt log-probabilities: prompt, top
+        self._prompts: dict[int, DescribedPrompt] = {}  # rows that want prompt log-probabilities
+        self._pools = RowPools()
 
     def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
         """In the form that goes into a slot quickly; called from the thread that reads adapters."""
@@ -75,9 +100,7 @@ class Runner:
         for join in plan.joins:
             self._rows.join(join)
             self._sampler.join(join)
-            self._prompts.pop(join.row, None)
-            if join.config.prompt_logprobs is not None:
-                self._prompts[join.row] = (join.prompt, join.config.prompt_logprobs)
+            self._join_prompt(join)
         self._rows.update(plan)
         self._sampler.catch_up(plan)
         # Rows with one token first: attention treats them as one batch.
@@ -85,9 +108,14 @@ class Runner:
         wanted, described = self._logit_indices(plan, order)
         inputs = self._rows.build(plan, order, wanted)
         mark = self._note("build", mark)
-        logits = self._model.forward(inputs, self._kv)  # (S + prompt positions, V)
+        embeddings = None
+        if self._pools.rows:
+            logits, embeddings = self._forward_pooled(plan, order, inputs)
+        else:
+            logits = self._model.forward(inputs, self._kv)  # (S + prompt positions, V)
         mark = self._note("forward", mark)
         launched = self._sample(plan, order, logits, described)
+        launched.embeddings = embeddings
         self._note("sample", mark)
         return launched
 
@@ -113,6 +141,29 @@ class Runner:
             launched.tokens[places] = self._draw(plan, entries, logits if not passed_over else logits[places])
         launched.logits = None
 
+    def _join_prompt(self, join: Join) -> None:
+        """What is wanted of its prompt."""
+        self._pools.join(join)
+        self._prompts.pop(join.row, None)
+        if (described := DescribedPrompt.of(join)) is not None:
+            self._prompts[join.row] = described
+
+    def _forward_pooled(
+        self, plan: Plan, order: list[int], inputs: StepInputs
+    ) -> tuple[torch.Tensor, Embeddings | None]:
+        """The logits of the step, and the embeddings of the prompts that end in it."""
+        begins = [0] * len(order)
+        for place, begin in zip(order, inputs.row_starts, strict=False):  # which has one more
+            begins[place] = begin
+        wanted = self._pools.wanted(plan, begins)
+        if not wanted:
+            return self._model.forward(inputs, self._kv), None
+        inputs.hidden_indices = torch.tensor(token_indices(wanted), device=inputs.tokens.device)
+        logits, states = self._model.forward_hidden(inputs, self._kv)
+        for each, own in zip(wanted, states.split_with_sizes([each.count for each in wanted]), strict=True):
+            self._pools.add(each.row, own)
+        return logits, self._pools.finish(wanted)
+
     @torch.inference_mode()
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the step and read it back, in the plan's order."""
@@ -125,6 +176,8 @@ class Runner:
                 result.logprobs[launched.order[place]] = record
         for i, pieces in launched.described:
             result.prompt_logprobs[i] = [record for piece in pieces for record in piece.records()]
+        if launched.embeddings is not None:
+            result.pooled = launched.embeddings.as_bytes()
         return result
 
     def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, slice]]:
@@ -138,10 +191,11 @@ class Runner:
             size = 1 if chunk is None else len(chunk)
             if plan.samples[i]:
                 last.append(offset + size - 1)
-            prompt, _ = self._prompts.get(plan.rows[i], ([], 0))
-            if plan.starts[i] < len(prompt) - 1:
-                described[i] = slice(len(extra), len(extra) + size)
-                extra += range(offset, offset + size)
+            if (prompt := self._prompts.get(plan.rows[i])) is not None:
+                passed, targets = prompt.part(plan.starts[i], size)
+                if targets:
+                    described[i] = slice(len(extra), len(extra) + len(targets))
+                    extra += range(offset + passed, offset + passed + len(targets))
             offset += size
         shift = len(last)
         return last + extra, {i: slice(s.start + shift, s.stop + shift) for i, s in described.items()}
@@ -151,10 +205,9 @@ class Runner:
         rows = [plan.rows[i] for i in sampling]
         launched = LaunchedStep(plan, sampling, torch.empty(0, dtype=torch.int64))
         for i, place in described.items():
-            prompt, num_top = self._prompts[plan.rows[i]]
-            start, size = plan.starts[i] + 1, place.stop - place.start
-            targets = prompt[start : start + size]
-            launched.described.append((i, [raw_logprobs(logits[place][: len(targets)], targets, num_top)]))
+            prompt, chunk = self._prompts[plan.rows[i]], plan.chunks[i]
+            _, targets = prompt.part(plan.starts[i], 1 if chunk is None else len(chunk))
+            launched.described.append((i, [raw_logprobs(logits[place], targets, prompt.num_top)]))
         if sampling:
             own = logits[: len(sampling)]
             launched.wanted = self._sampler.logprobs_wanted(rows)

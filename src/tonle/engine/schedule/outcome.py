@@ -19,6 +19,7 @@ class StepOutcome:
     refused: dict[int, str] = field(default_factory=dict)  # handle -> why it cannot go on
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
     other_counts: dict[int, int] = field(default_factory=dict)  # place in `handles` -> tokens, where not one
 
     @property

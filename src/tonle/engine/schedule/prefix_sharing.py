@@ -20,11 +20,10 @@ class PrefixSharing:
 
     def hold(self, sequence: Sequence) -> None:
         """Hold the longest cached prefix, always leaving at least one token to compute. May be called again later."""
-        config = sequence.request.config
-        if not (self._enabled and config.use_cache) or config.prompt_logprobs is not None:
+        if not (self._enabled and sequence.request.config.use_cache):
             return
-        bs = self._block_size
-        while (sequence.num_named + 1) * bs < len(sequence.tokens):
+        bs, most = self._block_size, _most_cached(sequence)
+        while (sequence.num_named + 1) * bs <= most:
             block = self._pool.lookup(sequence.digest(sequence.num_named, bs))
             if block is None:
                 break
@@ -61,3 +60,13 @@ class PrefixSharing:
         """Its blocks may hold anything: none of them is found again."""
         for block in sequence.blocks:
             self._pool.retract(block)
+
+
+def _most_cached(sequence: Sequence) -> int:
+    """Tokens that need not be computed: all but the last, unless something is wanted of each."""
+    config = sequence.request.config
+    if sequence.pooling == "mean":
+        return 0
+    if config.prompt_logprobs is not None:  # the first of them is known from the token before it
+        return min(config.prompt_logprobs_start, len(sequence.tokens)) - 1
+    return len(sequence.tokens) - 1

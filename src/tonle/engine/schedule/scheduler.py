@@ -199,6 +199,8 @@ class Scheduler:
         if chunk is not None:  # else no token became known, and no block full, since the last commit
             self.prompt_tokens += max(0, min(end, len(sequence.request.prompt)) - start)
             self._prefixes.publish(sequence)
+            if sequence.pooling:
+                plan.samples[-1] = False
 
     def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
@@ -257,7 +259,8 @@ class Scheduler:
         sequence.row = self._rows.pop()
         request = sequence.request
         slot = self.slots.hold(request.adapter, plan) if request.adapter else -1
-        plan.joins.append(Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot))
+        join = Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot, request.pooling)
+        plan.joins.append(join)
         plan.new_blocks.append((sequence.row, 0, list(sequence.blocks)))
         if not sequence.started:
             sequence.started = True
@@ -288,8 +291,15 @@ class Scheduler:
                 continue
             handle = sequence.request.handle
             if i in result.prompt_logprobs:
-                outcome.prompt_logprobs[handle] = (plan.starts[i] + 1, result.prompt_logprobs[i])
-            if token is None or (sequence.constraint is not None and is_known(sequence, plan.place(i))):
+                first = max(plan.starts[i] + 1, sequence.request.config.prompt_logprobs_start)
+                outcome.prompt_logprobs[handle] = (first, result.prompt_logprobs[i])
+            if token is None:
+                if i in result.pooled:
+                    outcome.embeddings[handle] = result.pooled[i]
+                    outcome.finished[handle] = ("stop", None)
+                    self.cancel(handle)
+                continue
+            if sequence.constraint is not None and is_known(sequence, plan.place(i)):
                 continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)

@@ -11,7 +11,8 @@ class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
     __slots__ = ("_digests", "blocks", "constraint", "done", "key", "max_tokens", "num_cached", "num_computed", "num_named",
-                 "num_pending", "num_suspected", "num_unsent", "request", "row", "started", "stops", "tokens")  # fmt: skip
+                 "num_pending", "num_suspected", "num_unsent", "pooling", "request", "row", "started", "stops",
+                 "tokens")  # fmt: skip
 
     def __init__(
         self, request: Request, *, key: float, stops: frozenset[int], constraint: Constraint | None = None
@@ -21,11 +22,12 @@ class Sequence:
         self.key = key  # smaller runs earlier
         self.stops = stops  # token ids that end it
         self.tokens = list(request.prompt)  # prompt + output whose values we have
-        self.max_tokens = len(request.prompt) + request.config.max_length
+        self.pooling = request.pooling  # not empty: it ends when its prompt is computed,
+        # which counts as a token that is on its way
+        self.max_tokens = len(request.prompt) + (1 if self.pooling else request.config.max_length)
         self.num_pending = 0  # sampled on the device at a place that is not known, and not read yet
-        self.num_unsent = (
-            0  # of its output, forced before its first step: the caller gets them with the first that is drawn
-        )
+        # Of its output, forced before its first step: the caller gets them with the first that is drawn.
+        self.num_unsent = 0
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
         self.blocks: list[int] = []

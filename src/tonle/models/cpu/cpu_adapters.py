@@ -168,10 +168,11 @@ def sort_by_slot(inputs: StepInputs) -> tuple[StepInputs, Array]:
     places = np.argsort(np.repeat(slots, sizes), kind="stable")  # which token comes where: rows stay whole
     now_at = np.empty_like(places)
     now_at[places] = np.arange(len(places))
-    chosen = torch.from_numpy(places)
+    chosen, moved = torch.from_numpy(places), torch.from_numpy(now_at)
     return StepInputs(
         tokens=inputs.tokens[chosen], positions=inputs.positions[chosen], slots=inputs.slots[chosen],
         row_starts=[0, *np.cumsum(sizes[order]).tolist()], context_lens=[inputs.context_lens[row] for row in order],
         block_tables=inputs.block_tables[torch.from_numpy(order)], num_decode=0,
-        logit_indices=torch.from_numpy(now_at)[inputs.logit_indices], adapter_slots=slots[order].tolist(),
+        logit_indices=moved[inputs.logit_indices], adapter_slots=slots[order].tolist(),
+        hidden_indices=None if inputs.hidden_indices is None else moved[inputs.hidden_indices],
     ), slots_of_tokens  # fmt: skip

@@ -25,6 +25,7 @@ from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
 from tonle.models.cpu.team import Team
 from tonle.models.cpu.vector import ROWS
+from tonle.models.cpu.wanted import Wanted
 from tonle.models.cpu.warm import is_warm, types_of, warm_later, with_adapters
 from tonle.models.cpu.workspace import Array, Workspace
 from tonle.models.decoder import Decoder
@@ -169,25 +170,42 @@ class CpuDecoder:
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names; valid until the next step."""
+        slow = self._slow_lane_for(inputs)
+        return self._fast(inputs, kv) if slow is None else slow.forward(inputs, kv)
+
+    def forward_hidden(self, inputs: StepInputs, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, and hidden states (P, hidden) float32, after the last norm, of tokens `inputs.hidden_indices` names."""
+        slow = self._slow_lane_for(inputs)
+        if slow is not None:
+            return slow.forward_hidden(inputs, kv)
+        logits, states = self._fast_step(inputs, kv)
+        assert states is not None
+        scale = torch.rsqrt(states.square().mean(dim=1, keepdim=True) + float(self._eps))
+        return logits, states * scale * torch.from_numpy(self._packed.final_norm)
+
+    def _slow_lane_for(self, inputs: StepInputs) -> Decoder | None:
+        """Where this step runs through torch: that decoder."""
         slow = self._slow
         if slow is not None:
             waits = inputs.adapter_slots is not None and not self._adapted
             if waits or len(inputs.tokens) > self.crossover:
-                return slow.forward(inputs, kv)
-        return self._fast(inputs, kv)
+                return slow
+        return None
 
     def _fast(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
+        return self._fast_step(inputs, kv)[0]
+
+    def _fast_step(self, inputs: StepInputs, kv: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits, and hidden states (P, hidden) before the last norm if such are wanted."""
         slots_of_tokens: Array | None = None
         if inputs.adapter_slots is not None:
             inputs, slots_of_tokens = sort_by_slot(inputs)
         num_tokens = len(inputs.tokens)
-        asked = inputs.logit_indices.numpy()
-        rising, again = np.unique(asked, return_inverse=True)
-        repeated = len(rising) < len(asked)  # a token may be wanted twice: to sample, and to describe
+        wanted = Wanted.of(inputs)
         adapters = None
         if slots_of_tokens is not None:
             assert self._adapters is not None, "enable_adapters comes first"
-            adapters = self._adapters.step(slots_of_tokens, slots_of_tokens[rising])
+            adapters = self._adapters.step(slots_of_tokens, slots_of_tokens[wanted.tokens])
         cos, sin = self._angles(inputs.positions)
         longest = max(inputs.context_lens)
         step = Inputs(
@@ -197,12 +215,12 @@ class CpuDecoder:
             positions=inputs.positions.numpy(),
             slots=inputs.slots.numpy(),
             tables=np.ascontiguousarray(inputs.block_tables.numpy()),
-            wanted=rising,
-            places=np.arange(len(rising)) if repeated else np.argsort(asked),
+            wanted=wanted.tokens,
+            places=wanted.places,
             cos=cos,
             sin=sin,
         )
-        logits = self._room_for(len(rising))
+        logits = self._room_for(wanted.num_logits)
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
         keys, values = kv.k.numpy(), kv.v.numpy()
@@ -210,8 +228,9 @@ class CpuDecoder:
         self._team.run(
             lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size)
         )
+        states = None if wanted.hidden_rows is None else torch.from_numpy(buffers.hidden[wanted.hidden_rows])
         found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
-        return found[torch.from_numpy(again)] if repeated else found
+        return (found if wanted.logit_rows is None else found[torch.from_numpy(wanted.logit_rows)]), states
 
     def _angles(self, positions: torch.Tensor) -> tuple[Array, Array]:
         """cos and sin (ropes, T, dim)."""

@@ -151,6 +151,8 @@ class CudaModel:
                 min(tokens, self.sizes.max_tokens) for tokens in sizes
             }:  # more, perhaps, than there are rows
                 self.describe(torch.zeros(tokens, dtype=torch.int64, device=self.logits.device), slot=0)
+        else:
+            self.hidden_states(torch.zeros(1, dtype=torch.int64, device=self.logits.device))
         for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
             self.decode(rows, adapted=adapted)
             self.head(rows, adapted=adapted)
@@ -197,16 +199,25 @@ class CudaModel:
         All of them have the adapter in `slot`. Works on copies, so `head` finds what `body` left. Allocates, so it is never
         captured.
         """
-        wanted = len(indices)
+        pieces, hidden = self._last_layer(indices, slot)
+        logits = self.logits.new_empty(len(hidden), self.spec.vocab_size)
+        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        return logits[: len(indices)].float()
+
+    def hidden_states(self, indices: torch.Tensor, slot: int = -1) -> torch.Tensor:
+        """As `describe`: not logits, but what they are made of (n, hidden) float32, after the last norm."""
+        pieces, hidden = self._last_layer(indices, slot)
+        return pieces.normed(self._final_norm, hidden)[: len(indices)].to(torch.float32, copy=True)
+
+    def _last_layer(self, indices: torch.Tensor, slot: int) -> tuple[Pieces, torch.Tensor]:
+        """Hidden states (n, hidden) of a mixed step's tokens after the last layer, on copies; n is 2 at least with an adapter."""
         pieces: Pieces = BasePieces(self._buffers)
         if slot >= 0:
-            indices = indices.expand(2) if wanted == 1 else indices  # steps of one row find its slot elsewhere
+            indices = indices.expand(2) if len(indices) == 1 else indices  # steps of one row find its slot elsewhere
             pieces = AdaptedPieces(self._buffers, self._tiles_of_one(len(indices), slot))
         hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
         self._from_attended(-1, pieces, attended, hidden)
-        logits = self.logits.new_empty(len(indices), self.spec.vocab_size)
-        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
-        return logits[:wanted].float()
+        return pieces, hidden
 
     def _tiles_of_one(self, tokens: int, slot: int) -> SlotTiles:
         """So many tokens of one slot."""

@@ -43,6 +43,7 @@ class Pieces(Protocol):
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None: ...
     def add_mixed(self, layer: CudaLayer, active: torch.Tensor, hidden: torch.Tensor) -> None: ...
     def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None: ...
+    def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class BasePieces:
@@ -73,6 +74,9 @@ class BasePieces:
 
     def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None:
         lm_head.apply(hidden, norm, logits)
+
+    def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden if norm is None else norm(hidden)
 
     def _add(
         self, layer: CudaLayer, name: str, x: torch.Tensor, after: Norm | None, hidden: torch.Tensor, *, settled: bool
@@ -106,7 +110,7 @@ class AdaptedPieces:
 
     def project(self, layer: CudaLayer, hidden: torch.Tensor, qkv: torch.Tensor) -> None:
         assert layer.adapted is not None
-        self._narrow(layer.adapted.qkv, self._normed(layer.input_norm, hidden), qkv)
+        self._narrow(layer.adapted.qkv, self.normed(layer.input_norm, hidden), qkv)
 
     def add_attended(self, layer: CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None:
         assert layer.adapted is not None
@@ -115,7 +119,7 @@ class AdaptedPieces:
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None:
         assert layer.adapted is not None
         matrix = layer.adapted.gate_up
-        x = self._normed(layer.mlp_norm, hidden)
+        x = self.normed(layer.mlp_norm, hidden)
         if layer.fused_mixer:
             gate_expand(self._tiles, self._wide(matrix, x), matrix.b, active)
         else:
@@ -128,7 +132,7 @@ class AdaptedPieces:
         self._add(layer.adapted.down, active, layer.mlp_after, hidden)
 
     def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None:
-        lm_head.product(self._normed(norm, hidden), logits)
+        lm_head.product(self.normed(norm, hidden), logits)
 
     def _add(self, matrix: AdaptedMatrix, x: torch.Tensor, after: Norm | None, hidden: torch.Tensor) -> None:
         if after is None:
@@ -139,7 +143,7 @@ class AdaptedPieces:
             self._narrow(matrix, x, addend)
             _add_normed(addend, after, hidden)
 
-    def _normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
+    def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
         """What a product takes, with all there is to add to the hidden states added."""
         if self._pending is not None and norm is not None:
             matrix, wide = self._pending

@@ -15,7 +15,8 @@ from tonle.errors import InvalidRequest
 from tonle.gateway.apis.chat_body import function_tool, schema_format, streamed, thinking_switch
 from tonle.gateway.apis.messages.blocks import Block, ConversationMessage, chat_messages
 from tonle.gateway.parsed_request import add_warning
-from tonle.protocol.openai import FieldWarning, Integer, about
+from tonle.protocol.field_types import Integer
+from tonle.protocol.openai import FieldWarning, about
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 

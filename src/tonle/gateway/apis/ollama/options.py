@@ -12,7 +12,8 @@ import msgspec
 
 from tonle.errors import InvalidRequest
 from tonle.gateway.parsed_request import add_warning
-from tonle.protocol.openai import FieldWarning, Integer, about
+from tonle.protocol.field_types import Integer
+from tonle.protocol.openai import FieldWarning, about
 
 _NO_LIMIT = (-1, -2)  # Ollama's words for "until the model ends" and "until the context is full"
 _SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
