@@ -91,6 +91,7 @@ def build(
         defaults=defaults,
         gpu=gpu_uuid(device),
         max_loras=limits.num_adapter_slots,
+        hidden_size=spec.hidden_size,
         engine_id=secrets.randbits(62),
     )
     return loop, card

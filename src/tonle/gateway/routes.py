@@ -28,6 +28,7 @@ from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
 from tonle.gateway.web_pages import WebPages, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
 from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
@@ -36,7 +37,7 @@ log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS, "/tokenize", "/detokenize",
 )  # fmt: skip
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
