@@ -43,7 +43,9 @@ class _Token(NamedTuple):
 @dataclass(slots=True)
 class _Rule:
     line: int
-    body: list[str] = field(default_factory=list)  # Lark, with "\0NAME" for a reference, "\1*" for how often what is before it comes
+    body: list[str] = field(
+        default_factory=list
+    )  # Lark, with "\0NAME" for a reference, "\1*" for how often what is before it comes
     names: set[str] = field(default_factory=set)  # that it refers to
 
 

@@ -132,19 +132,40 @@ class TestRequests:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize(("structured", "words"), [
-        (StructuredOutput(regex="(a"), "unclosed group"),
-        (StructuredOutput(grammar="start: missing"), 'unknown name: "missing"'),
-        (StructuredOutput(grammar="start: <|nothing|>"), "unknown special token"),
-        (StructuredOutput(json={"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "type": "object"}),
-         "at #/properties/a: oneOf is supported where no value can fit two"),
-        (StructuredOutput(json={"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 2}}, "required": ["a"]}),
-         "at #: Unsatisfiable schema: required property 'a' is unsatisfiable"),
-        (StructuredOutput(json={"$defs": {"x": {"type": "wrong"}}, "items": {"$ref": "#/$defs/x"}}), "Invalid type: wrong"),
-        (StructuredOutput(json={"$ref": "#/$defs/x"}), "Pointer '/$defs/x' does not exist"),
-        (StructuredOutput(json={"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}), "an answer would not end"),
-        (StructuredOutput(json={"$ref": "#"}), "cannot be used"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("structured", "words"),
+        [
+            (StructuredOutput(regex="(a"), "unclosed group"),
+            (StructuredOutput(grammar="start: missing"), 'unknown name: "missing"'),
+            (StructuredOutput(grammar="start: <|nothing|>"), "unknown special token"),
+            (
+                StructuredOutput(
+                    json={"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "type": "object"}
+                ),
+                "at #/properties/a: oneOf is supported where no value can fit two",
+            ),
+            (
+                StructuredOutput(
+                    json={
+                        "type": "object",
+                        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 2}},
+                        "required": ["a"],
+                    }
+                ),
+                "at #: Unsatisfiable schema: required property 'a' is unsatisfiable",
+            ),
+            (
+                StructuredOutput(json={"$defs": {"x": {"type": "wrong"}}, "items": {"$ref": "#/$defs/x"}}),
+                "Invalid type: wrong",
+            ),
+            (StructuredOutput(json={"$ref": "#/$defs/x"}), "Pointer '/$defs/x' does not exist"),
+            (
+                StructuredOutput(json={"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+                "an answer would not end",
+            ),
+            (StructuredOutput(json={"$ref": "#"}), "cannot be used"),
+        ],
+    )
     def test_they_are_told_in_words(self, compiler: GrammarCompiler, structured: StructuredOutput, words: str) -> None:
         error = error_of(compiler, grammar_text(structured))
         assert words in error and "<non-verbose" not in error

@@ -40,7 +40,7 @@ def expected(model: RandomModel, inputs: StepInputs) -> tuple[torch.Tensor, torc
 @pytest.mark.parametrize("slots", [None, SLOTS], ids=["base", "adapters"])
 @pytest.mark.parametrize("case", CASES)
 @torch.inference_mode()
-def test_as_torch(model: RandomModel, fast: CpuDecoder, case: str, slots: list[int] | None) -> None:  # noqa: F811
+def test_as_torch(model: RandomModel, fast: CpuDecoder, case: str, slots: list[int] | None) -> None:
     inputs = step_of(MIXED, slots)
     kv = model.cache()
     for slot in range(3):
