@@ -14,7 +14,7 @@ from tests.clients.weather import MAX_TOKENS, QUESTION, TOOLS, Report, check_cal
 litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
 pytestmark = pytest.mark.model
 
-# Version 1.106 imports `mcp`, which only its extra litellm[mcp] installs, for every request with tools. This leaves that part out.
+# Version 1.106 imports `mcp`, which only litellm[mcp] installs, for every request with tools. This leaves that part out.
 WITHOUT_MCP: dict[str, Any] = {} if find_spec("mcp") else {"_skip_mcp_handler": True}
 
 

@@ -259,7 +259,7 @@ def test_an_engine_in_this_process_tells_exactly(tmp_path: Path, *, stream: bool
 @pytest.mark.parametrize(
     ("path", "answer", "paid"),
     [
-        ("/v1/responses", {"id": "r", "output": [], "usage": {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}}, 12),
+        ("/v1/responses", {"choices": [{"message": {"content": ""}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}, 12),
         ("/v1/embeddings", {"data": [], "usage": {"prompt_tokens": 9, "total_tokens": 9}}, 9),
         ("/v1/rerank", {"results": []}, len('{"model":"m","input":"x"}') // 4 + 1),  # it does not count: estimated
         ("/tokenize", {"tokens": [1, 2, 3], "count": 3}, 0),

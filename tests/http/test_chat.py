@@ -195,7 +195,8 @@ def test_messages_reach_the_template(client: httpx.Client, front: FakeFront) -> 
     reply = client.post(PATH, json=body)
     assert "warnings" not in reply.json()
     prompt = front.text.decode(front.submitted[0][0].prompt)
-    assert prompt == "<developer>be brief\n<user>a\nb\n<assistant>\n<tool>42\n[thinking=False]"
+    call = '{"name": "f", "arguments": {}}'  # its template knows no tools
+    assert prompt == f"<developer>be brief\n<user>a\nb\n<assistant>{call}\n<user>Result:\n42\n[thinking=False]"
 
 
 def test_long_prompts_are_translated_off_the_loop(client: httpx.Client, front: FakeFront) -> None:

@@ -164,7 +164,7 @@ def test_unknown_path_and_method(client: httpx.Client) -> None:
     nothing = refused(client.get("/v1/nothing"), 404)
     assert nothing["code"] == "not_found" and "GET /docs" in nothing["message"]
     assert client.get("/docs").status_code == 200
-    assert refused(client.post("/"), 404)["code"] == "not_found"
+    assert refused(client.post("/v2"), 404)["code"] == "not_found"
     reply = client.get(PATH)
     assert refused(reply, 405)["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"
     assert refused(client.delete("/v1/models"), 405)["message"].endswith("use GET.")

@@ -319,6 +319,10 @@ def test_a_structure_begins_behind_the_thoughts(server: Fixture) -> None:
     assert message["content"] == '{"a": 1}' and message["reasoning_content"] == "Hm."
     assert server.config.thinking.is_open and server.config.structured.json_object
     assert server.post({**HELLO, "tools": None}) and server.config.thinking is None, "nothing to hold it to"
+    server.post({**HELLO, **body})
+    assert server.config.thinking is not None and not server.config.thinking.is_open
+    server.post({**HELLO, **body, "reasoning_effort": "none"})
+    assert server.config.thinking is None and server.config.structured.json_object, "bound from its first letter"
 
 
 def test_a_model_that_does_not_think_says_so(plain: Fixture) -> None:

@@ -20,7 +20,7 @@ from tonle.protocol.replies import body_message
 Verdict = Literal["same", "different", "failed", "skipped"]
 INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
 # Their records, where a gateway wrote them, hold the request that was made of theirs: that one is sent.
-_TRANSLATED = ("/v1/messages", "/api/chat", "/api/generate")
+_TRANSLATED = ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate")
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 

@@ -95,6 +95,7 @@ class _Calls:
         try:
             yield from _read_braces(reader, add)
         except NotJSONError:
+            reader.breaks_off()
             return True
         yield from skip_tag(_END, reader, parts)
         return True
@@ -160,7 +161,7 @@ def _read_quoted(reader: TextReader, emit: Callable[[str], None]) -> Reading[Non
     """A string after its first quote."""
     emit('"')
     while (yield from reader.take_one_of([_QUOTE])) is None:
-        if not (yield from reader.peek()):
+        if reader.breaks_off():
             raise NotJSONError
         emit(json.dumps(reader.take_run(_QUOTED) or reader.take(), ensure_ascii=False)[1:-1])
     emit('"')

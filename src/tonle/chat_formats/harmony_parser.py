@@ -76,15 +76,15 @@ class HarmonyParser:
         reader = self._reader
         if (yield from reader.take_one_of([START, CHANNEL, " to="])) is None:
             return self._begin(self._parts.content)
-        while (yield from reader.take_one_of([MESSAGE])) is None:
-            if not (yield from reader.peek()):
-                reader.release()
+        for _ in range(_MAX_HEADER):
+            if (yield from reader.take_one_of([MESSAGE])) is not None:
+                return self._kind(reader.release())
+            if reader.breaks_off():
                 return None
-            if reader.num_held > _MAX_HEADER:
-                break
-            if not reader.take_run(_PLAIN):
-                reader.take()
-        return self._kind(reader.release())
+            reader.take()
+        emit = self._begin(self._parts.content)  # no header is so long
+        emit(reader.release())
+        return emit
 
     def _kind(self, header: str) -> Callable[[str], None]:
         recipient = _RECIPIENT.search(header)

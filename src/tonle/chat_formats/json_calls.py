@@ -4,8 +4,8 @@ Does: read them, and hand on the arguments as they come, as the model wrote them
 grammar does that.
 
 A call is told once its name is known and its arguments begin. What breaks before that was no call, and is content. `parameters`
-is another name for `arguments`; a string that holds JSON is unwrapped; no arguments, or null, are `{}`. The keys may stand
-in any order; other keys are skipped.
+is another name for `arguments`; a string that holds JSON is unwrapped; null, and no arguments at all between tags, are `{}`. The
+keys may stand in any order; other keys are skipped.
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ class _Call:
         self._parts = parts
         self._name: str | None = None
         self._kept: list[str] = []  # arguments that came before the name
+        self._has_arguments = False
         self._is_told = False
 
     def read(self) -> Reading[bool]:
@@ -162,6 +163,8 @@ class _Call:
                 self._parts.content(text)
             return self._is_told
         if not self._is_told:
+            if self._first_keys is not None and not self._has_arguments:
+                return False  # an object with a name, as many are
             self._tell()
             self._parts.arguments("{}")
         self._reader.release()
@@ -199,7 +202,8 @@ class _Call:
             self._name = name
             if self._kept:
                 self._tell()
-        elif key in _ARGUMENTS and not self._is_told and not self._kept:
+        elif key in _ARGUMENTS and not self._has_arguments:
+            self._has_arguments = True
             yield from self._read_arguments()
         else:
             yield from read_value(self._reader, ignore)

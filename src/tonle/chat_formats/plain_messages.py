@@ -33,9 +33,9 @@ def plain_tool_messages(messages: Sequence[_Message], chat_format: ChatFormat) -
             message = {"role": "user", "content": _result(name, _text(message.get("content")))}
         if after_result and message["role"] == "user":
             plain[-1]["content"] += "\n\n" + _text(message.get("content"))
-            continue
+        else:
+            plain.append(message)
         after_result = role == "tool"
-        plain.append(message)
     return plain
 
 

@@ -105,16 +105,17 @@ def _read_members(members: Members, reader: TextReader) -> Reading[None]:
     """`key=value, …` up to the bracket that closes the call."""
     reader.release()
     while True:
-        char = yield from reader.skip_space()
+        yield from reader.skip_space()
         key = yield from reader.take_all(_WORD)
         if not key or (yield from reader.skip_space()) != "=":
-            if char:
+            if not reader.breaks_off():
                 members.end()
             return
         reader.take()
         written = yield from _read_written(reader)
-        if not (char := (yield from reader.peek())):
-            return  # the answer breaks off inside of the value
+        char = yield from reader.peek()
+        if reader.breaks_off():
+            return
         members.add(key, literal_value(written))
         reader.release()
         if char != ",":

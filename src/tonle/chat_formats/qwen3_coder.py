@@ -98,9 +98,9 @@ def _read_parameters(tool: Tool, reader: TextReader, parts: PartList) -> Reading
     reader.release()
     while (yield from reader.take_one_of([_PARAMETER])) is not None:
         key = yield from reader.take_all(_NAME)
-        if not (yield from reader.peek()):
-            return  # the answer breaks off
         yield from reader.take_one_of([">\n", ">"])
+        if reader.breaks_off():
+            return
         reader.release()
         if _is_string(tool, key):
             members.key(key)
@@ -111,7 +111,7 @@ def _read_parameters(tool: Tool, reader: TextReader, parts: PartList) -> Reading
             return
         yield from reader.skip_space()
         reader.release()
-    if (yield from reader.peek()):
+    if not reader.breaks_off():
         members.end()
 
 
@@ -125,7 +125,7 @@ def _read_string(members: Members, reader: TextReader) -> Reading[bool]:
     """Up to the closing tag. False: the answer breaks off before it."""
     members.piece('"')
     while (yield from reader.take_one_of(_PARAMETER_ENDS)) is None:
-        if not (yield from reader.peek()):
+        if reader.breaks_off():
             return False
         members.piece(json.dumps(reader.take_run(_PLAIN) or reader.take(), ensure_ascii=False)[1:-1])
         reader.release()
@@ -136,7 +136,7 @@ def _read_string(members: Members, reader: TextReader) -> Reading[bool]:
 def _read_other(key: str, members: Members, reader: TextReader) -> Reading[bool]:
     pieces: list[str] = []
     while (yield from reader.take_one_of(_PARAMETER_ENDS)) is None:
-        if not (yield from reader.peek()):
+        if reader.breaks_off():
             return False
         pieces.append(reader.take_run(_PLAIN) or reader.take())
         reader.release()

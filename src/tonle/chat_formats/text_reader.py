@@ -57,15 +57,9 @@ class TextReader:
             self._held.append(run)
         return run
 
-    @property
-    def num_held(self) -> int:
-        """How many characters are held."""
-        return sum(map(len, self._held))
-
     def put_back(self) -> None:
-        """What is held is to be read again."""
-        self._text = self.release() + self._text[self._at :]
-        self._at = 0
+        """What is held, which was taken at once, is to be read again."""
+        self._at -= len(self.release())
 
     def take_all(self, pattern: re.Pattern[str]) -> Reading[str]:
         """All that is of characters that the pattern repeats, also of text that is still to come."""
@@ -108,11 +102,11 @@ class TextReader:
 
     def take_tag(self, tag: str) -> Reading[bool]:
         """Take it if it comes; also the beginning of it, where the text breaks off inside of it."""
-        if (yield from self.take_one_of([tag])) is not None:
-            return True
-        rest = self._text[self._at :]
-        if not rest or not self._is_ended or not tag.startswith(rest):
-            return False
-        self._at = len(self._text)
-        self._held.append(rest)
-        return True
+        return (yield from self.take_one_of([tag])) is not None or self.breaks_off()
+
+    def breaks_off(self) -> bool:
+        """Whether no more text comes. What is held is dropped then, and what is left: of a tag that was waited for."""
+        if self._is_ended:
+            self._at = len(self._text)
+            self._held.clear()
+        return self._is_ended

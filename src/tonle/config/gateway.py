@@ -135,6 +135,7 @@ class GatewayConfig(ServerConfig):
                                       f"there is none of that name; there are: {', '.join(names) or 'none'}",
                                       param="experiments")  # fmt: skip
         self.check_cache()
+        self.check_responses()
         for name, value in (("state_lease", self.state_lease_s), ("store_timeout", self.store_timeout_s)):
             if value <= 0:
                 raise ConfigError(f"{name} must be more than 0", param=name)

@@ -12,8 +12,8 @@ from typing import Any
 
 from tonle.config import values
 from tonle.config.audit import AuditConfig
-from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, setting
-from tonle.config.stores import MEMORY, cache_place, state_place
+from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, STORED, setting
+from tonle.config.stores import MEMORY, SAME, cache_place, responses_place, state_place
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
 
@@ -39,6 +39,10 @@ def _limit(help: str) -> Any:
 
 def _cache(default: Any, type: ValueType, help: str) -> Any:
     return setting(CACHE, default, type, help)
+
+
+def _stored(default: Any, type: ValueType, help: str) -> Any:
+    return setting(STORED, default, type, help)
 
 
 def _inference(default: Any, type: ValueType, help: str) -> Any:
@@ -159,6 +163,24 @@ class ServerConfig(AuditConfig):
         "Most memory for cached answers. Redis has its own limits.",
     )
 
+    response_store: str | None = _stored(
+        SAME,
+        responses_place(),
+        "Where responses are kept for previous_response_id and to be read again: memory, redis://…, off, or auto: in the "
+        "cache's Redis if cache names one, else in memory.",
+    )
+    response_store_ttl_s: float = _stored(
+        86400.0, values.duration(), "How long a response is kept after it was last used."
+    )
+    response_store_max_size: int | None = _stored(
+        None, values.optional(values.integer(1), none="10000"), "Most responses kept in memory."
+    )
+    response_store_max_bytes: int | None = _stored(
+        None,
+        values.optional(values.size(), none="64MiB"),
+        "Most memory for them. Redis has its own limits.",
+    )
+
     sla_p95_s: float = _inference(2.0, values.duration(), "p95 latency target that /health reports on.")
     context_window: int | None = _inference(
         10,
@@ -186,6 +208,26 @@ class ServerConfig(AuditConfig):
                 raise ConfigError(f"{name} has no effect on a cache in Redis; remove it, and set maxmemory and an "
                                   "eviction policy (maxmemory-policy volatile-lru) in that Redis instead",
                                   param=name)  # fmt: skip
+
+    def check_responses(self) -> None:
+        """Raises `ConfigError`."""
+        if self.response_store_ttl_s <= 0:
+            raise ConfigError("response_store_ttl must be more than 0; to keep no responses, set response_store to off",
+                              param="response_store_ttl")  # fmt: skip
+        limits = (("response_store_max_size", self.response_store_max_size),
+                  ("response_store_max", self.response_store_max_bytes))  # fmt: skip
+        for name, limit in limits:
+            if limit is not None and self.responses_place not in (None, MEMORY):
+                raise ConfigError(f"{name} has no effect on responses in Redis; remove it, and set maxmemory and an "
+                                  "eviction policy (maxmemory-policy volatile-lru) in that Redis instead",
+                                  param=name)  # fmt: skip
+
+    @property
+    def responses_place(self) -> str | None:
+        """Where responses are kept: `MEMORY`, the URL of a Redis, or None: nowhere."""
+        if self.response_store != SAME:
+            return self.response_store
+        return MEMORY if self.cache is None else self.cache
 
     def check_origins(self) -> None:
         """Raises `ConfigError`."""

@@ -26,6 +26,7 @@ SECURITY = "Security"
 LIMITS = "Default limits per key"
 STATE = "Keys and usage"
 CACHE = "Cache"
+STORED = "Stored responses (/v1/responses)"
 INFERENCE = "Inference service (/api/v1/inference, /health)"
 AUDIT = "Audit"
 LOGGING = "Logging"
@@ -34,8 +35,8 @@ POD = "Pods"
 SCALING = "Replicas"
 SECRETS = "Secrets"
 GROUPS = (
-    MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, INFERENCE, AUDIT, LOGGING,
-    PLACE, POD, SCALING, SECRETS,
+    MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, STORED, INFERENCE, AUDIT,
+    LOGGING, PLACE, POD, SCALING, SECRETS,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tonle.config.values import ValueType
 REDIS = ("redis", "rediss")
 POSTGRES = ("postgresql", "postgres")
 MEMORY = "memory"
+SAME = "auto"
 
 _ON, _OFF = ("memory", "true", "yes", "on", "1"), ("off", "none", "false", "no", "0")
 
@@ -40,6 +41,22 @@ def state_place() -> ValueType:
         return value
 
     return ValueType("PLACE", read, lambda place: place_of(place) if scheme_of(place) else place)
+
+
+def responses_place() -> ValueType:
+    """As for the cache; or `SAME`, where the cache is."""
+    place = cache_place()
+
+    def read(value: object) -> str | None:
+        if str(value).strip().lower() == SAME:
+            return SAME
+        try:
+            found: str | None = place.read(value)
+            return found
+        except ValueError as error:
+            raise ValueError(str(error).replace("must be memory", f"must be {SAME}, memory")) from None
+
+    return ValueType("PLACE", read, place.show)
 
 
 def cache_place() -> ValueType:

@@ -66,20 +66,7 @@ def build(
         adapters = open_adapters(given, config, spec, runner.prepare_adapter, mailbox.publish)
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     targets = _targets(config)
-    # Of one prompt in a step: where no cap is set, a controller may give it all.
-    cap = config.long_prefill_token_threshold or max(1, max_num_batched_tokens // (2 if targets is None else 1))
-    limits = SchedulerLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        context_length=context_length,
-        block_size=kv.block_size,
-        long_prefill_tokens=cap,
-        ageing_s=config.priority_ageing_s,
-        prefix_caching=config.reuses_prefixes,
-        continuous=config.enable_continuous_batching,
-        batch_timeout_s=config.batch_timeout_ms / 1000,
-        num_adapter_slots=config.max_loras if config.uses_adapters else 0,
-    )
+    limits = _limits(machine, config, targets)
     controller = None if targets is None else Controller(targets, limits)
     scheduler = Scheduler(limits, pool, spec.eos_ids, None if adapters is None else adapters.host)
     if adapters is not None:
@@ -104,9 +91,30 @@ def build(
         defaults=defaults,
         gpu=gpu_uuid(device),
         max_loras=limits.num_adapter_slots,
+        hidden_size=spec.hidden_size,
         engine_id=secrets.randbits(62),
     )
     return loop, card
+
+
+def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> SchedulerLimits:
+    # Of one prompt in a step: where no cap is set, a controller may give it all.
+    cap = config.long_prefill_token_threshold or max(1, machine.max_num_batched_tokens // (2 if targets is None else 1))
+    min_forced, rows_per_forced = (2, 16) if machine.runner.lag else (1, 0)
+    return SchedulerLimits(
+        max_num_seqs=machine.max_num_seqs,
+        max_num_batched_tokens=machine.max_num_batched_tokens,
+        context_length=machine.context_length,
+        block_size=machine.kv.block_size,
+        long_prefill_tokens=cap,
+        ageing_s=config.priority_ageing_s,
+        prefix_caching=config.reuses_prefixes,
+        continuous=config.enable_continuous_batching,
+        batch_timeout_s=config.batch_timeout_ms / 1000,
+        num_adapter_slots=config.max_loras if config.uses_adapters else 0,
+        min_forced=min_forced,
+        rows_per_forced=rows_per_forced,
+    )
 
 
 def _grammar_compiler(

@@ -17,10 +17,11 @@ import msgspec
 from tonle.config.adapter_names import models_own_name
 from tonle.engine.adapters.front_adapters import FrontAdapters
 from tonle.engine.aligned import Aligned
+from tonle.engine.embedding import Embedding, FrontEmbeddings
+from tonle.engine.front_errors import check_priority, check_prompt, ended_early, refusal
 from tonle.engine.generation import Generation
 from tonle.engine.grammar.grammar_text import grammar_text
 from tonle.engine.messages import (
-    ADAPTER_UNREADABLE,
     AdapterInfo,
     AdapterReply,
     Adapters,
@@ -45,15 +46,11 @@ from tonle.engine.request import (
 from tonle.engine.sample.noise import child_seed
 from tonle.engine.text import Text, TextStream
 from tonle.errors import (
-    AdapterUnavailable,
-    CapacityError,
     ContextOverflow,
     EngineDied,
     EngineRestarting,
-    InternalError,
     InvalidRequest,
     TonleError,
-    UnknownModel,
 )
 
 
@@ -115,6 +112,7 @@ class Front:
         self._next_handle = 0
         self._live: dict[int, _Continuation] = {}
         self._adapters = FrontAdapters(send)
+        self._embeddings = FrontEmbeddings(send, self._new_handle, self._adapters)
 
     @property
     def ready(self) -> bool:
@@ -122,8 +120,8 @@ class Front:
 
     @property
     def num_live(self) -> int:
-        """Continuations under way."""
-        return len(self._live)
+        """Continuations and embeddings under way."""
+        return len(self._live) + len(self._embeddings.live)
 
     # -- down
 
@@ -139,7 +137,7 @@ class Front:
     ) -> Generation:
         """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
         config.validate()
-        _check_priority(priority)
+        check_priority(priority)
         grammar = self._grammar(config)
         config = msgspec.structs.replace(self._resolve(prompt, config), structured=None)  # it crosses as `grammar`
         info = None if adapter is None else self._adapters.find(adapter)
@@ -169,6 +167,24 @@ class Front:
             self._live[request.handle] = _Continuation(generation, index, self._stream(prompt, config))
             generation.handles.append(request.handle)
         return generation
+
+    async def embed(
+        self,
+        prompts: list[list[int]],
+        *,
+        pooling: str = "last",
+        priority: RequestPriority = RequestPriority.NORMAL,
+        salt: bytes = b"",
+        adapter: str | None = None,
+    ) -> list[Embedding]:
+        """An embedding of each prompt. Cancelling the await frees what is under way. Raises `CallerError` or `CapacityError`."""
+        return await self._embeddings.embed(
+            self._ready_card(), prompts, pooling=pooling, priority=priority, salt=salt, adapter=adapter
+        )
+
+    def _new_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle
 
     def _grammar(self, config: GenerationConfig) -> str:
         """What the text must be; empty: anything."""
@@ -200,10 +216,7 @@ class Front:
     def _resolve(self, prompt: list[int], config: GenerationConfig) -> ResolvedConfig:
         """`config` with the model's defaults, if the engine can run it."""
         card = self._ready_card()
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-        if min(prompt) < 0 or max(prompt) >= card.vocab_size:
-            raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="prompt")
+        check_prompt(prompt, card.vocab_size)
         if any(token >= card.vocab_size for token in (*config.logit_bias, *config.stop_token_ids)):
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
         if (thinking := config.thinking) is not None and any(
@@ -303,15 +316,19 @@ class Front:
         self.failure = error
         self._adapters.lose(error)
         self.stats = LoopStats()
+        died = f"the engine stopped while it worked on this request: {error.message}"
+        self._embeddings.lose(died)
         lost = {id(c.generation): c.generation for c in self._live.values()}
         self._live.clear()
         for generation in lost.values():
             generation.handles.clear()
-            generation.fail(EngineDied(f"the engine stopped while it worked on this request: {error.message}"))
+            generation.fail(EngineDied(died))
 
     def _deliver_step(self, step: Step) -> None:
         now = time.monotonic()
         self.stats = step.stats
+        if self._embeddings.live:
+            self._embeddings.deliver(step)
         for handle, (when, cached) in step.started.items():
             if handle in self._live:
                 generation = self._live[handle].generation
@@ -334,16 +351,10 @@ class Front:
             offset += count
         for handle, (reason, _) in step.finished.items():
             if handle in self._live:  # ended without a token
-                self._fail(handle, _ended_early(reason, self._live[handle].generation.adapter))
+                self._fail(handle, ended_early(reason, self._live[handle].generation.adapter))
         for handle, why in step.refused.items():
-            self._fail(handle, self._refusal(handle, why))
-
-    def _refusal(self, handle: int, why: str) -> TonleError:
-        found = self._live.get(handle)
-        adapter = None if found is None else found.generation.adapter
-        if adapter is not None and self.adapters.get(adapter.name) != adapter:  # unloaded while this was on its way
-            return UnknownModel(why, param="adapter")
-        return InvalidRequest(why)
+            if handle in self._live:
+                self._fail(handle, refusal(why, self._live[handle].generation.adapter, self._adapters))
 
     def _deliver_tokens(self, handle: int, tokens: list[int], step: Step, now: float) -> None:
         continuation = self._live[handle]
@@ -372,25 +383,3 @@ class Front:
     @property
     def _eos_ids(self) -> list[int]:
         return [] if self.card is None else self.card.eos_ids
-
-
-def _ended_early(reason: str, adapter: AdapterInfo | None) -> TonleError:
-    if reason == "cancelled":
-        return CapacityError("the engine dropped this request: this server did not read its answers in time; try again")
-    if reason == ADAPTER_UNREADABLE and adapter is not None:
-        return AdapterUnavailable(
-            f"adapter {adapter.name} is not available any more: its files cannot be read again; ask the operator to load "
-            "it again", param="adapter", retry_after_s=30,
-        )  # fmt: skip
-    return InternalError(f"the engine could not compute this request ({reason})")
-
-
-def _check_priority(priority: RequestPriority) -> None:
-    """The loop computes with it: anything else would end the loop."""
-    try:
-        RequestPriority(priority)
-    except ValueError:
-        names = ", ".join(RequestPriority.__members__)
-        raise InvalidRequest(
-            f"priority must be a RequestPriority ({names}), not {priority!r}", param="priority"
-        ) from None

@@ -20,6 +20,7 @@ from tonle.config.adapter_names import check_not_models
 from tonle.config.engine import EngineConfig
 from tonle.engine.adapters.engine_adapters import EngineAdapters
 from tonle.engine.build import build
+from tonle.engine.engine_embeddings import EngineEmbeddings
 from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
@@ -61,7 +62,7 @@ class _Order(NamedTuple):
     adapter: str | None
 
 
-class InferenceEngine(EngineAdapters):
+class InferenceEngine(EngineAdapters, EngineEmbeddings):
     """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model).
 
     A transformers model without a tokenizer takes prompts as token ids; its results have `output_ids` and no text.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self
@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tonle.config.engine import EngineConfig
 from tonle.config.setting_names import unknown_setting
+from tonle.engine.embedding import Vector
+from tonle.engine.engine_embeddings import Embeddable
 from tonle.engine.inference_engine import InferenceEngine, Prompt
 from tonle.engine.messages import AdapterInfo
 from tonle.engine.request import GenerationConfig, GenerationResult
@@ -67,6 +69,17 @@ class LLM:
     ) -> list[GenerationResult]:
         """Answer a conversation, `[{"role": "user", "content": "Hello"}]`, or each of a list of them; as `generate`."""
         return self._run(_as_conversations(messages), config, progress, adapter)
+
+    def embed(
+        self,
+        texts: Embeddable | Sequence[Embeddable],
+        pooling: str = "last",
+        normalize: bool = True,
+        *,
+        adapter: str | None = None,
+    ) -> Vector:
+        """Vectors (N, hidden size) of N texts; of one text, (hidden size,). As of `InferenceEngine`."""
+        return self.engine.embed(texts, pooling, normalize, adapter=adapter)
 
     def _run(
         self, batch: list[Prompt], config: GenerationConfig | None, progress: bool | None, adapter: str | None

@@ -58,6 +58,7 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave a field out
     gpu: str = ""  # UUID of the NVIDIA GPU that computes; empty if none does
     max_loras: int = 0  # adapters that can be computed together; 0: the engine takes none
+    hidden_size: int = 0  # numbers of an embedding
     engine_id: int = 0  # drawn when the engine starts, so that a front knows whether it is another one
 
 

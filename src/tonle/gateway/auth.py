@@ -9,6 +9,7 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import UnknownModel
 from tonle.gateway.api_keys.key import LOCAL_CALLER, Key, Scope
 from tonle.gateway.api_keys.ring import KeyRing
+from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.gateway.refusals import Forbidden, Unauthorized
 
 _BEARER = "bearer "
@@ -53,6 +54,11 @@ def _checked(key: Key, scope: Scope) -> Key:
     if not key.may(scope):
         raise Forbidden(f"this key may not {_WORDS[scope]}; its scopes are: {', '.join(key.scopes) or 'none'}")
     return key
+
+
+def owner_of(exchange: Exchange, key: Key, *, trust_salt: bool) -> str:
+    """Whose cached answers and prefixes and stored responses a request may see. `trust_salt`: its header may say so."""
+    return (exchange.header(SALT_HEADER) if trust_salt else "") or key.owner
 
 
 def check_model(key: Key, model: str) -> None:

@@ -16,7 +16,7 @@ from tonle.protocol.parse import decode_object
 
 
 class Outlet(Protocol):
-    """Takes the reply. The caller's exchange is one; the inference service, which reshapes replies, is another."""
+    """Takes the reply. The caller's exchange is one; APIs that are translated, and reshape replies, have others."""
 
     def reply(
         self, body: bytes, *, status: int = 200, content_type: str = ..., headers: Iterable[tuple[str, str]] = ()
@@ -52,6 +52,9 @@ class Call:
         self.continued_id: str | None = None
         self.answer_id: str | None = None
 
+    async def prepare(self, owner: str) -> None:
+        """Fetch what the body refers to, before it is read. `owner`: whose stored things it may see. Raises `TonleError`."""
+
     def read(self, key: Key, *, strict: bool) -> ParsedRequest:
         """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`."""
         return parse_request(self.decode(), self.exchange, self.path, key, strict=strict)
@@ -64,3 +67,6 @@ class Call:
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
         """Where the backend's reply is written. `request` is None if it could not be read."""
         return self.exchange
+
+    async def complete(self) -> None:
+        """Called when the answer was written to the outlet: what must happen before its last byte leaves. Raises nothing."""

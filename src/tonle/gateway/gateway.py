@@ -34,6 +34,8 @@ from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
+from tonle.gateway.apis.responses.api import ResponsesApi
+from tonle.gateway.apis.responses.build import shared_resources
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
@@ -69,6 +71,7 @@ class LocalServer:
     transport: Transport
     models: Callable[[], dict[str, ModelEntry]]  # the names it answers to, which change as adapters come and go
     metrics: Metrics
+    context_length: Callable[[], int | None]  # of its model, tokens; None until that is loaded
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
     enable_lora: bool = False  # without keys, every caller may load and remove adapters
@@ -112,10 +115,14 @@ class Gateway:
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
         )
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
+        self._responses = shared_resources(
+            config, router, lambda: self.server, own_length=None if local is None else local.context_length
+        )
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
+            responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
         ))  # fmt: skip
@@ -165,6 +172,8 @@ class Gateway:
         self.ring.stop()
         if self._cache is not None:
             await self._cache.close()
+        if self._responses.store is not None:
+            await self._responses.store.close()
         if self._state is not None:
             await self._state.close()
 

@@ -16,6 +16,7 @@ import msgspec
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
 from tonle.gateway.api_keys.key import Key
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
 from tonle.protocol.openai import FieldWarning
@@ -29,7 +30,7 @@ EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped i
 # usage chunk if `stream_options.include_usage` asks for it.
 WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
 NOT_COMPUTED = ("/tokenize", "/detokenize")  # no model runs: requests, but no tokens, are counted
-NO_ANSWER = ("/v1/embeddings", "/v1/rerank", "/v1/score", *NOT_COMPUTED)  # no token is written
+NO_ANSWER = ("/v1/embeddings", *SCORE_PATHS, *RERANK_PATHS, *NOT_COMPUTED)  # no token is written
 
 # The longest answer, under the other names that servers have for `max_tokens`. Which one counts if several are given
 # differs: the largest is reserved.

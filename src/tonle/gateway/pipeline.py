@@ -22,8 +22,7 @@ from tonle.cache import CachedResponse
 from tonle.edge.client import UpstreamError
 from tonle.edge.server import SHUTTING_DOWN
 from tonle.errors import ShuttingDown, TonleError
-from tonle.gateway.auth import check_model
-from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.gateway.auth import check_model, owner_of
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
@@ -104,6 +103,7 @@ class Pipeline:
                 await answering
             else:
                 await by_deadline(accepted.request, answering, until_begun=relay.expect_begin)
+            await call.complete()
             ending = Ending("cached" if results.lookup.state == "hit" else status_for(relay.status))
         except asyncio.CancelledError as cancelled:
             if call.exchange.gone != SHUTTING_DOWN:
@@ -130,13 +130,14 @@ class Pipeline:
         if exchange.refusal is not None:
             raise exchange.refusal
         key = results.key
+        owner = results.owner = owner_of(exchange, key, trust_salt=self._options.trust_salt)
+        await call.prepare(owner)
         request = results.request = call.read(key, strict=self._options.strict)
         request.check_strict()
         charging = stages.limiter.charge(key, request.total_tokens)
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
-        owner = results.owner = (exchange.header(SALT_HEADER) if self._options.trust_salt else "") or key.owner
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:

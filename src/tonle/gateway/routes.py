@@ -20,12 +20,15 @@ from tonle.gateway.adapters import NO_KEYS_TO_LOAD
 from tonle.gateway.api_keys.key import Scope
 from tonle.gateway.apis.error_shapes import is_messages, own_shape
 from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
+from tonle.gateway.apis.responses.api import INPUT_ITEMS
+from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
 from tonle.gateway.web_pages import WebPages, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
 from tonle.protocol.unsupported_paths import unsupported_feature
 from tonle.telemetry.logs import one_line
@@ -34,8 +37,7 @@ log = logging.getLogger("tonle.http")
 
 # Everything a model answers goes through the pipeline, and is on record.
 PIPED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score",
-    "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS, "/tokenize", "/detokenize",
 )  # fmt: skip
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
@@ -101,6 +103,13 @@ class Routes:
             table |= {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
         self._model = Found("/v1/models/{id}", {"GET": Entry("models", pages.model)})
+        self._response = Found(
+            f"{RESPONSES}/{{id}}",
+            {"GET": Entry("models", services.responses.retrieve), "DELETE": Entry("models", services.responses.delete)},
+        )
+        self._input_items = Found(
+            f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
+        )
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
@@ -112,7 +121,7 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
-        named = (self._model, self._key, self._drain, self._resume)
+        named = (self._model, self._response, self._input_items, self._key, self._drain, self._resume)
         return [*self._exact, *(found.pattern for found in named)]
 
     def check_head(self, exchange: Exchange) -> None:
@@ -157,6 +166,9 @@ class Routes:
             return found
         if path.startswith("/v1/models/"):
             return self._model
+        if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
+            _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
+            return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):

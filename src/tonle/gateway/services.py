@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tonle.config.gateway import GatewayConfig
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
+from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.cached_reply import CachedReplies
@@ -35,6 +36,7 @@ class Services:
     metrics: GatewayMetrics
     admin: Admin
     adapters: AdapterAdmin
+    responses: ResponsesApi
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
     shared: SharedLimiter | None = None  # where limits are shared with other gateways

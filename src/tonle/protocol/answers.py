@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tonle.protocol import sse
+from tonle.protocol.embeddings import vectors_summary
 from tonle.protocol.replies import (
     UNREADABLE,
     EventReader,
@@ -279,7 +280,7 @@ class Collector:
         try:
             reply = decode_reply(body)
             if reply.choices is None and reply.error is None:
-                answer.raw = msgspec.json.decode(body)
+                answer.raw = vectors_summary(body) or msgspec.json.decode(body)
         except UNREADABLE:
             answer.raw = body.decode(errors="replace")
             return

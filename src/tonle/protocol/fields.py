@@ -17,7 +17,7 @@ NO_EFFECT = frozenset({
     "prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store", "stream_reasoning", "user",
 })  # fmt: skip
 
-# The same of fields inside others: how JSON is spaced is left to the model.
+# The same of fields inside others. JSON is always written with one space after each comma and colon, and no other.
 NO_EFFECT_INSIDE = frozenset({
     "structured_outputs.disable_any_whitespace", "structured_outputs.disable_fallback",
     "structured_outputs.whitespace_pattern",
@@ -65,6 +65,9 @@ REFUSED: dict[str, Refusal] = {
     "verbosity": Refusal(
         "the server has no such control; say in the prompt how long the answer should be", ("medium",)
     ),
+    "truncation_side": Refusal("truncate_prompt_tokens keeps the end of a prompt", ("left",)),
+    "return_tokens_as_token_ids": Refusal("return_token_ids adds the ids", (False,)),
+    "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,)),
     "prompt_embeds": Refusal("a prompt is text or token ids"),
     "lora_path": _ADAPTER,
     "adapter": _ADAPTER,
@@ -99,7 +102,7 @@ def remark(name: str, value: Any, request_type: type) -> str | None:
 
 
 def remark_inside(path: str) -> str:
-    """The same about a field inside another, such as `structured_outputs.backend`."""
+    """The same about a field inside another, such as `structured_outputs.disable_fallback`."""
     return "accepted, has no effect" if path in NO_EFFECT_INSIDE else "unknown field, ignored"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingRequest, RerankRequest, ScoreRequest
 from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, REFUSED, STRIPPED
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tonle.protocol.structured_fields import StructuredFields
@@ -17,15 +18,15 @@ from tonle.protocol.structured_fields import StructuredFields
 # At every generating endpoint of some server.
 _GENERATING = (
     "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
-    "return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval thinking_token_budget "
-    "truncation_side vllm_xargs watermarking"
+    "routed_experts_prompt_start session_id stream_interval vllm_xargs "
+    "watermarking"
 )
 _POOLING = (
     "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
     "truncate_prompt_tokens truncation_side use_activation user"
 )
 _OTHERS = {
-    "/v1/chat/completions": f"{_GENERATING} add_special_tokens media_io_kwargs moderation",
+    "/v1/chat/completions": f"{_GENERATING} media_io_kwargs moderation",
     "/v1/completions": _GENERATING,
     "/v1/embeddings": (
         f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "
@@ -38,10 +39,14 @@ _OTHERS = {
         "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
         "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
-    "/v1/rerank": f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
-    "/v1/score": (
+    **dict.fromkeys(
+        RERANK_PATHS,
+        f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
+    ),
+    **dict.fromkeys(
+        SCORE_PATHS,
         f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
-        "text_1 text_2"
+        "text_1 text_2",
     ),
     "/tokenize": "chat_template media_io_kwargs mm_processor_kwargs",
     "/detokenize": "",
@@ -49,6 +54,9 @@ _OTHERS = {
 _OURS: Mapping[str, Any] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    **dict.fromkeys(RERANK_PATHS, RerankRequest),
+    **dict.fromkeys(SCORE_PATHS, ScoreRequest),
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -52,7 +52,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     ] = None
     n: Annotated[Integer | None, about("Independent answers. Default 1.")] = None
     stream: Annotated[bool | None, about("Send the answer as server-sent events as it is generated.")] = None
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[StreamOptions | None, about("What a stream tells beside the answer.")] = None
     stop: Annotated[str | list[str] | None, about("End at any of these strings.")] = None
     presence_penalty: Annotated[float | None, about("-2 to 2, on tokens already in the answer.")] = None
     frequency_penalty: Annotated[float | None, about("-2 to 2, per occurrence in the answer.")] = None
@@ -139,8 +139,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: Annotated[Effort | None, about("For the chat template; none = do not think.")] = None
     enable_thinking: Annotated[bool | None, about("For the chat template: whether to think.")] = None
     thinking_token_budget: Annotated[Integer | None, about("Most tokens of thought.")] = None
-    thinking: Annotated[bool | ThinkingOption | None, about("The same two, in another form.")] = None
-    reasoning: Annotated[ReasoningOption | None, about("Effort and most tokens of thought, in another form.")] = None
+    thinking: Annotated[bool | ThinkingOption | None, about("Both in one: true, false, or {type, budget_tokens}.")] = (
+        None
+    )
+    reasoning: Annotated[
+        ReasoningOption | None, about("{effort, max_tokens, enabled, exclude}: all of these in one.")
+    ] = None
     include_reasoning: Annotated[bool | None, about("Whether the reply has the thoughts. Default yes.")] = None
     separate_reasoning: Annotated[bool | None, about("false = leave thoughts in content. Default true.")] = None
 
@@ -156,20 +160,20 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    model: str | None = None
+    model: Annotated[str | None, about("Name of the model; may be left out.")] = None
     prompt: Annotated[str | None, about("Text to split. Give this or messages.")] = None
     messages: Annotated[list[Message] | None, about("A conversation, rendered with the chat template first.")] = None
     add_special_tokens: Annotated[bool | None, about("With prompt only. Default true.")] = None
     add_generation_prompt: Annotated[bool | None, about("With messages only. Default true.")] = None
     continue_final_message: Annotated[bool | None, about("With messages only. Default false.")] = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
     tools: Annotated[list[ToolDefinition] | None, about("With messages only: tools as the chat would have.")] = None
     return_token_strs: Annotated[bool | None, about("Also return each token as text.")] = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    tokens: list[Integer]
-    model: str | None = None
+    tokens: Annotated[list[Integer], about("Token ids.")]
+    model: Annotated[str | None, about("Name of the model; may be left out.")] = None
     skip_special_tokens: Annotated[bool | None, about("Default false.")] = None
 
 

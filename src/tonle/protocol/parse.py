@@ -45,15 +45,20 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[FieldWarning]]:
     """Raises `InvalidRequest`."""
     raw = decode_object(body)
-    try:
-        request = msgspec.convert(raw, request_type)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), request_type) from None
+    request = typed(raw, request_type)
     warnings = list(_unused(raw, request, ""))
     if len(warnings) > MAX_WARNINGS:
         more = len(warnings) - MAX_WARNINGS
         warnings[MAX_WARNINGS:] = [FieldWarning("", f"{more} more fields were not used")]
     return request, warnings
+
+
+def typed(raw: dict[str, Any], request_type: type[RequestT]) -> RequestT:
+    """Says nothing about fields that the type does not have. Raises `InvalidRequest`."""
+    try:
+        return msgspec.convert(raw, request_type)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), request_type) from None
 
 
 def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:

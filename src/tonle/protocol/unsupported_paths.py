@@ -21,6 +21,8 @@ UNSUPPORTED: dict[str, str] = {
     "/v1/containers": "containers",
     "/v1/conversations": "stored conversations",
     "/v1/assistants": "assistants",
+    "/v1/responses/compact": "compaction of responses",
+    "/v1/responses/input_tokens": "counting the tokens of a response's input",
     "/v1/threads": "threads",
     "/v1/organization": "the organization API",
     "/pooling": "pooling",

@@ -15,6 +15,16 @@ from tonle import __version__
 from tonle.gateway.admin import KeyRequest
 from tonle.gateway.inference_service import InferenceRequest
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH, LoadAdapterRequest, UnloadAdapterRequest
+from tonle.protocol.embeddings import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    EmbeddingList,
+    EmbeddingRequest,
+    Ranking,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from tonle.protocol.openai import (
     ChatChunk,
     ChatCompletion,
@@ -67,6 +77,24 @@ ENTRIES = (
     CatalogEntry(
         "POST", "/api/v1/inference", "Answer a question with its history; with stream, as server-sent events.",
         InferenceRequest, streams=True, example={"user_input": "What is the capital of France?"},
+    ),
+    CatalogEntry(
+        "POST", "/v1/embeddings", "Vectors of texts.", EmbeddingRequest, EmbeddingList,
+        example={"input": ["What is the capital of France?", "Paris"], "encoding_format": "float"},
+    ),
+    *(
+        CatalogEntry(
+            "POST", path, "Sort documents by how well they fit a query.", RerankRequest, Ranking,
+            example={"query": "What is the capital of France?", "documents": ["Paris is in France.", "Cats purr."]},
+        )
+        for path in RERANK_PATHS
+    ),
+    *(
+        CatalogEntry(
+            "POST", path, "How well documents fit a query.", ScoreRequest, ScoreList,
+            example={"text_1": "What is the capital of France?", "text_2": ["Paris is in France.", "Cats purr."]},
+        )
+        for path in SCORE_PATHS
     ),
     *TRANSLATED_ENTRIES,
     CatalogEntry("GET", "/v1/models", "The names of the model, and its LoRA adapters.", reply=ModelList),

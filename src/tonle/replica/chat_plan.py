@@ -57,7 +57,7 @@ def plan_chat(request: ChatRequest, text: Text, style: ChatStyle) -> ChatPlan:
     is_open = opens_thinking(text.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), tags)
     end = text.encode(tags.end, add_special_tokens=False)
     thinking = None
-    if structure is not None or wish.budget is not None:
+    if (structure is not None or wish.budget is not None) and (is_open or not wish.is_off):
         thinking = _thinking(text, tags, wish, is_open, end)
     separate = tags if wish.is_separate else None
     if is_plain and separate is None:

@@ -6,7 +6,9 @@ records; the gateway in front of it does.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -16,16 +18,19 @@ from tonle.engine.text import Text
 from tonle.errors import TonleError
 from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import ChatRequest, CompletionRequest
 from tonle.replica import adapter_endpoints, endpoints
 from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.chat_answer import ChatAnswer
 from tonle.replica.completion_answer import CompletionAnswer
+from tonle.replica.embeddings import embeddings
 from tonle.replica.endpoints import EndpointReply
 from tonle.replica.generate import EndpointKind, Envelope, Submission, generate
 from tonle.replica.parsed_answer import ParsedChatAnswer
 from tonle.replica.replica import Replica, ReplicaRequest
+from tonle.replica.scoring import rerank, score
 from tonle.replica.translate import chat_order, completion_order
 
 log = logging.getLogger("tonle.replica")
@@ -42,6 +47,13 @@ def _chat_answer(request: ChatRequest, envelope: Envelope, submission: Submissio
 CHAT = EndpointKind(ChatRequest, chat_order, _chat_answer, id_prefix="chatcmpl")
 COMPLETION = EndpointKind(CompletionRequest, completion_order, CompletionAnswer, id_prefix="cmpl")
 GENERATING = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+
+# They have the engine compute, and reply as a whole.
+COMPUTING: dict[str, Endpoint] = {
+    "/v1/embeddings": embeddings,
+    **dict.fromkeys(SCORE_PATHS, score),
+    **dict.fromkeys(RERANK_PATHS, rerank),
+}
 
 ENDPOINTS: dict[tuple[str, str], Endpoint] = {
     ("POST", "/tokenize"): endpoints.tokenize,
@@ -74,7 +86,10 @@ class ReplicaTransport:
             if method == "POST" and (kind := GENERATING.get(path)) is not None:
                 await generate(self._replica, request, kind, sink, first_s=first_s)
                 return
-            reply = await self._endpoint(method, path)(self._replica, request)
+            if method == "POST" and (endpoint := COMPUTING.get(path)) is not None:
+                reply = await _within(first_s, endpoint(self._replica, request))
+            else:
+                reply = await self._endpoint(method, path)(self._replica, request)
         except UpstreamError:  # too late: the gateway knows the request's deadline
             raise
         except TonleError as error:
@@ -92,6 +107,14 @@ class ReplicaTransport:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+async def _within(first_s: float, reply: Awaitable[EndpointReply]) -> EndpointReply:
+    try:
+        async with asyncio.timeout(first_s if math.isfinite(first_s) else None):
+            return await reply
+    except TimeoutError:
+        raise UpstreamError("timeout", f"nothing came for {first_s:g} s") from None
 
 
 def _error(error: BaseException) -> EndpointReply:

@@ -25,6 +25,7 @@ class ThinkingWish:
     """What a request says about thoughts."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    is_off: bool = False  # the model is told not to think
     budget: int | None = None  # tokens
     is_shown: bool = True  # False: the reply leaves thoughts out
     is_separate: bool = True  # False: thoughts are content
@@ -44,9 +45,11 @@ def read_thinking(request: ChatRequest) -> ThinkingWish:
             variables["reasoning_effort"] = _TEMPLATE_EFFORTS[effort]
     if enabled is not None:
         variables |= {"enable_thinking": enabled, "thinking": enabled}
+    variables |= request.chat_template_kwargs or {}
     return ThinkingWish(
-        variables | (request.chat_template_kwargs or {}),
-        _budget(request.thinking_token_budget, option.budget_tokens, reasoning.max_tokens),
+        variables,
+        is_off=variables.get("enable_thinking") is False or variables.get("thinking") is False,
+        budget=_budget(request.thinking_token_budget, option.budget_tokens, reasoning.max_tokens),
         is_shown=request.include_reasoning is not False and not reasoning.exclude,
         is_separate=request.separate_reasoning is not False,
         named=tuple(name for name in _FIELDS if getattr(request, name) is not None),

@@ -35,11 +35,14 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
         metrics=replica.metrics,
         trust_salt=replica.options.trust_salt,
         enable_lora=settings.enable_lora,
+        context_length=lambda: None if front.card is None else front.card.context_length,
         on_drain=close,
     )
     config = gateway_config(settings)
     if replica.metrics.shared and config.cache == MEMORY:
         config = replace(config, cache=None)  # one process could not empty the others' memory
+    if replica.metrics.shared and config.responses_place == MEMORY:
+        config = replace(config, response_store=None)  # the next request may come to another process
     return Gateway(config, local=local)
 
 

@@ -73,7 +73,7 @@ def chat_order(request: ChatRequest, served: ServedModel) -> EngineRequest:
     plan = plan_chat(request, text, served.style)
     prompt = _truncated(plan.prompt, request, card)
     limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    _check_prompt(prompt, "messages", card)
+    check_prompt(prompt, "messages", card)
     config.max_length = getattr(request, limit)
     room = _room(prompt, "messages", config.max_length, limit, card)
     config.structured, config.thinking = plan.structured, plan.thinking
@@ -106,7 +106,7 @@ def completion_order(request: CompletionRequest, served: ServedModel) -> EngineR
     parts = []
     for place, prompt in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-        _check_prompt(prompt, name, card)
+        check_prompt(prompt, name, card)
         room = _room(prompt, name, config.max_length, "max_tokens", card)
         settled = card.defaults.apply(config, max_tokens=DEFAULT_COMPLETION_TOKENS, room=room)
         parts.append(Part(prompt, settled))
@@ -133,7 +133,7 @@ def _order(request: SamplingFields, parts: list[Part], served: ServedModel) -> E
             f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
             param="n",
         )
-    return EngineRequest(parts, config.n, _priority(request.priority))
+    return EngineRequest(parts, config.n, read_priority_field(request.priority))
 
 
 def _config(request: SamplingFields) -> GenerationConfig:
@@ -189,7 +189,7 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return {int(token): value for token, value in bias.items()}
 
 
-def _priority(priority: int | str | None) -> RequestPriority:
+def read_priority_field(priority: int | str | None) -> RequestPriority:
     if priority is None:
         return RequestPriority.NORMAL
     number = read_priority(priority)
@@ -240,7 +240,7 @@ def _max_tokens(request: SamplingFields) -> int:
     return max(1, asked or request.max_tokens or 1)
 
 
-def _check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
+def check_prompt(prompt: list[int], name: str, card: ModelCard) -> None:
     if not prompt:
         raise InvalidRequest(f"{name} is empty; the model needs at least one token to continue", param=name)
     if min(prompt) < 0 or max(prompt) >= card.vocab_size:

@@ -1,4 +1,4 @@
-"""The endpoints of APIs other than OpenAI's: what the docs page and /openapi.json say about them.
+"""The endpoints of APIs that are translated into chat completions: what the docs page and /openapi.json say about them.
 
 Does: describe. Does not: route or translate (`gateway/apis/`).
 """
@@ -17,13 +17,27 @@ from tonle.gateway.apis.ollama.request import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
 )
+from tonle.gateway.apis.responses.request import ResponsesRequest
 from tonle.replica.catalog_entry import CatalogEntry
 
 _QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
 _EVENTS = "With stream: true. Events `message_start`, `content_block_delta` and so on; the last one is `message_stop`."
 _LINES = "Unless stream is false: a JSON object per line; in the last one `done` is true."
 
+_RESPONSE_EVENTS = (
+    "With stream: true. Events `response.created`, `response.output_text.delta` and so on; the last one is "
+    "`response.completed`."
+)
+
 TRANSLATED_ENTRIES = (
+    CatalogEntry(
+        "POST", "/v1/responses", "OpenAI's Responses API; with stream, as server-sent events.",
+        ResponsesRequest, streams=True, stream_text=_RESPONSE_EVENTS,
+        example={"input": "What is the capital of France?", "max_output_tokens": 50},
+    ),
+    CatalogEntry("GET", "/v1/responses/{id}", "A stored response."),
+    CatalogEntry("DELETE", "/v1/responses/{id}", "Delete it."),
+    CatalogEntry("GET", "/v1/responses/{id}/input_items", "The items that its request gave as input."),
     CatalogEntry(
         "POST", "/v1/messages", "Anthropic's API: answer a conversation; with stream, as server-sent events.",
         MessagesRequest, streams=True, stream_text=_EVENTS, error=MessagesErrorBody,

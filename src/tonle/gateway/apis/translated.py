@@ -23,6 +23,7 @@ def _inference(exchange: Exchange, services: Services) -> Call:
 # Path -> its call. Each is asked with POST and a JSON body, and has a record.
 TRANSLATED: dict[str, Callable[[Exchange, Services], Call]] = {
     "/api/v1/inference": _inference,
+    "/v1/responses": lambda exchange, services: services.responses.call(exchange),
     "/v1/messages": lambda exchange, _: MessagesCall(exchange),
     "/v1/messages/count_tokens": lambda exchange, _: CountTokensCall(exchange),
     **dict.fromkeys(("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"), OllamaCall),

@@ -16,6 +16,7 @@ from tests.fakes.grammars import BOMBS, ENDS, WORDS, deep, request, take_all
 from tonle.engine.grammar import compiler as module
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.grammar.grammar_text import grammar_text
+from tonle.engine.grammar.tenant_queue import TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.request import StructuredOutput, Thinking
 from tonle.engine.text import Text
@@ -89,6 +90,19 @@ class TestCache:
         assert compiled == [ask[0], ask[1], ask[2], ask[1]]
         monkeypatch.setattr(module, "_MAX_CACHED_BYTES", 1)
         assert error_of(compiler, ask[2]) == "" and not compiler._cache and compiler._cached_bytes == 0
+
+
+def test_many_of_one_tenant_do_not_hold_up_another() -> None:
+    jobs = TenantQueue()
+    for number in range(3):
+        jobs.put((b"a", str(number)))
+    jobs.put((b"b", "0"))
+    first = jobs.get()
+    jobs.put((b"c", "0"))
+    assert [first, *(jobs.get() for _ in range(4))] == [(b"a", "0"), (b"b", "0"), (b"a", "1"), (b"c", "0"), (b"a", "2")]
+    jobs.put((b"a", "x"))
+    jobs.close()
+    assert jobs.get() is None
 
 
 class TestRequests:

@@ -145,7 +145,7 @@ def events_in(written: bytes) -> list[dict[str, Any]]:
 
 def sent(stream: bytes, cuts: list[int]) -> Written:
     exchange = Written()
-    outlet = MessagesReply(exchange, "m")  # type: ignore[arg-type]
+    outlet = MessagesReply(exchange, "msg_1", "m")  # type: ignore[arg-type]
     places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     for start, end in itertools.pairwise(places):
         outlet.write(stream[start:end])
@@ -174,7 +174,7 @@ def test_a_stream_says_what_the_whole_answer_says_however_it_is_cut(cuts: list[i
             case "content_block_stop":
                 assert event["index"] == len(blocks) - 1
     choice = {"message": MESSAGE, "finish_reason": "tool_calls"}
-    whole = whole_message(msgspec.json.encode({"id": "chatcmpl-1", "choices": [choice], "usage": USAGE}))
+    whole = whole_message(msgspec.json.encode({"id": "chatcmpl-1", "choices": [choice], "usage": USAGE}), "msg_1")
     assert [block["type"] for block in blocks] == [block["type"] for block in whole["content"]]
     assert texts["0 thinking"] == "Hm." and texts["0 signature"] == whole["content"][0]["signature"]
     assert texts["1 text"] == "ភ្នំពេញ"
@@ -201,7 +201,7 @@ def test_a_stream_that_ends_anywhere_is_not_taken_for_a_whole_answer(place: int)
 @settings(max_examples=60, deadline=None)
 def test_whatever_a_backend_sends_the_events_are_in_order(events: list[bytes]) -> None:
     exchange = Written()
-    outlet = MessagesReply(exchange, "m")  # type: ignore[arg-type]
+    outlet = MessagesReply(exchange, "msg_1", "m")  # type: ignore[arg-type]
     outlet.write(b"".join(event + b"\n\n" for event in events))
     try:
         outlet.end()
@@ -236,16 +236,16 @@ def test_whatever_a_backend_sends_the_events_are_in_order(events: list[bytes]) -
     ],
 )
 def test_reasons_to_stop(choice: dict[str, Any], reason: str, sequence: str | None) -> None:
-    message = whole_message(msgspec.json.encode({"choices": [{"message": {"content": "x"}, **choice}]}))
+    message = whole_message(msgspec.json.encode({"choices": [{"message": {"content": "x"}, **choice}]}), "msg_1")
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
 def test_half_of_a_call_is_never_passed_on() -> None:
     message = {"content": "x", "tool_calls": [call("f", "{}"), call("f", '{"path": "/')]}
-    cut = whole_message(msgspec.json.encode({"choices": [{"message": message, "finish_reason": "length"}]}))
+    cut = whole_message(msgspec.json.encode({"choices": [{"message": message, "finish_reason": "length"}]}), "msg_1")
     assert [block["type"] for block in cut["content"]] == ["text", "tool_use"] and cut["stop_reason"] == "max_tokens"
     with pytest.raises(UpstreamFailed, match="not a JSON object"):
-        whole_message(msgspec.json.encode({"choices": [{"message": message, "finish_reason": "tool_calls"}]}))
+        whole_message(msgspec.json.encode({"choices": [{"message": message, "finish_reason": "tool_calls"}]}), "msg_1")
 
 
 def test_comments_become_pings_once_the_message_has_begun() -> None:

@@ -42,39 +42,62 @@ class ConversationMessage(msgspec.Struct, kw_only=True):
     content: Annotated[str | list[Block], about("Text, or content blocks.")]
 
 
+class Turn:
+    """A chat message while it grows: turns of one role in a row are one turn in Anthropic's API, and many chat templates
+    take no others."""
+
+    __slots__ = ("_calls", "_texts", "_thoughts", "call_id", "role")
+
+    def __init__(self, role: str, call_id: str | None = None) -> None:
+        self.role = role
+        self.call_id = call_id  # of a tool message, which never grows
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def add(self, text: str, thoughts: list[str] | None = None, calls: list[dict[str, Any]] | None = None) -> None:
+        if text:
+            self._texts.append(text)
+        self._thoughts += thoughts or ()
+        self._calls += calls or ()
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": "\n".join(self._texts)}
+        if self.call_id is not None:
+            message["tool_call_id"] = self.call_id
+        if self._thoughts:
+            message["reasoning_content"] = "\n".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
+
+
 def chat_messages(system: str | list[Block] | None, messages: list[ConversationMessage]) -> list[dict[str, Any]]:
     """Raises `InvalidRequest`."""
-    chat: list[dict[str, Any]] = []
+    turns: list[Turn] = []
     if system:
-        _add(chat, {"role": "system", "content": _text(system, "system")})
+        _turn(turns, "system").add(_text(system, "system"))
     for index, message in enumerate(messages):
         path = f"messages[{index}].content"
-        if message.role == "assistant":
-            _add(chat, _assistant(message.content, path))
-        elif message.role == "system":
-            _add(chat, {"role": "system", "content": _text(message.content, path)})
+        if message.role == "system":
+            _turn(turns, "system").add(_text(message.content, path))
+        elif isinstance(message.content, str):
+            _turn(turns, message.role).add(message.content)
+        elif message.role == "assistant":
+            _add_assistant(turns, message.content, path)
         else:
-            for each in _user(message.content, path):
-                _add(chat, each)
-    return chat
+            _add_user(turns, message.content, path)
+    return [turn.message() for turn in turns]
 
 
-def _add(chat: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Turns of one role in a row are one turn in Anthropic's API; many chat templates take no others."""
-    last = chat[-1] if chat else None
-    if last is None or last["role"] != message["role"] or message["role"] == "tool":
-        chat.append(message)
-        return
-    last["content"] = "\n".join(text for text in (last["content"], message["content"]) if text)
-    for name in ("tool_calls", "reasoning_content"):
-        if name in message:
-            last[name] = last[name] + message[name] if name in last else message[name]
+def _turn(turns: list[Turn], role: str) -> Turn:
+    """The last one, if it is of that role."""
+    if not turns or turns[-1].role != role:
+        turns.append(Turn(role))
+    return turns[-1]
 
 
-def _assistant(content: str | list[Block], path: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    if isinstance(content, str):
-        return message | {"content": content}
+def _add_assistant(turns: list[Turn], content: list[Block], path: str) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -92,37 +115,27 @@ def _assistant(content: str | list[Block], path: str) -> dict[str, Any]:
                 calls.append(function_call(call_id, name, block.input or {}))
             case _:
                 raise _refused(block, place, "an assistant's message has text, thinking and tool_use")
-    message["content"] = "".join(texts)  # an answer that was told in pieces
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    _turn(turns, "assistant").add("".join(texts), thoughts, calls)  # one answer, told in pieces
 
 
-def _user(content: str | list[Block], path: str) -> list[dict[str, Any]]:
+def _add_user(turns: list[Turn], content: list[Block], path: str) -> None:
     """Results of tools come first: in a chat they follow the message that has the calls."""
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    results: list[dict[str, Any]] = []
     texts: list[str] = []
+    num_results = 0
     for index, block in enumerate(content):
         place = f"{path}[{index}]"
         match block.type:
             case "text":
                 texts.append(_needed(block.text, f"{place}.text"))
             case "tool_result":
+                num_results += 1
                 text = _text(block.content or "", f"{place}.content")
-                results.append({
-                    "role": "tool",
-                    "tool_call_id": _needed(block.tool_use_id, f"{place}.tool_use_id"),
-                    "content": f"Error: {text}" if block.is_error else text,
-                })  # fmt: skip
+                turns.append(Turn("tool", _needed(block.tool_use_id, f"{place}.tool_use_id")))
+                turns[-1].add(f"Error: {text}" if block.is_error else text)
             case _:
                 raise _refused(block, place, "a user's message has text and tool_result")
-    if texts or not results:
-        results.append({"role": "user", "content": "\n".join(texts)})
-    return results
+    if texts or not num_results:
+        _turn(turns, "user").add("\n".join(texts))
 
 
 def _text(content: str | list[Block], path: str) -> str:

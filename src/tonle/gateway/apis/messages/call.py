@@ -17,6 +17,7 @@ from tonle.gateway.apis.messages.request import CountTokensRequest, MessagesRequ
 from tonle.gateway.call import Call, Outlet, ReplyFacts
 from tonle.gateway.parsed_request import DecodedBody, ParsedRequest
 from tonle.protocol.parse import parse
+from tonle.protocol.random_ids import random_hex
 
 
 class MessagesCall(Call):
@@ -28,10 +29,11 @@ class MessagesCall(Call):
     def decode(self) -> DecodedBody:
         request, warnings = parse(self.exchange.body, MessagesRequest)
         body = chat_body(request, warnings)
+        self.answer_id = f"msg_{random_hex(12)}"
         return DecodedBody(body, msgspec.json.encode(body), warnings)
 
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
-        return MessagesReply(self.exchange, _asked(request))
+        return MessagesReply(self.exchange, self.answer_id or "", _asked(request))
 
 
 class CountTokensCall(Call):
@@ -46,7 +48,7 @@ class CountTokensCall(Call):
         return DecodedBody(body, msgspec.json.encode(body), warnings)
 
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
-        return CountReply(self.exchange, _asked(request))
+        return CountReply(self.exchange, "", _asked(request))
 
 
 def _asked(request: ParsedRequest | None) -> str:

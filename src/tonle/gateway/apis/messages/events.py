@@ -26,11 +26,6 @@ _NAMELESS = "the backend made a tool call without a name"
 TEXT, THINKING = "text", "thinking"
 
 
-def message_id_of(chat_id: Any) -> str:
-    """From a chat's id: a record of the answer has that."""
-    return f"msg_{str(chat_id or '').removeprefix('chatcmpl-')}"
-
-
 def stop_facts(finish_reason: Any, stop_reason: Any, *, has_calls: bool) -> tuple[str, str | None]:
     """`stop_reason` and `stop_sequence`. Servers tell the string that matched as a choice's `stop_reason`, some of them."""
     if finish_reason == "stop" and has_calls:  # some say so of calls that the request asked for
@@ -50,11 +45,12 @@ def usage_fields(usage: Any) -> dict[str, int]:
 
 
 class MessageEvents:
-    def __init__(self, request_id: str, model: str) -> None:
+    def __init__(self, request_id: str, message_id: str, model: str) -> None:
         """`model`: as the caller named it."""
         self._request_id = request_id
         self._model = model
-        self._message_id = ""  # empty: nothing was sent yet
+        self._message_id = message_id
+        self._started = False
         self._index = -1  # of the last block
         self._open: str | int | None = None  # the block: text, thinking, or the place of a call
         self._places: set[int] = set()  # of calls that have begun
@@ -68,10 +64,10 @@ class MessageEvents:
         if self._failed:
             return b""
         if "comment" in chunk:
-            return _event("ping") if self._message_id else f": {chunk['comment']}\n\n".encode()
+            return _event("ping") if self._started else f": {chunk['comment']}\n\n".encode()
         if chunk.get("error") is not None:
             return self._error(chunk["error"])
-        events = [] if self._message_id else [self._start(chunk)]
+        events = [] if self._started else [self._start(chunk)]
         self._usage = chunk.get("usage") or self._usage
         choice = first_choice(chunk)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -100,7 +96,7 @@ class MessageEvents:
         return b"".join(events)
 
     def _start(self, chunk: dict[str, Any]) -> bytes:
-        self._message_id = message_id_of(chunk.get("id"))
+        self._started = True
         message: dict[str, Any] = {
             "id": self._message_id, "type": "message", "role": "assistant", "model": chunk.get("model") or self._model,
             "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage_fields(chunk.get("usage")),

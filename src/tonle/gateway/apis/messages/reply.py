@@ -15,7 +15,7 @@ from tonle.edge.exchange import JSON, Exchange
 from tonle.gateway.apis.chat_answers import calls_of, text_of, thoughts_of, whole_calls
 from tonle.gateway.apis.chat_stream import ChatChunks, decoded, whole_answer
 from tonle.gateway.apis.error_shapes import own_shape
-from tonle.gateway.apis.messages.events import MessageEvents, message_id_of, stop_facts, usage_fields
+from tonle.gateway.apis.messages.events import MessageEvents, stop_facts, usage_fields
 from tonle.gateway.refusals import UpstreamFailed
 from tonle.protocol import sse
 
@@ -23,16 +23,18 @@ from tonle.protocol import sse
 class MessagesReply:
     """An `Outlet`: what a backend answers to the chat request comes in, a message goes out."""
 
-    def __init__(self, exchange: Exchange, model: str) -> None:
+    def __init__(self, exchange: Exchange, message_id: str, model: str) -> None:
+        """`model`: as the caller named it."""
         self._exchange = exchange
+        self._message_id = message_id
         self._chunks = ChatChunks()
-        self._events = MessageEvents(exchange.request_id, model)
+        self._events = MessageEvents(exchange.request_id, message_id, model)
 
     def reply(
         self, body: bytes, *, status: int = 200, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         if status == 200:
-            body = msgspec.json.encode(whole_message(body))
+            body = msgspec.json.encode(whole_message(body, self._message_id))
         else:
             body = own_shape(self._exchange.path, status, body, self._exchange.request_id)
         self._exchange.reply(body, status=status, headers=headers)
@@ -69,11 +71,10 @@ class CountReply(MessagesReply):
         self._exchange.reply(msgspec.json.encode(told), headers=headers)
 
 
-def whole_message(body: bytes) -> dict[str, Any]:
+def whole_message(body: bytes, message_id: str) -> dict[str, Any]:
     """Raises `UpstreamFailed`."""
     answer, choice = whole_answer(body)
     message, finish = choice["message"], choice.get("finish_reason")
-    message_id = message_id_of(answer.get("id"))
     content: list[dict[str, Any]] = []
     if thoughts := thoughts_of(message):
         content.append({"type": "thinking", "thinking": thoughts, "signature": message_id})

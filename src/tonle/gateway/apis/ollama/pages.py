@@ -54,7 +54,8 @@ class OllamaPages:
     async def root(self, exchange: Exchange) -> None:
         text = RUNNING
         if "text/html" in exchange.header("accept"):  # a person with a browser
-            text = b"Tonle is running; docs/apis.md says what it answers"
+            is_local = self._services.is_local
+            text = f"Tonle is running; {'/docs lists what there is' if is_local else '/v1/models lists the models'}".encode()
         exchange.reply(text, content_type=PLAIN_TEXT)
 
     async def version(self, exchange: Exchange) -> None:

@@ -6,6 +6,7 @@ cannot be served. Does not: reply (`reply.py`).
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -178,10 +179,9 @@ def _tool(tool: OllamaTool) -> dict[str, Any]:
 
 
 def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
-    """Calls have no ids in Ollama's API: those given here are found again for the results. Raises `InvalidRequest`."""
+    """Raises `InvalidRequest`."""
     chat: list[dict[str, Any]] = []
-    waiting: dict[str, str] = {}  # id of a call -> its tool, of calls whose result has not come
-    num_calls = 0
+    calls = UnansweredCalls()
     for index, message in enumerate(messages):
         if message.images:
             raise InvalidRequest(f"messages[{index}].images cannot be served: {_TEXT_ONLY}",
@@ -190,23 +190,38 @@ def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
         if message.thinking and message.role == "assistant":
             told["reasoning_content"] = message.thinking
         if message.tool_calls and message.role == "assistant":
-            told["tool_calls"] = []
-            for call in message.tool_calls:
-                num_calls += 1
-                call_id = call.id or f"call_{num_calls}"
-                waiting[call_id] = call.function.name
-                told["tool_calls"].append(function_call(call_id, call.function.name, call.function.arguments))
+            told["tool_calls"] = [
+                function_call(calls.add(call.id, call.function.name), call.function.name, call.function.arguments)
+                for call in message.tool_calls
+            ]
         elif message.role == "tool":
-            told["tool_call_id"] = _answered(message, waiting)
+            told["tool_call_id"] = message.tool_call_id or calls.take(message.tool_name)
         chat.append(told)
     return chat
 
 
-def _answered(message: OllamaMessage, waiting: dict[str, str]) -> str:
-    """The id of the call that a result belongs to: as it says, else the first of its tool, else the first of all."""
-    found = message.tool_call_id
-    if found is None:
-        named = [call_id for call_id, name in waiting.items() if name == message.tool_name]
-        found = next(iter([*named, *waiting]), "call_0")
-    waiting.pop(found, None)
-    return found
+class UnansweredCalls:
+    """Calls have no ids in Ollama's API: here they get some, which are found again for their results."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()  # numbers of calls
+        self._ids: list[str] = []  # by number
+        self._all: deque[int] = deque()
+        self._named: dict[str, deque[int]] = {}
+
+    def add(self, call_id: str | None, name: str) -> str:
+        number = len(self._ids)
+        self._ids.append(call_id or f"call_{number + 1}")
+        self._all.append(number)
+        self._named.setdefault(name, deque()).append(number)
+        return self._ids[number]
+
+    def take(self, name: str | None) -> str:
+        """The id of the first call of that tool, else of any, that has no result."""
+        for waiting in (self._named.get(name or "", deque()), self._all):
+            while waiting:
+                number = waiting.popleft()
+                if number not in self._taken:
+                    self._taken.add(number)
+                    return self._ids[number]
+        return "call_0"
