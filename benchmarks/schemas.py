@@ -1,8 +1,8 @@
 """JSON schemas of our own, for tests and measurements of structured output: any number of them, the same for the same seed.
 
-Does: nested and recursive objects, enums, constants, patterns, formats, unions, bounds, tuples, maps, shared definitions, Khmer keys
-and values. Every string, array and number has a bound, so that an answer can end within its tokens. Does not: schemas that are
-refused; tests/unit/engine/grammar has those.
+Does: nested and recursive objects, enums, constants, patterns, formats, unions, bounds, tuples, maps, shared definitions, Khmer
+keys and values. Every string, array and number has a bound, so that an answer can end within its tokens. Does not: schemas
+that are refused; tests/unit/engine/grammar has those.
 """
 
 from __future__ import annotations
@@ -20,10 +20,40 @@ import jsonschema
 
 Schema = dict[str, Any]
 
-TOPICS = ["a person from Phnom Penh", "a book", "a recipe for fish soup", "a boat on the Tonle Sap", "a weather report",
-          "an order in a shop", "a film", "a village", "a bus timetable", "a library card"]  # fmt: skip
-WORDS = ["name", "title", "city", "kind", "price", "count", "note", "owner", "code", "place", "size", "state", "first name", "e-mail",
-         "is_open", "Ärger", "naïve", "x/y", 'say "hi"', "tab\there"]  # fmt: skip
+TOPICS = [
+    "a person from Phnom Penh",
+    "a book",
+    "a recipe for fish soup",
+    "a boat on the Tonle Sap",
+    "a weather report",
+    "an order in a shop",
+    "a film",
+    "a village",
+    "a bus timetable",
+    "a library card",
+]
+WORDS = [
+    "name",
+    "title",
+    "city",
+    "kind",
+    "price",
+    "count",
+    "note",
+    "owner",
+    "code",
+    "place",
+    "size",
+    "state",
+    "first name",
+    "e-mail",
+    "is_open",
+    "Ärger",
+    "naïve",
+    "x/y",
+    'say "hi"',
+    "tab\there",
+]
 KHMER = ["ឈ្មោះ", "អាយុ", "ទីក្រុង", "តម្លៃ", "ចំនួន", "ភាសា", "ថ្ងៃខែ", "ខេត្ត", "ផ្លូវ", "កំណត់ចំណាំ"]
 KHMER_VALUES = ["ភ្នំពេញ", "សៀមរាប", "បាត់ដំបង", "កំពត", "ត្រី", "បាយ", "ទឹក", "ផ្ទះ"]
 VALUES = [
@@ -44,9 +74,17 @@ VALUES = [
     "☂",
 ]
 PATTERNS = [
-    r"^[A-Z]{2}-[0-9]{4}$", r"^\+855 [1-9][0-9] [0-9]{3} [0-9]{3}$", r"^#[0-9a-f]{6}$", r"^(foo|bar|baz){1,3}$", r"^[a-z]+(-[a-z]+){0,2}$",
-    r"^v\d{1,2}\.\d{1,2}$", "^[ក-អ]{1,4}$", r"^[^a-z]{1,6}$", r"^(?:yes|no) / (?:yes|no)$", r"^\d{1,3}(,\d{3}){0,2}$",
-]  # fmt: skip
+    r"^[A-Z]{2}-[0-9]{4}$",
+    r"^\+855 [1-9][0-9] [0-9]{3} [0-9]{3}$",
+    r"^#[0-9a-f]{6}$",
+    r"^(foo|bar|baz){1,3}$",
+    r"^[a-z]+(-[a-z]+){0,2}$",
+    r"^v\d{1,2}\.\d{1,2}$",
+    "^[ក-អ]{1,4}$",
+    r"^[^a-z]{1,6}$",
+    r"^(?:yes|no) / (?:yes|no)$",
+    r"^\d{1,3}(,\d{3}){0,2}$",
+]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "ipv6"]
 
 
@@ -87,9 +125,13 @@ def validator(schema: Schema) -> jsonschema.Draft202012Validator:
 
 _FORMAT_CHECKER = jsonschema.FormatChecker(formats=[])
 for _name, _read in {
-    "date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat, "date-time": datetime.datetime.fromisoformat,
-    "uuid": uuid.UUID, "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address,
-}.items():  # fmt: skip
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "date-time": datetime.datetime.fromisoformat,
+    "uuid": uuid.UUID,
+    "ipv4": ipaddress.IPv4Address,
+    "ipv6": ipaddress.IPv6Address,
+}.items():
     _FORMAT_CHECKER.checks(_name, raises=ValueError)(
         lambda value, read=_read: not isinstance(value, str) or bool(read(value)) or True
     )
@@ -140,13 +182,26 @@ def _format(rng: random.Random) -> Schema:
 
 
 def _nullable(rng: random.Random) -> Schema:
-    return rng.choice([{"type": ["string", "null"], "maxLength": 10}, {"type": ["boolean", "null"]},
-                       {"anyOf": [_integer(rng), {"type": "null"}]}])  # fmt: skip
+    return rng.choice(
+        [
+            {"type": ["string", "null"], "maxLength": 10},
+            {"type": ["boolean", "null"]},
+            {"anyOf": [_integer(rng), {"type": "null"}]},
+        ]
+    )
 
 
 _LEAVES: list[Callable[[random.Random], Schema]] = [
-    _string, _integer, _number, _enum, _const, _pattern, _format, _nullable, lambda _: {"type": "boolean"},
-]  # fmt: skip
+    _string,
+    _integer,
+    _number,
+    _enum,
+    _const,
+    _pattern,
+    _format,
+    _nullable,
+    lambda _: {"type": "boolean"},
+]
 
 
 def _leaf(rng: random.Random) -> Schema:
@@ -209,8 +264,12 @@ def _tuple(rng: random.Random) -> Schema:
 
 def _list_of_nodes(rng: random.Random) -> Schema:
     value = rng.choice([_enum, _integer, _nullable])(rng)  # short: such an answer may take many turns to end
-    node = {"type": "object", "properties": {"value": value, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
-            "required": ["value", "next"], "additionalProperties": False}  # fmt: skip
+    node = {
+        "type": "object",
+        "properties": {"value": value, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    }
     return {"$defs": {"node": node}, "$ref": "#/$defs/node"}
 
 
@@ -226,8 +285,12 @@ def _khmer(rng: random.Random) -> Schema:
 def _shared(rng: random.Random) -> Schema:
     definitions = {"item": _object(rng), "tag": _enum(rng)}
     part = {"type": "array", "items": {"$ref": "#/$defs/item"}, "minItems": 1, "maxItems": 2}
-    return {"type": "object", "properties": {"tag": {"$ref": "#/$defs/tag"}, "items": part, "other": {"$ref": "#/$defs/tag"}},
-            "required": ["tag", "items"], "$defs": definitions}  # fmt: skip
+    return {
+        "type": "object",
+        "properties": {"tag": {"$ref": "#/$defs/tag"}, "items": part, "other": {"$ref": "#/$defs/tag"}},
+        "required": ["tag", "items"],
+        "$defs": definitions,
+    }
 
 
 def _all_of(rng: random.Random) -> Schema:
@@ -252,9 +315,24 @@ def _top_leaf(rng: random.Random) -> Schema:
 
 
 _KINDS: dict[str, Callable[[random.Random], Schema]] = {
-    "object": _object, "nested": _nested, "deep": _deep, "array": lambda rng: _array(rng, _object), "union": _union, "oneOf": _one_of,
-    "tuple": _tuple, "linked list": _list_of_nodes, "tree": _tree, "khmer": _khmer, "shared": _shared, "allOf": _all_of, "map": _map,
-    "patterns": lambda rng: _object(rng, _pattern), "formats": lambda rng: _object(rng, _format), "numbers": lambda rng: _object(
-        rng, lambda inner: rng.choice([_integer, _number])(inner)), "enums": lambda rng: _object(rng, _enum),
-    "nullable": lambda rng: _object(rng, _nullable), "constants": lambda rng: _object(rng, _const), "leaf": _top_leaf,
-}  # fmt: skip
+    "object": _object,
+    "nested": _nested,
+    "deep": _deep,
+    "array": lambda rng: _array(rng, _object),
+    "union": _union,
+    "oneOf": _one_of,
+    "tuple": _tuple,
+    "linked list": _list_of_nodes,
+    "tree": _tree,
+    "khmer": _khmer,
+    "shared": _shared,
+    "allOf": _all_of,
+    "map": _map,
+    "patterns": lambda rng: _object(rng, _pattern),
+    "formats": lambda rng: _object(rng, _format),
+    "numbers": lambda rng: _object(rng, lambda inner: rng.choice([_integer, _number])(inner)),
+    "enums": lambda rng: _object(rng, _enum),
+    "nullable": lambda rng: _object(rng, _nullable),
+    "constants": lambda rng: _object(rng, _const),
+    "leaf": _top_leaf,
+}

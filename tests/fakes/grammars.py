@@ -106,17 +106,27 @@ def deep(levels: int) -> dict[str, Any]:
 
 BOMBS: dict[str, StructuredOutput] = {
     "a chain of references": StructuredOutput(json=chain(3_000)),
-    "a chain of rules": StructuredOutput(grammar="start: r0\n" + "".join(f'r{i}: "x" (r{i + 1} | "y")\n' for i in range(1_900)) + 'r1900: "a"'),
-    "a chain of terminals": StructuredOutput(grammar="start: T0\n" + "".join(f'T{i}: "a" (T{i + 1})* "b"\n' for i in range(1_900)) + 'T1900: "a"'),
+    "a chain of rules": StructuredOutput(
+        grammar="start: r0\n" + "".join(f'r{i}: "x" (r{i + 1} | "y")\n' for i in range(1_900)) + 'r1900: "a"'
+    ),
+    "a chain of terminals": StructuredOutput(
+        grammar="start: T0\n" + "".join(f'T{i}: "a" (T{i + 1})* "b"\n' for i in range(1_900)) + 'T1900: "a"'
+    ),
     "references twice each": StructuredOutput(json=doubled(60)),
     "unions in unions": StructuredOutput(json=deep(10)),
-    "alternatives of all": StructuredOutput(json={"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(12)]}),
+    "alternatives of all": StructuredOutput(
+        json={"allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(12)]}
+    ),
     "repetitions of repetitions": StructuredOutput(regex="((a{1,100}){1,100}){1,100000}"),
     "a hundred thousand": StructuredOutput(regex=".{1,100000}"),
     "alternatives of repetitions": StructuredOutput(regex="|".join(f"(x*y{i}.*z)" for i in range(1_000))),
-    "terminals twice each": StructuredOutput(grammar="start: T0\n" + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(40)) + 'T40: "a"'),
-    "all but": StructuredOutput(grammar='start: T\nT: /(.|\\n)*/ & ~/(.|\\n)*a(.|\\n){30}b(.|\\n)*/\n'),
-    "many properties": StructuredOutput(json={"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(400)}}),
+    "terminals twice each": StructuredOutput(
+        grammar="start: T0\n" + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(40)) + 'T40: "a"'
+    ),
+    "all but": StructuredOutput(grammar="start: T\nT: /(.|\\n)*/ & ~/(.|\\n)*a(.|\\n){30}b(.|\\n)*/\n"),
+    "many properties": StructuredOutput(
+        json={"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(400)}}
+    ),
     "a long array": StructuredOutput(json={"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
     "an enum as large as may be": StructuredOutput(json={"enum": [f"value {i}" for i in range(14_000)]}),
-}  # fmt: skip
+}

@@ -46,12 +46,11 @@ class BaseFormat:
         if self._has_tools or not tools:
             return None
         described = "\n".join(json.dumps(_description(tool), ensure_ascii=False) for tool in tools)
-        example = self.write_calls([("NAME", {"ARGUMENT": "VALUE"})])
-        several = self.write_calls([("NAME", {"ARGUMENT": "VALUE"})] * 2)
+        example = (tools[0].name, _example(tools[0].parameters))  # words like NAME would be copied by a small model
         return (
             f"You can call these functions:\n{described}\n\n"
-            f"To call a function, answer only with:\n{example}\n"
-            f"To call more than one, answer only with:\n{several}\n"
+            f"To call a function, answer only like this:\n{self.write_calls([example])}\n"
+            f"To call more than one, answer only like this:\n{self.write_calls([example, example])}\n"
             "If no function helps, answer in words."
         )
 
@@ -69,6 +68,23 @@ class BaseFormat:
     def _calls_in_text(self, tools: Sequence[Tool], choice: ToolChoice) -> str:
         """The grammar of any text in which calls of strict tools are what their schemas say."""
         raise NotImplementedError
+
+
+def _example(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as the schema wants them, without saying anything."""
+    properties, required = parameters.get("properties"), parameters.get("required")
+    if not isinstance(properties, dict):
+        return {}
+    names = [name for name in properties if name in required] if isinstance(required, list) else list(properties)[:2]
+    return {name: _value(properties[name]) for name in names}
+
+
+def _value(schema: Any) -> Any:
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return schema["enum"][0]
+    values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}, "null": None}
+    return values.get(str(schema.get("type")), "...")
 
 
 def _description(tool: Tool) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def _closed(schema: Any) -> Any:
             closed[key] = {name: _closed(value) for name, value in schema[key].items()}
     if "items" in schema:
         closed["items"] = _closed(schema["items"])
-    if isinstance(schema.get("properties"), dict) and not _COMBINED & schema.keys():
+    named, required = schema.get("properties"), schema.get("required", [])
+    if isinstance(named, dict) and not _COMBINED & schema.keys() and all(name in named for name in required):
         closed.setdefault("additionalProperties", False)
     return closed
 

@@ -253,15 +253,15 @@ class ServeConfig(ServerConfig):
         ANSWERS,
         "auto",
         values.text("NAME"),
-        "How the model writes tool calls: auto (as its chat template says), or a format such as hermes, llama3 or json; "
+        "How the model writes tool calls. auto: as its chat template says. Or a format such as hermes, llama3 or json; "
         "docs/tools.md has them all.",
     )
     reasoning_parser: str = setting(
         ANSWERS,
         "auto",
         values.text("NAME"),
-        "How the model marks its thoughts, which become reasoning_content: auto (as its chat template says), a format such as "
-        "think, or none (thoughts stay in content).",
+        "How the model marks its thoughts, which become reasoning_content. auto: as its chat template says. none: thoughts stay "
+        "in content. Or a format such as think.",
     )
 
     log_level: str = log_level_setting(engine="log_level")

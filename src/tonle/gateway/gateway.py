@@ -116,7 +116,7 @@ class Gateway:
         )
         self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
         self._responses = shared_resources(
-            config, router, lambda: self.server, own_length=local and local.context_length
+            config, router, lambda: self.server, own_length=None if local is None else local.context_length
         )
         self.routes = Routes(Services(
             config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.audit.test_writer_process import apart
-from tests.unit.audit.trails import CHAT, ask, files, records, running
+from tests.unit.audit.trails import CHAT, ask, each_and_all, files, records, running
 from tonle.audit import Answer, AuditTrail
 from tonle.audit.verify import verify
 
@@ -31,19 +31,22 @@ def deep_list(depth: int) -> list[Any]:
     return value
 
 
-@TRAILS
-@pytest.mark.parametrize("depth", [100, 500, 980, 985, 986, 987, 995, 5000, 200_000])
-def test_a_deep_body_takes_no_neighbour_with_it(tmp_path: Path, start: Any, depth: int) -> None:
-    body = deep_body(depth, word="innermost")
+@pytest.mark.parametrize(
+    ("start", "depths"), each_and_all(running, apart, [100, 500, 980, 985, 986, 987, 995, 5000, 200_000])
+)
+def test_a_deep_body_takes_no_neighbour_with_it(tmp_path: Path, start: Any, depths: list[int]) -> None:
     with start(tmp_path, linger_s=0.1) as trail:
-        for number in range(20):
-            ask(trail, output=str(number))
-        trail.open(CHAT, request_id="deep", body=body).close("ok", http_status=200)
-        ask(trail, output="last")
+        for depth in depths:
+            for number in range(20):
+                ask(trail, output=str(number))
+            body = deep_body(depth, word="innermost")
+            trail.open(CHAT, request_id="deep", body=body).close("ok", http_status=200)
+            ask(trail, output="last")
     written = records(tmp_path)
-    assert [record["output"] for record in written] == [*map(str, range(20)), None, "last"]
+    assert [record["output"] for record in written] == [*map(str, range(20)), None, "last"] * len(depths)
     assert trail.stats.lost == 0
-    assert "innermost" in json.dumps(written[20]["parameters"]), "what was sent is on record"
+    for record in written[20::22]:
+        assert "innermost" in json.dumps(record["parameters"]), "what was sent is on record"
     report = verify(tmp_path)
     assert report.ok, report.findings
 
@@ -83,15 +86,15 @@ def odd_values() -> Iterator[tuple[str, Any]]:
     yield "unspeakable name", {Unspeakable(): 1}
 
 
-@TRAILS
-@pytest.mark.parametrize(("name", "value"), list(odd_values()), ids=[name for name, _ in odd_values()])
-def test_an_odd_value_in_any_field_takes_no_neighbour_with_it(
-    tmp_path: Path, start: Any, name: str, value: Any
-) -> None:
-    if (name, start) == ("shared", apart):
-        pytest.skip("what is packed on the server's thread comes from JSON, where nothing is shared")
+# What is packed on the server's thread comes from JSON, where nothing is shared.
+IN_PROCESS = [name for name, _ in odd_values() if name != "shared"]
 
-    def odd(trail: AuditTrail, field: str) -> None:
+
+@pytest.mark.parametrize(
+    ("start", "names"), [*each_and_all(running, apart, IN_PROCESS), pytest.param(running, ["shared"], id="shared")]
+)
+def test_an_odd_value_in_any_field_takes_no_neighbour_with_it(tmp_path: Path, start: Any, names: list[str]) -> None:
+    def odd(trail: AuditTrail, field: str, value: Any) -> None:
         record = trail.open(CHAT, request_id=f"odd-{field}", body=value if field == "body" else b'{"prompt":"hi"}')
         if field in ("output", "usage", "error", "response_id", "finish_reason"):
             record.close("ok", http_status=200, **{field: value})
@@ -105,17 +108,21 @@ def test_an_odd_value_in_any_field_takes_no_neighbour_with_it(
 
     fields = ("body", "answer", "output", "usage", "error", "response_id", "finish_reason", "key_id", "model",
               "model_config", "adapter", "adapter_digest", "cache", "route", "experiment", "warnings", "timings_ms", "client",
-              "request_id", "endpoint")[: 3 if name == "shared" else None]  # fmt: skip
+              "request_id", "endpoint")[: 3 if names == ["shared"] else None]  # fmt: skip
+    values = dict(odd_values())
     with start(tmp_path, linger_s=0.2) as trail:
-        ask(trail, output="first")
-        for field in fields:
-            odd(trail, field)
-        ask(trail, output="last")
+        for name in names:
+            ask(trail, output="first")
+            for field in fields:
+                odd(trail, field, values[name])
+            ask(trail, output="last")
     assert trail.stats.lost == 0
     written = records(tmp_path)
-    assert len(written) == len(fields) + 2
-    assert (written[0]["output"], written[-1]["output"]) == ("first", "last")
-    assert sum(path.stat().st_size for path in files(tmp_path)) < 40_000_000
+    num_each = len(fields) + 2
+    assert len(written) == num_each * len(names)
+    assert [record["output"] for record in written[::num_each]] == ["first"] * len(names)
+    assert [record["output"] for record in written[num_each - 1 :: num_each]] == ["last"] * len(names)
+    assert sum(path.stat().st_size for path in files(tmp_path)) < 40_000_000 * len(names)
     report = verify(tmp_path)
     assert report.ok, report.findings
 

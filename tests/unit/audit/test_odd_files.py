@@ -276,15 +276,15 @@ def test_commands_over_records_pass_over_what_is_none(trail: Path, place: str, k
     assert tonle("query", trail).exit_code == 0  # with an index from before, then with a new one
     path = PLACES[place](trail)
     put_odd(path, kind)
+    assert tonle("query", trail, "--json").exit_code == 0
+    assert tonle("export", trail, "--format", "csv").exit_code == 0
+    tonle("show", trail, path.name)
+    assert tonle("head", trail).exit_code == 0
     for _ in range(2):
-        assert tonle("query", trail, "--json").exit_code == 0
         done = tonle("export", trail)
         assert done.exit_code == 0
         if place == "record":
             assert len(done.stdout.splitlines()) == 8
-        assert tonle("export", trail, "--format", "csv").exit_code == 0
-        tonle("show", trail, path.name)
-        assert tonle("head", trail).exit_code == 0
         assert tonle("reindex", trail).exit_code == 0
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.audit.test_hostile_records import deep_list
 from tests.unit.audit.test_writer_process import apart
-from tests.unit.audit.trails import CHAT, files, records, running
-from tonle.audit import Answer, BodySummary
+from tests.unit.audit.trails import CHAT, each_and_all, files, records, running
+from tonle.audit import Answer, AuditTrail, BodySummary
 from tonle.audit.redaction import Redactor
 from tonle.audit.verify import verify
 from tonle.protocol.answers import Choice
@@ -30,26 +30,34 @@ def on_disk(folder: Path) -> str:
     return text
 
 
-@TRAILS
-@pytest.mark.parametrize("field", ["model", "route", "warnings", "client", "request_id", "response_id", "error", "usage",
-                                   "cache", "experiment", "adapter", "model_config", "finish_reason", "key_id",
-                                   "output"])  # fmt: skip
-def test_every_field_is_masked(tmp_path: Path, start: Any, field: str) -> None:
+FIELDS = ("model", "route", "warnings", "client", "request_id", "response_id", "error", "usage", "cache", "experiment",
+          "adapter", "model_config", "finish_reason", "key_id", "output")  # fmt: skip
+
+
+def masked_field(trail: AuditTrail, tmp_path: Path, field: str) -> None:
     value: Any = {"route": {"why": MAIL, MAIL: 1}, "warnings": [f"{MAIL}: unknown field"], "usage": {"x": [MAIL]},
                   "error": {"message": f"there is no model '{MAIL}'"}, "cache": {"request_id": MAIL},
                   "experiment": {"arm": MAIL}, "model_config": {"root": MAIL}}.get(field, f"my {MAIL}")  # fmt: skip
+    asked = {field: value} if field in ("client", "request_id") else {}
+    record = trail.open(CHAT, body=b"{}", **asked)
+    closing = {field: value} if field in ("error", "usage", "response_id", "finish_reason", "output") else {}
+    if not asked and not closing:
+        record.note(**{field: value})
+    assert MAIL not in on_disk(tmp_path)
+    record.close("refused", http_status=404, **closing)
+    assert trail.flush()
+    assert MAIL not in on_disk(tmp_path)
+
+
+@pytest.mark.parametrize(("start", "fields"), each_and_all(running, apart, FIELDS))
+def test_every_field_is_masked(tmp_path: Path, start: Any, fields: list[str]) -> None:
     with start(tmp_path, redact=("email",)) as trail:
-        asked = {field: value} if field in ("client", "request_id") else {}
-        record = trail.open(CHAT, body=b"{}", **asked)
-        closing = {field: value} if field in ("error", "usage", "response_id", "finish_reason", "output") else {}
-        if not asked and not closing:
-            record.note(**{field: value})
-        assert MAIL not in on_disk(tmp_path)
-        record.close("refused", http_status=404, **closing)
-        assert trail.flush()
-        assert MAIL not in on_disk(tmp_path)
-    [written] = records(tmp_path)
-    assert "[email]" in json.dumps(written[field]) or field == "usage"
+        for field in fields:
+            masked_field(trail, tmp_path, field)
+    written = records(tmp_path)
+    assert len(written) == len(fields)
+    for field, record in zip(fields, written, strict=True):
+        assert "[email]" in json.dumps(record[field]) or field == "usage"
     assert verify(tmp_path).ok
 
 
@@ -72,28 +80,32 @@ BODIES = {
 }  # fmt: skip
 
 
-@TRAILS
-@pytest.mark.parametrize("name", BODIES)
-def test_escapes_of_json_are_masked_too(tmp_path: Path, start: Any, name: str) -> None:
+@pytest.mark.parametrize(("start", "names"), each_and_all(running, apart, BODIES))
+def test_escapes_of_json_are_masked_too(tmp_path: Path, start: Any, names: list[str]) -> None:
     with start(tmp_path, redact=("email",)) as trail:
-        trail.open(CHAT, body=BODIES[name].encode()).close("ok", http_status=200)
+        for name in names:
+            trail.open(CHAT, body=BODIES[name].encode()).close("ok", http_status=200)
     assert MAIL not in on_disk(tmp_path)
-    [record] = records(tmp_path)
-    assert "[email]" in json.dumps(record)
-    assert "could not be recorded" not in json.dumps(record)
+    written = records(tmp_path)
+    assert len(written) == len(names)
+    for record in written:
+        assert "[email]" in json.dumps(record)
+        assert "could not be recorded" not in json.dumps(record)
     assert verify(tmp_path).ok
 
 
-@TRAILS
-@pytest.mark.parametrize("depth", [100, 400, 499, 500, 600, 900])
-def test_no_depth_hides_a_prompt(tmp_path: Path, start: Any, depth: int) -> None:
+@pytest.mark.parametrize(("start", "depths"), each_and_all(running, apart, [100, 400, 499, 500, 600, 900]))
+def test_no_depth_hides_a_prompt(tmp_path: Path, start: Any, depths: list[int]) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "secret plan"}], "x": "@@"})
-    body = body.replace('"@@"', "[" * depth + "]" * depth)
     with start(tmp_path, redact=("email",)) as trail:
-        trail.open(CHAT, body=body.encode()).close("ok", http_status=200, output="answered")
-    [record] = records(tmp_path)
-    assert (record["user_input"], record["output"]) == ("secret plan", "answered")
-    assert record["warnings"] is None
+        for depth in depths:
+            deep = body.replace('"@@"', "[" * depth + "]" * depth)
+            trail.open(CHAT, body=deep.encode()).close("ok", http_status=200, output="answered")
+    written = records(tmp_path)
+    assert len(written) == len(depths)
+    for record in written:
+        assert (record["user_input"], record["output"]) == ("secret plan", "answered")
+        assert record["warnings"] is None
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-7"])

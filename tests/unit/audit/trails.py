@@ -9,9 +9,11 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tonle.audit import AuditOptions, AuditTrail
 from tonle.audit.audit_options import KEY_NAME
@@ -97,6 +99,12 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def each_and_all(thread: Any, process: Any, cases: Iterable[Any]) -> list[Any]:
+    """Parameters (start, cases): each case on a thread, and all of them together in a process, which takes long to start."""
+    found = list(cases)
+    return [pytest.param(thread, [case], id=f"{case}") for case in found] + [pytest.param(process, found, id="process")]
 
 
 def in_time(work: Callable[[], Any]) -> Any:

@@ -34,7 +34,7 @@ _TEXTS = st.lists(st.one_of(st.sampled_from(_PIECES), st.sampled_from(_WRITTEN),
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=_TEXTS, cuts=st.lists(st.integers(0, 400), max_size=8), is_open=st.booleans())
 def test_any_cut_reads_the_same(name: str, text: str, cuts: list[int], is_open: bool) -> None:
     chat_format = variant(name)
@@ -47,7 +47,7 @@ def test_any_cut_reads_the_same(name: str, text: str, cuts: list[int], is_open: 
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "gpt_oss"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=_TEXTS)
 def test_a_text_without_calls_is_content(name: str, text: str) -> None:
     others = [Tool("a_tool_that_is_not_called")]
@@ -62,7 +62,7 @@ _VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-new", "phi4", "gemma", "gpt_oss", "json"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(values=st.dictionaries(st.text(), _VALUES, max_size=4), size=st.integers(1, 9))
 def test_arguments_are_as_the_model_wrote_them(name: str, values: dict[str, object], size: int) -> None:
     text = variant(name).write_calls([("get_weather", values)])

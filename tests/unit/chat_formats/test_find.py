@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.unit.chat_formats.examples import TOOLS
@@ -51,7 +54,7 @@ def test_a_template_that_does_not_tell_of_tools_gets_a_system_prompt(template: s
     prompt = found.system_prompt(TOOLS)
     assert prompt is not None
     assert "get_weather" in prompt
-    assert found.write_calls([("NAME", {"ARGUMENT": "VALUE"})]) in prompt
+    assert found.write_calls([("get_weather", {"city": "..."})]) in prompt
     assert found.system_prompt([]) is None
 
 
@@ -69,6 +72,15 @@ def test_names_of_vllm() -> None:
         "openai": "gpt_oss",
     }
     assert {name: find_format("", name).name for name in expected} == expected
+
+
+def test_all_names_are_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for name in FORMATS:
+        (row,) = [row for row in rows if re.match(rf"\| `{name}`.*arguments|\| `{name}`.*whole", row)]
+        for alias in (alias for alias, meant in ALIASES.items() if meant == name):
+            assert f"`{alias}`" in row.split("|")[1]
 
 
 def test_a_name_that_is_not_known() -> None:

@@ -98,7 +98,7 @@ class TestCallsAlone:
     def test_what_is_taken_is_read_back_as_valid_calls(self, name: str) -> None:
         grammar = _must(name, _HARD)
         num_ended = 0
-        for seed in range(12):
+        for seed in range(8):
             text = _BYTES.walk(grammar, random.Random(seed))
             if text is None:
                 continue
@@ -109,7 +109,7 @@ class TestCallsAlone:
             assert parts[-1][0] == "call", text
             assert len(parts) <= MAX_CALLS or name == "gpt_oss"
             _check(_HARD, parts)
-        assert num_ended >= 6, "too few answers ended for this to show much"
+        assert num_ended >= 4, "too few answers ended for this to show much"
 
 
 @pytest.mark.parametrize("name", JSON_VARIANTS)
@@ -211,8 +211,9 @@ def test_objects_hold_what_their_schema_names() -> None:
     call = '{"name": "f", "arguments": %s}'
     assert _BYTES.accepts(grammar, call % "{}")
     assert not _BYTES.accepts(grammar, call % '{"town": "X"}')
-    allowed = _must("json", [Tool("f", parameters={**WEATHER, "required": [], "additionalProperties": True})])
-    assert _BYTES.accepts(allowed, call % '{"town": "X"}')
+    for more in ({"required": [], "additionalProperties": True}, {"required": ["town"]}):
+        allowed = _must("json", [Tool("f", parameters={**WEATHER, **more})])
+        assert _BYTES.accepts(allowed, call % '{"town": "X"}')
 
 
 def test_a_schema_that_cannot_be_bound_is_refused_by_the_grammar() -> None:

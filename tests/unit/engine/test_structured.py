@@ -19,9 +19,13 @@ from tonle.errors import InvalidRequest
 
 SCHEMA = {
     "type": "object",
-    "properties": {"ឈ្មោះ": {"type": "string", "maxLength": 4}, "n": {"type": "integer", "minimum": 1, "maximum": 99}, "ok": {"enum": [True, None]}},
+    "properties": {
+        "ឈ្មោះ": {"type": "string", "maxLength": 4},
+        "n": {"type": "integer", "minimum": 1, "maximum": 99},
+        "ok": {"enum": [True, None]},
+    },
     "required": ["ឈ្មោះ", "n", "ok"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +49,16 @@ class TestTheFront:
         assert all(request.config.structured is None for request in sent.requests)
         assert config.structured is not None, "the caller's own is left as it was"
 
-    @pytest.mark.parametrize(("fields", "param", "words"), [
-        ({"structured": StructuredOutput()}, "structured", "exactly one of"),
-        ({"structured": {"json": {}}}, "structured", "must be a StructuredOutput, not dict"),
-        ({"thinking": Thinking(start=[5])}, "thinking", "tokens that end it"),
-        ({"thinking": Thinking(end=[5], budget=-1)}, "thinking.budget", "at least 0"),
-        ({"thinking": Thinking(end=[10_000])}, "thinking", "0..9999"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("fields", "param", "words"),
+        [
+            ({"structured": StructuredOutput()}, "structured", "exactly one of"),
+            ({"structured": {"json": {}}}, "structured", "must be a StructuredOutput, not dict"),
+            ({"thinking": Thinking(start=[5])}, "thinking", "tokens that end it"),
+            ({"thinking": Thinking(end=[5], budget=-1)}, "thinking.budget", "at least 0"),
+            ({"thinking": Thinking(end=[10_000])}, "thinking", "0..9999"),
+        ],
+    )
     def test_mistakes_name_the_field(self, fields: dict[str, Any], param: str, words: str) -> None:
         with pytest.raises(InvalidRequest) as caught:
             Engine().front.submit([1, 2, 3], GenerationConfig(**fields))
@@ -92,9 +99,14 @@ class TestTheEngine:
             texts = asyncio.run(collect(ask(StructuredOutput(json=SCHEMA), **fields)))
             assert all(json.loads(text)["n"] in range(1, 100) for text in texts.values())
 
-    @pytest.mark.parametrize("structured", [
-        StructuredOutput(regex=r"[a-c]{3}-\d"), StructuredOutput(choice=["ខ្មែរ", "english"]), StructuredOutput(grammar='root ::= "a" [0-9]{2}'),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "structured",
+        [
+            StructuredOutput(regex=r"[a-c]{3}-\d"),
+            StructuredOutput(choice=["ខ្មែរ", "english"]),
+            StructuredOutput(grammar='root ::= "a" [0-9]{2}'),
+        ],
+    )
     def test_greedy_text_is_of_the_grammar_too(self, engine: InferenceEngine, structured: StructuredOutput) -> None:
         from tests.fakes.grammars import accepts
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 import time
 from collections import OrderedDict, deque
@@ -25,6 +24,7 @@ from tonle.engine.constraint import Compiled, Constraint
 from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
 from tonle.engine.grammar.matcher import GrammarConstraint, clean
+from tonle.engine.grammar.tenant_queue import Key, TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.grammar.vocabulary import make_vocabulary
 from tonle.engine.request import Request
@@ -40,8 +40,6 @@ _MAX_CACHED_BYTES = 8 << 20  # of their texts, which is a measure of the rest
 # taken as it is used.
 _STACK_BYTES = 512 << 20
 _SIDE_BY_SIDE = 4  # masks, from which on a pool of threads fills them sooner than the loop's own
-
-Key = tuple[bytes, str]  # whose, and the grammar: what one tenant has compiled tells others nothing
 
 
 def parser_limits() -> LLParserLimits:
@@ -76,11 +74,10 @@ class GrammarCompiler:
         self._cached_bytes = 0
         self._waiting: dict[Key, list[Request]] = {}  # each key once: identical grammars compile once
         self._ready: list[Compiled] = []
-        self._jobs: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
+        self._jobs = TenantQueue()
         self._finished: deque[_Done] = deque()
         num_threads = min((os.cpu_count() or 1) - 1, 8)
         self._pool = LLExecutor(num_threads) if num_threads > 1 else None
-        self._is_closed = False
         self._thread = _started(self._run)
 
     # -- on the loop's thread
@@ -100,6 +97,7 @@ class GrammarCompiler:
             self._jobs.put(key)
 
     def forget(self, handle: int) -> None:
+        """A grammar that is only asked for by those that are gone is compiled all the same, and kept."""
         self._ready = [compiled for compiled in self._ready if compiled.request.handle != handle]
         for requests in self._waiting.values():
             requests[:] = [request for request in requests if request.handle != handle]
@@ -130,8 +128,7 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Waits for what is being compiled, not for what comes after it."""
-        self._is_closed = True
-        self._jobs.put(None)
+        self._jobs.close()
         self._thread.join()
 
     def _compiled(self, request: Request, done: _Done) -> Compiled:
@@ -151,7 +148,7 @@ class GrammarCompiler:
 
     def _run(self) -> None:
         vocabulary, problem = self._vocabulary()
-        while (key := self._jobs.get()) is not None and not self._is_closed:
+        while (key := self._jobs.get()) is not None:
             if vocabulary is None:
                 self._finished.append(_Done(key, None, problem))
             else:

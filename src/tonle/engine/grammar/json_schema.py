@@ -84,8 +84,8 @@ def json_grammar(schema: dict[str, Any] | bool | str) -> str:
 
 
 def where_it_fails(grammar: str, error_of: Callable[[str], str], error: str) -> str | None:
-    """The JSON pointer of the smallest part of a schema that fails with the same error, which llguidance does not tell. `grammar`:
-    from `json_grammar`. None: it is no schema, or no part of it says the same alone."""
+    """The JSON pointer of the smallest part of a schema that fails with the same error, which llguidance does not tell.
+    `grammar`: from `json_grammar`. None: it is no schema, or no part of it says the same alone."""
     schema = msgspec.json.decode(grammar)["grammars"][0].get("json_schema") if grammar.startswith("{") else None
     if not isinstance(schema, dict):
         return None
@@ -173,10 +173,10 @@ def _check(path: str, part: dict[str, Any]) -> None:
     pattern = part.get("pattern")
     if isinstance(pattern, str) and (found := _LOOKS.search(pattern)):
         refuse(
-            f"the JSON schema has {found[0]!r} in the pattern at {path}; patterns may neither look ahead or behind nor refer back: "
-            "they are matched while the text is written"
+            f"the JSON schema has {found[0]!r} in the pattern at {path}; patterns may neither look ahead or behind "
+            "nor refer back: they are matched while the text is written"
         )
-    if pattern is None and kind in _NARROWED:
+    if pattern is None and isinstance(kind, str) and kind in _NARROWED:
         part["pattern"] = _NARROWED[part.pop("format")]
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:

@@ -30,8 +30,16 @@ def rungs(ladder: tuple[int, ...], most: int) -> list[int]:
 
 
 def max_tiles(tokens: int) -> int:
-    """Room for prefill tiles in a mixed graph: enough for a few prompts; a step of many short ones runs without."""
+    """Room for prefill tiles in a mixed graph: enough for a few prompts. Empty tiles cost time, too."""
     return tokens // 32 + 8
+
+
+_MANY_CHUNKS = 512  # up to so many tokens there are graphs of steps with many short chunks as well
+
+
+def many_tiles(tokens: int) -> int:
+    """Room for all chunks of a step: each has two tokens at least. Rows that a grammar makes jump forward have short ones."""
+    return tokens // 2
 
 
 class GraphSet:
@@ -42,13 +50,14 @@ class GraphSet:
         self._model = model
         self.decode: dict[int, torch.cuda.CUDAGraph] = {}
         self.mixed: dict[int, torch.cuda.CUDAGraph] = {}
+        self.chunks: dict[int, torch.cuda.CUDAGraph] = {}  # of mixed steps with more tiles
         self.head: dict[int, torch.cuda.CUDAGraph] = {}
         self.decode_rungs: list[int] = []
         self.mixed_rungs: list[int] = []
         self.head_rungs: list[int] = []
 
     def __len__(self) -> int:
-        return len(self.decode) + len(self.mixed) + len(self.head)
+        return len(self.decode) + len(self.mixed) + len(self.chunks) + len(self.head)
 
     def capture(self, pool: Any) -> None:
         model, sizes, adapted = self._model, self._model.sizes, self.adapted
@@ -62,6 +71,11 @@ class GraphSet:
                 lambda n=tokens: model.body(n, tiles=max_tiles(n), adapted=adapted),  # type: ignore[misc]
                 pool,
             )
+            if max_tiles(tokens) < many_tiles(tokens) and tokens <= _MANY_CHUNKS:
+                self.chunks[tokens] = _captured(
+                    lambda n=tokens: model.body(n, tiles=many_tiles(n), adapted=adapted),  # type: ignore[misc]
+                    pool,
+                )
         for samples in reversed(self.head_rungs):
             self.head[samples] = _captured(lambda n=samples: model.head(n, adapted=adapted), pool)  # type: ignore[misc]
 
@@ -100,10 +114,12 @@ class Graphs:
         """A mixed step up to the last layer's attention."""
         graphs = self._adapted if adapted else self._base
         rung = _smallest(graphs.mixed_rungs, num_tokens)
-        if rung is None or num_tiles > max_tiles(rung):
-            self._model.body(num_tokens, tiles=num_tiles, adapted=adapted)
-        else:
+        if rung is not None and num_tiles <= max_tiles(rung):
             graphs.mixed[rung].replay()
+        elif rung in graphs.chunks and num_tiles <= many_tiles(rung):
+            graphs.chunks[rung].replay()
+        else:
+            self._model.body(num_tokens, tiles=num_tiles, adapted=adapted)
 
     def head(self, num_samples: int, *, adapted: bool = False) -> None:
         """The rest of a mixed step, for the tokens that sample."""

@@ -16,6 +16,7 @@ from tests.fakes.grammars import BOMBS, ENDS, WORDS, deep, request, take_all
 from tonle.engine.grammar import compiler as module
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.grammar.grammar_text import grammar_text
+from tonle.engine.grammar.tenant_queue import TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.request import StructuredOutput, Thinking
 from tonle.engine.text import Text
@@ -91,6 +92,19 @@ class TestCache:
         assert error_of(compiler, ask[2]) == "" and not compiler._cache and compiler._cached_bytes == 0
 
 
+def test_many_of_one_tenant_do_not_hold_up_another() -> None:
+    jobs = TenantQueue()
+    for number in range(3):
+        jobs.put((b"a", str(number)))
+    jobs.put((b"b", "0"))
+    first = jobs.get()
+    jobs.put((b"c", "0"))
+    assert [first, *(jobs.get() for _ in range(4))] == [(b"a", "0"), (b"b", "0"), (b"a", "1"), (b"c", "0"), (b"a", "2")]
+    jobs.put((b"a", "x"))
+    jobs.close()
+    assert jobs.get() is None
+
+
 class TestRequests:
     def test_a_cancelled_one_is_not_taken(self, compiler: GrammarCompiler) -> None:
         for handle in (1, 2, 3):
@@ -132,19 +146,40 @@ class TestRequests:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize(("structured", "words"), [
-        (StructuredOutput(regex="(a"), "unclosed group"),
-        (StructuredOutput(grammar="start: missing"), 'unknown name: "missing"'),
-        (StructuredOutput(grammar="start: <|nothing|>"), "unknown special token"),
-        (StructuredOutput(json={"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "type": "object"}),
-         "at #/properties/a: oneOf is supported where no value can fit two"),
-        (StructuredOutput(json={"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 2}}, "required": ["a"]}),
-         "at #: Unsatisfiable schema: required property 'a' is unsatisfiable"),
-        (StructuredOutput(json={"$defs": {"x": {"type": "wrong"}}, "items": {"$ref": "#/$defs/x"}}), "Invalid type: wrong"),
-        (StructuredOutput(json={"$ref": "#/$defs/x"}), "Pointer '/$defs/x' does not exist"),
-        (StructuredOutput(json={"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}), "an answer would not end"),
-        (StructuredOutput(json={"$ref": "#"}), "cannot be used"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("structured", "words"),
+        [
+            (StructuredOutput(regex="(a"), "unclosed group"),
+            (StructuredOutput(grammar="start: missing"), 'unknown name: "missing"'),
+            (StructuredOutput(grammar="start: <|nothing|>"), "unknown special token"),
+            (
+                StructuredOutput(
+                    json={"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "type": "object"}
+                ),
+                "at #/properties/a: oneOf is supported where no value can fit two",
+            ),
+            (
+                StructuredOutput(
+                    json={
+                        "type": "object",
+                        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 2}},
+                        "required": ["a"],
+                    }
+                ),
+                "at #: Unsatisfiable schema: required property 'a' is unsatisfiable",
+            ),
+            (
+                StructuredOutput(json={"$defs": {"x": {"type": "wrong"}}, "items": {"$ref": "#/$defs/x"}}),
+                "Invalid type: wrong",
+            ),
+            (StructuredOutput(json={"$ref": "#/$defs/x"}), "Pointer '/$defs/x' does not exist"),
+            (
+                StructuredOutput(json={"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+                "an answer would not end",
+            ),
+            (StructuredOutput(json={"$ref": "#"}), "cannot be used"),
+        ],
+    )
     def test_they_are_told_in_words(self, compiler: GrammarCompiler, structured: StructuredOutput, words: str) -> None:
         error = error_of(compiler, grammar_text(structured))
         assert words in error and "<non-verbose" not in error

@@ -31,23 +31,51 @@ def new(**format_: Any) -> StructuredOutput:
 
 
 CASES: list[tuple[StructuredOutput, list[str], list[str]]] = [
-    (StructuredOutput(structural_tag=OLD),
-     ["any text", "", 'so <fn=add>{"a": 5}</fn> and <fn=ask>"y"</fn>', "a < b <f"],
-     ["<fn=", '<fn=no>{"a": 5}</fn>', '<fn=add>{"a": "x"}</fn>', '<fn=add>{"a": 5}']),
-    (new(type="triggered_tags", triggers=["<a"], tags=TAGS), ["x <a>12</a> y <ab>true</ab>", "none"], ["<a>1</a>", "<ax>"]),
+    (
+        StructuredOutput(structural_tag=OLD),
+        ["any text", "", 'so <fn=add>{"a": 5}</fn> and <fn=ask>"y"</fn>', "a < b <f"],
+        ["<fn=", '<fn=no>{"a": 5}</fn>', '<fn=add>{"a": "x"}</fn>', '<fn=add>{"a": 5}'],
+    ),
+    (
+        new(type="triggered_tags", triggers=["<a"], tags=TAGS),
+        ["x <a>12</a> y <ab>true</ab>", "none"],
+        ["<a>1</a>", "<ax>"],
+    ),
     (new(type="triggered_tags", triggers=["<a"], tags=TAGS, at_least_one=True), ["x <a>12</a> y"], ["none"]),
-    (new(type="triggered_tags", triggers=["<a"], tags=TAGS, at_least_one=True, stop_after_first=True), ["x <a>12</a>"],
-     ["none", "<a>12</a> y"]),
-    (new(type="tags_with_separator", tags=TAGS, separator=", "), ["", "<a>12</a>", "<a>12</a>, <ab>true</ab>"], ["<a>12</a>;", "x"]),
-    (new(type="tags_with_separator", tags=TAGS, separator=", ", at_least_one=True, stop_after_first=True), ["<a>12</a>"],
-     ["", "<a>12</a>, <a>12</a>"]),
-    (new(type="sequence", elements=[
-        {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}, {"type": "const_string", "value": " so "},
-        {"type": "or", "elements": [BOOL, DIGITS]}]),
-     ["<t>why < not\n</t> so true", "<t></t> so 12"], ["<t>x so true", "<t>x</t> so no", "so true"]),
+    (
+        new(type="triggered_tags", triggers=["<a"], tags=TAGS, at_least_one=True, stop_after_first=True),
+        ["x <a>12</a>"],
+        ["none", "<a>12</a> y"],
+    ),
+    (
+        new(type="tags_with_separator", tags=TAGS, separator=", "),
+        ["", "<a>12</a>", "<a>12</a>, <ab>true</ab>"],
+        ["<a>12</a>;", "x"],
+    ),
+    (
+        new(type="tags_with_separator", tags=TAGS, separator=", ", at_least_one=True, stop_after_first=True),
+        ["<a>12</a>"],
+        ["", "<a>12</a>, <a>12</a>"],
+    ),
+    (
+        new(
+            type="sequence",
+            elements=[
+                {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+                {"type": "const_string", "value": " so "},
+                {"type": "or", "elements": [BOOL, DIGITS]},
+            ],
+        ),
+        ["<t>why < not\n</t> so true", "<t></t> so 12"],
+        ["<t>x so true", "<t>x</t> so no", "so true"],
+    ),
     (new(type="tag", begin="", content=BOOL, end=""), ["true"], ["tru"]),
-    (new(type="sequence", elements=[{"type": "const_string", "value": "A: "}, {"type": "any_text"}]), ["A: ", "A: b\nc"], ["B"]),
-]  # fmt: skip
+    (
+        new(type="sequence", elements=[{"type": "const_string", "value": "A: "}, {"type": "any_text"}]),
+        ["A: ", "A: b\nc"],
+        ["B"],
+    ),
+]
 
 
 @pytest.mark.parametrize(("structured", "good", "bad"), CASES)
@@ -68,20 +96,32 @@ def test_a_special_token_in_a_tag_is_the_token() -> None:
     assert text().decode(constraint.forced(9)) == "!" and constraint.is_complete
 
 
-@pytest.mark.parametrize(("tag", "words"), [
-    ({}, "`format`, or `structures` and `triggers`"),
-    ({"format": {"type": "qwen_xml_parameter"}}, "format of structural_tag has type 'qwen_xml_parameter', which is not supported"),
-    ({"format": 5}, "format must be an object with a `type`"),
-    ({"structures": []}, "a list `structures` that is not empty"),
-    ({"structures": [1], "triggers": ["<"]}, "structures[0] of structural_tag must be an object"),
-    ({"structures": [{"begin": "<a>", "end": ""}]}, "a list `triggers`"),
-    ({"structures": [{"begin": "<a>", "end": ""}], "triggers": ["<b"]}, "begins with '<a>', and no trigger does"),
-    ({"structures": [{"begin": "<a>", "end": "", "schema": {"not": {}}}], "triggers": ["<"]}, "'not' at #"),
-    ({"format": {"type": "sequence", "elements": [{"type": "any_text"}, BOOL]}}, "elements[0] of structural_tag is any_text, which must"),
-    ({"format": {"type": "tag", "begin": "a", "content": BOOL, "end": ["b", "c"]}}, "one string as its `end`"),
-    ({"format": {"type": "const_string"}}, "a string `value`"),
-    ({"format": {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, "excludes": ["x"]}}, "`excludes`, which is not"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tag", "words"),
+    [
+        ({}, "`format`, or `structures` and `triggers`"),
+        (
+            {"format": {"type": "qwen_xml_parameter"}},
+            "format of structural_tag has type 'qwen_xml_parameter', which is not supported",
+        ),
+        ({"format": 5}, "format must be an object with a `type`"),
+        ({"structures": []}, "a list `structures` that is not empty"),
+        ({"structures": [1], "triggers": ["<"]}, "structures[0] of structural_tag must be an object"),
+        ({"structures": [{"begin": "<a>", "end": ""}]}, "a list `triggers`"),
+        ({"structures": [{"begin": "<a>", "end": ""}], "triggers": ["<b"]}, "begins with '<a>', and no trigger does"),
+        ({"structures": [{"begin": "<a>", "end": "", "schema": {"not": {}}}], "triggers": ["<"]}, "'not' at #"),
+        (
+            {"format": {"type": "sequence", "elements": [{"type": "any_text"}, BOOL]}},
+            "elements[0] of structural_tag is any_text, which must",
+        ),
+        ({"format": {"type": "tag", "begin": "a", "content": BOOL, "end": ["b", "c"]}}, "one string as its `end`"),
+        ({"format": {"type": "const_string"}}, "a string `value`"),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, "excludes": ["x"]}},
+            "`excludes`, which is not",
+        ),
+    ],
+)
 def test_what_cannot_be_mapped_is_refused_by_name(tag: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         grammar_text(StructuredOutput(structural_tag=tag))
