@@ -106,7 +106,7 @@ def test_jumps_lag_and_graphs_change_nothing(
     limits = driver.loop._scheduler.limits
     outputs = []
     for min_forced in (1, 99):
-        driver.loop._scheduler.limits = replace(limits, min_forced=min_forced, rows_per_forced=0)
+        driver.loop._scheduler.limits = replace(limits, min_forced=min_forced)
         outputs.append(ask(driver, case, [config] * COUNT, bound)[1])
     driver.loop._scheduler.limits = limits
     monkeypatch.setattr(
