@@ -30,7 +30,7 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.grammar.vocabulary import make_vocabulary
 from tonle.engine.inference_engine import InferenceEngine
 from tonle.engine.text import load_text
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource, resolve
 
 PARTS = ("masks", "speed", "validity")
 
@@ -43,13 +43,21 @@ def main() -> int:
         _masks(cases, args)
         parts.remove("masks")
     if parts:
-        with tempfile.TemporaryDirectory() as folder, _engine(args, Path(folder)) as engine:
+        with tempfile.TemporaryDirectory() as folder:
+            source, config = _model(args, Path(folder))
             if "speed" in parts:
-                asyncio.run(measure_speed(engine, cases, users=args.users, bound=args.bound, seconds=args.seconds))
+                crowd = {"users": args.users, "bound": args.bound, "seconds": args.seconds}
+                asyncio.run(measure_speed(source, config, cases, **crowd))
             if "validity" in parts:
-                print(f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1", flush=True)
-                alone = min(args.alone, args.generations)
-                good = show(asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users)))
+                with InferenceEngine(source.path, None, config) as engine:
+                    print(
+                        f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1",
+                        flush=True,
+                    )
+                    alone = min(args.alone, args.generations)
+                    good = show(
+                        asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users))
+                    )
     return 0 if good else 1
 
 
@@ -70,13 +78,14 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _engine(args: argparse.Namespace, folder: Path) -> InferenceEngine:
+def _model(args: argparse.Namespace, folder: Path) -> tuple[ModelSource, EngineConfig]:
     config = EngineConfig(max_batch_size=max(args.users, 8), max_sequence_length=1024)
     if args.shape is None:
-        return InferenceEngine(args.model, None, config)
+        return resolve(args.model), config
     shape = SHAPES[args.shape]
-    tokenizer = synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"])
-    return InferenceEngine(write_config(args.shape, folder), tokenizer, replace(config, load_format="random"))
+    path = write_config(args.shape, folder)
+    synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"]).save(str(path / "tokenizer.json"))
+    return ModelSource("folder", path, args.shape), replace(config, load_format="random")
 
 
 def _masks(cases: Sequence[Case], args: argparse.Namespace) -> None:
