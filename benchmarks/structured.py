@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="a path or hub name; the default model")
     parser.add_argument("--shape", default=None, choices=sorted(SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json for --shape; one is made up if left out")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--generations", type=int, default=2000)
@@ -84,7 +86,10 @@ def _model(args: argparse.Namespace, folder: Path) -> tuple[ModelSource, EngineC
         return resolve(args.model), config
     shape = SHAPES[args.shape]
     path = write_config(args.shape, folder)
-    synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"]).save(str(path / "tokenizer.json"))
+    if args.tokenizer is not None:
+        shutil.copyfile(args.tokenizer, path / "tokenizer.json")
+    else:
+        synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"]).save(str(path / "tokenizer.json"))
     return ModelSource("folder", path, args.shape), replace(config, load_format="random")
 
 
