@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.schemas import Case, make_cases
@@ -48,8 +49,11 @@ def main() -> int:
                 asyncio.run(measure_speed(engine, cases, users=args.users, bound=args.bound, seconds=args.seconds))
             if "validity" in parts:
                 print(f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1", flush=True)
+                log = partial(print, file=sys.stderr, flush=True)
                 alone = min(args.alone, args.generations)
-                good = show(asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users)))
+                good = show(
+                    asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users, log=log))
+                )
     return 0 if good else 1
 
 
