@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.schemas import Case, make_cases
@@ -51,15 +52,15 @@ def main() -> int:
                 asyncio.run(measure_speed(source, config, cases, **crowd))
             if "validity" in parts:
                 with InferenceEngine(source.path, None, config) as engine:
-                    print(
-                        f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1",
-                        flush=True,
-                    )
-                    alone = min(args.alone, args.generations)
-                    good = show(
-                        asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users))
-                    )
+                    good = _validate(engine, cases, args)
     return 0 if good else 1
+
+
+def _validate(engine: InferenceEngine, cases: Sequence[Case], args: argparse.Namespace) -> bool:
+    print(f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1", flush=True)
+    log = partial(print, file=sys.stderr, flush=True)
+    alone = min(args.alone, args.generations)
+    return show(asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users, log=log)))
 
 
 def _arguments() -> argparse.Namespace:
