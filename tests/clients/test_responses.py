@@ -108,13 +108,3 @@ def test_errors_of_the_model_speak_of_this_apis_fields(client: openai.OpenAI, pl
     with pytest.raises(openai.BadRequestError) as long:
         client.responses.create(**asked(place, input="word " * 40000))
     assert long.value.code == "context_length_exceeded"
-
-
-def test_a_conversation_that_is_too_long_loses_its_oldest_turns(client: openai.OpenAI, place: Place) -> None:
-    turns: Any = [{"role": role, "content": "word " * 1400} for _ in range(4) for role in ("user", "assistant")]
-    turns.append({"role": "user", "content": "Hello!"})
-    with pytest.raises(openai.BadRequestError, match="context"):
-        client.responses.create(**asked(place, input=turns, max_output_tokens=4))
-    cut = client.responses.create(**asked(place, input=turns, truncation="auto", max_output_tokens=4))
-    assert cut.usage is not None and 1400 < cut.usage.input_tokens < 8192
-    assert "oldest messages left out" in cut.to_dict()["warnings"][0]["message"]  # type: ignore[index]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tonle import __version__
+from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, UnknownModel
 from tonle.gateway.apis.ollama.call import served_name
@@ -20,7 +21,7 @@ from tonle.gateway.services import Services
 from tonle.protocol.errors import ErrorReply
 from tonle.protocol.openai import ErrorBody, ErrorDetail
 from tonle.protocol.parse import parse
-from tonle.protocol.replies import ModelEntry
+from tonle.protocol.replies import ModelEntry, read_models
 
 API_VERSION = "0.13.0"  # of Ollama, whose API this is: clients ask for a lowest one
 RUNNING = b"Ollama is running"  # what clients look for
@@ -46,10 +47,19 @@ class OllamaPages:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def _models(self, exchange: Exchange) -> dict[str, ModelEntry]:
+    async def _models(self, exchange: Exchange) -> dict[str, ModelEntry]:
         """Those the key may use."""
         models = self._services.router.public_models()
+        if self._services.is_local:
+            models = {**models, **await self._told_by_engine()}
         return {name: entry for name, entry in models.items() if exchange.key.may_use(name)}
+
+    async def _told_by_engine(self) -> dict[str, ModelEntry]:
+        """With the length of the context, which is not known before the model is loaded; until then, none."""
+        (backend,) = self._services.pool.backends
+        answer = BufferedReply()
+        await backend.send("GET", "/v1/models", b"", {}, answer, first_s=backend.timeout_s)
+        return {entry.id: entry for entry in read_models(answer.body)} if answer.status == 200 else {}
 
     async def root(self, exchange: Exchange) -> None:
         text = RUNNING
@@ -62,13 +72,13 @@ class OllamaPages:
         exchange.reply(msgspec.json.encode({"version": API_VERSION, "tonle": __version__}))
 
     async def tags(self, exchange: Exchange) -> None:
-        models = [_listed(name, entry) for name, entry in self._models(exchange).items()]
+        models = [_listed(name, entry) for name, entry in (await self._models(exchange)).items()]
         exchange.reply(msgspec.json.encode({"models": models}))
 
     async def running(self, exchange: Exchange) -> None:
         models = [
             {**_listed(name, entry), "expires_at": NEVER, "size_vram": 0, "context_length": entry.max_model_len or 0}
-            for name, entry in self._models(exchange).items()
+            for name, entry in (await self._models(exchange)).items()
         ]
         exchange.reply(msgspec.json.encode({"models": models}))
 
@@ -77,7 +87,7 @@ class OllamaPages:
         asked = request.model or request.name
         if not asked:
             raise InvalidRequest("model is missing", param="model")
-        models = self._models(exchange)
+        models = await self._models(exchange)
         entry = models.get(served_name(asked, models))
         if entry is None:
             raise UnknownModel(f"there is no model {asked!r} for this key; GET /api/tags lists those there are")
