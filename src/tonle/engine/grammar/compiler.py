@@ -80,7 +80,9 @@ class GrammarCompiler:
         self._finished: deque[_Done] = deque()
         num_threads = min((os.cpu_count() or 1) - 1, 8)
         self._pool = LLExecutor(num_threads) if num_threads > 1 else None
-        self._filler = MaskFiller(self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS))
+        self._filler = MaskFiller(
+            self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS), self._fill_now
+        )
         self._thread = _started(self._run)
 
     # -- on the loop's thread

@@ -55,7 +55,7 @@ class CudaRunner(Runner):
         self._net = model
         self._packer = packer
         self._row_sampling = row_sampling
-        self._bound_rows = BoundRows(model, row_sampling)
+        self._bound_rows = BoundRows(model, row_sampling, capture=graphs.num_graphs > 0)
         self._graphs = graphs
         self._prompts: dict[int, DescribedPrompt] = {}
         self._pools = RowPools()

@@ -65,19 +65,19 @@ class GraphSet:
         self.mixed_rungs = rungs(_MIXED, sizes.max_tokens)
         self.head_rungs = rungs(_HEAD, sizes.max_rows)
         for rows in reversed(self.decode_rungs):
-            self.decode[rows] = _captured(lambda n=rows: model.decode(n, adapted=adapted), pool)  # type: ignore[misc]
+            self.decode[rows] = captured(lambda n=rows: model.decode(n, adapted=adapted), pool)  # type: ignore[misc]
         for tokens in reversed(self.mixed_rungs):
-            self.mixed[tokens] = _captured(
+            self.mixed[tokens] = captured(
                 lambda n=tokens: model.body(n, tiles=max_tiles(n), adapted=adapted),  # type: ignore[misc]
                 pool,
             )
             if max_tiles(tokens) < many_tiles(tokens) and tokens <= _MANY_CHUNKS:
-                self.chunks[tokens] = _captured(
+                self.chunks[tokens] = captured(
                     lambda n=tokens: model.body(n, tiles=many_tiles(n), adapted=adapted),  # type: ignore[misc]
                     pool,
                 )
         for samples in reversed(self.head_rungs):
-            self.head[samples] = _captured(lambda n=samples: model.head(n, adapted=adapted), pool)  # type: ignore[misc]
+            self.head[samples] = captured(lambda n=samples: model.head(n, adapted=adapted), pool)  # type: ignore[misc]
 
 
 class Graphs:
@@ -154,7 +154,7 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     work()  # loads kernels and lets cuBLAS make its choices
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):

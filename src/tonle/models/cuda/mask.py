@@ -24,6 +24,19 @@ def _mask(PLACES, MASK_ROWS, WORDS, LOGITS, OUT, V: tl.constexpr, BLOCK: tl.cons
     tl.store(OUT + n.to(tl.int64) * V + v, x, mask=v < V)
 
 
+@triton.jit
+def _put(COUNT, PLACES, DRAWN, SAMPLED, ROWS: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
+    n = tl.arange(0, ROWS)
+    real = n < tl.load(COUNT)
+    tl.store(SAMPLED + tl.load(PLACES + n, mask=real, other=0), tl.load(DRAWN + n, mask=real, other=0), mask=real)
+
+
+def put_drawn(count: torch.Tensor, places: torch.Tensor, drawn: torch.Tensor, sampled: torch.Tensor) -> None:
+    """sampled[places[i]] = drawn[i] for the first `count[0]`. places (n,) int64, n a power of two; the others int32."""
+    launch(_put, (1,), count, places, drawn, sampled, len(places), num_warps=1)
+
+
 def mask_logits(
     places: torch.Tensor, mask_rows: torch.Tensor, words: torch.Tensor, logits: torch.Tensor, out: torch.Tensor
 ) -> None:

@@ -42,14 +42,18 @@ class Slow:
 
 @pytest.fixture
 def filler():
-    filler = MaskFiller(WORDS, 2)
+    filler = MaskFiller(WORDS, 3, lambda all, masks: [each.fill(mask) for each, mask in zip(all, masks, strict=True)])
     yield filler
     filler.close()
 
 
 def test_a_slow_mask_is_late_and_others_are_not(filler: MaskFiller) -> None:
-    slow, quick, free = Slow(7, is_open=False), Slow(5), Slow(0)
+    slow, quick, free = Slow(7), Slow(5, is_open=False), Slow(0)
     masks = np.zeros((3, WORDS), np.int32)
+    assert filler.fill([slow, quick, free], masks, 0.0) == [None, None, None], "one job, which one of them holds up"
+    quick.gate.set()
+    assert filler.fill([slow, quick, free], masks, None) == [True, True, False]
+    slow.gate.clear()  # they are jobs of their own now
     found: list[bool | None] = [None, None, None]
     for _ in range(200):  # the quick ones are done soon
         found = filler.fill([slow, quick, free], masks, 0.05)
@@ -59,7 +63,7 @@ def test_a_slow_mask_is_late_and_others_are_not(filler: MaskFiller) -> None:
     assert filler.is_late(slow) and filler.holds(slow)
     slow.gate.set()
     assert filler.fill([slow], masks[:1], None) == [True]
-    assert masks[0].tolist() == [7] * WORDS and slow.num_filled == 1, "it is not filled twice"
+    assert masks[0].tolist() == [7] * WORDS and slow.num_filled == 2, "it is not filled twice"
     assert not filler.is_late(slow) and not filler.holds(slow)
 
 

@@ -175,7 +175,7 @@ def test_a_slot_is_filled_again_between_two_steps(monkeypatch: pytest.MonkeyPatc
 
 def test_padded_as_graphs_pad_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph would replay is run instead, at the size it would have been captured with; long residuals by tiles."""
-    monkeypatch.setattr(graphs, "_captured", lambda work, pool: SimpleNamespace(replay=work))
+    monkeypatch.setattr(graphs, "captured", lambda work, pool: SimpleNamespace(replay=work))
     monkeypatch.setattr(lora, "FEW_NUMBERS", 4 * 16)  # more than four tokens are many
     for name in ("graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

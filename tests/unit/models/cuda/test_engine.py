@@ -60,7 +60,7 @@ def test_mixed_steps(family: str) -> None:
 
 def test_steps_padded_as_graphs_pad_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph would replay is run instead, at the size it would have been captured with."""
-    monkeypatch.setattr(graphs, "_captured", lambda work, pool: SimpleNamespace(replay=work))
+    monkeypatch.setattr(graphs, "captured", lambda work, pool: SimpleNamespace(replay=work))
     for name in ("graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(build_module, "_cuda_machine", cuda_machine)
@@ -87,7 +87,7 @@ def test_nothing_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) 
         under_way[0] = False
         return SimpleNamespace(replay=work)
 
-    monkeypatch.setattr(graphs, "_captured", captured)
+    monkeypatch.setattr(graphs, "captured", captured)
     for name in ("graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(build_module, "_cuda_machine", cuda_machine)
