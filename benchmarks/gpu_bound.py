@@ -114,7 +114,7 @@ class Bench:
 
     def run(self, rows: int, bound: int, forced: int, least: int) -> Outcome:
         scheduler = self.loop._scheduler
-        scheduler.limits = replace(scheduler.limits, min_forced=least, rows_per_forced=0)
+        scheduler.limits = replace(scheduler.limits, min_forced=least)
         self.loop._compiler = Compiler(self._vocab_size, 4, forced)
         self._ended.clear()
         config = ResolvedConfig(max_length=NEW, do_sample=False, early_stopping=False)

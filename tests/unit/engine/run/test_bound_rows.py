@@ -20,7 +20,7 @@ VOCAB = MODEL.config.vocab_size
 NEW = 16
 PLAIN = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
 PENALTIES = GenerationConfig(max_length=NEW, seed=3, temperature=0.9, top_p=0.9, early_stopping=False, repetition_penalty=1.3,
-                             presence_penalty=0.5, frequency_penalty=0.2, logit_bias={9: 1.5}, min_tokens=3)  # fmt: skip
+                             presence_penalty=0.5, frequency_penalty=2.0, logit_bias={40: 6.0, 42: 5.0}, min_tokens=3)  # fmt: skip
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9] * 20, [11, 12]]
 EVEN = frozenset(range(0, VOCAB, 2))
 RUN = [40, 41, 40, 42, 40]  # tokens that are forced
