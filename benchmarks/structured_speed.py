@@ -54,7 +54,8 @@ async def _users(front: Front, cases: Sequence[Case], free: int, bound: int, sec
         while time.monotonic() < until_s:
             seed = next(seeds)
             made = _bound(front, cases[seed % len(cases)], seed) if is_bound else _free(front, seed)
-            counts[is_bound] += await made
+            num_tokens = await made  # first: others count meanwhile
+            counts[is_bound] += num_tokens
 
     began = time.monotonic()
     await asyncio.gather(*(user(number < bound) for number in range(free + bound)))
