@@ -107,8 +107,8 @@ class Document(Struct, kw_only=True):
 
 class ScoreRequest(ScoringFields, kw_only=True):
     other_fields: ClassVar = ScoringFields.other_fields._replace(
-        refused=ScoringFields.other_fields.refused
-        | {
+        refused={
+            **ScoringFields.other_fields.refused,
             **dict.fromkeys(("data_1", "query"), Refusal("use text_1")),
             **dict.fromkeys(("data_2", "items"), Refusal("use text_2")),
         }
