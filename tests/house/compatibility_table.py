@@ -5,6 +5,7 @@ python -m tests.house.compatibility_table     # writes them into the page
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ _NOT_CACHED = ("/tokenize", "/detokenize")
 Row = tuple[str, str]  # what becomes of a field, and a line about it
 
 
+@functools.cache
 def rows(path: str) -> dict[str, Row]:
     """Of each field at `path`. Those honoured come first, as the docs page has them."""
     request = REQUESTS[path]
