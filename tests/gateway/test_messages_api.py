@@ -209,15 +209,15 @@ def test_answers_come_from_the_cache_and_unknown_fields_are_told(tmp_path: Path)
     async def main() -> None:
         backend = ScriptedChat("m")
         async with running_gateway(tmp_path, backend) as place:
-            first = await _create(place, temperature=0, container="c", cache_control={"type": "ephemeral"})
-            assert [warning["param"] for warning in first["warnings"]] == ["container"]
-            again = await _create(place, temperature=0, container="c")
+            first = await _create(place, temperature=0, speed="fast", cache_control={"type": "ephemeral"})
+            assert [warning["param"] for warning in first["warnings"]] == ["speed"]
+            again = await _create(place, temperature=0, speed="fast")
             assert again == first | {"id": again["id"]} and len(backend.requests) == 1
             chat = await place.ask("What is the capital?", temperature=0.0, max_tokens=50)
             assert chat.headers["x-cache"] == "hit"  # the same chat request
-            reply = await place.client.post(PATH, json={**ASK, "temperature": 0, "stream": True, "container": "c"},
+            reply = await place.client.post(PATH, json={**ASK, "temperature": 0, "stream": True, "speed": "fast"},
                                             headers={"x-api-key": KEY})  # fmt: skip
             start = events_of(reply.text)[0][1]["message"]
-            assert start["warnings"] == first["warnings"] and reply.headers["x-tonle-warnings"] == "1; container"
+            assert start["warnings"] == first["warnings"] and reply.headers["x-tonle-warnings"] == "1; speed"
 
     run(main())

@@ -54,6 +54,7 @@ _NO_SPECULATION = "speculative decoding is not available in this version"
 _NO_REQUEST_LOG = "prompts and parameters are not logged. Use --audit-dir DIR to record every request"
 _OWN_TOKENIZER = "the tokenizer is read from the model's own files; put the other one into the model's folder"
 _REVISION = "fetch that revision yourself (hf download NAME --revision REV --local-dir DIR) and serve the folder"
+_TASKS = "every model generates text, and gives embeddings and scores; leave it out"
 _METHODS = "every method and header of the API is allowed for the origins in --cors-origins"
 _COMPILED = "there is no compilation to configure; CUDA graphs and kernels are made for the model at the start"
 
@@ -87,8 +88,8 @@ _TABLE = (
     VllmFlag("fully_sharded_loras", switch=True, anyway=("false",), refusal=_ONE_GPU),
     VllmFlag("tokenizer_mode", anyway=("auto",), refusal=_OWN_TOKENIZER),
     VllmFlag("config_format", anyway=("auto", "hf"), refusal="models are read from config.json or a GGUF file"),
-    VllmFlag("runner", anyway=("auto", "generate"), refusal="only models that generate text are served"),
-    VllmFlag("task", anyway=("auto", "generate"), refusal="only models that generate text are served"),
+    VllmFlag("runner", anyway=("auto", "generate", "pooling"), refusal=_TASKS),
+    VllmFlag("task", anyway=("auto", "generate", "embed", "embedding", "score"), refusal=_TASKS),
     VllmFlag("response_role", anyway=("assistant",), refusal="answers always have the role assistant"),
     VllmFlag("allowed_methods", anyway=('["*"]',), refusal=_METHODS),
     VllmFlag("allowed_headers", anyway=('["*"]',), refusal=_METHODS),

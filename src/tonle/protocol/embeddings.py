@@ -7,12 +7,13 @@ Does: name every field we act on, with OpenAI's names, vLLM's, Jina's and Cohere
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from tonle.protocol.field_types import Integer, about
+from tonle.protocol.fields import OtherFields, Refusal
 from tonle.protocol.openai import FieldWarning, Message, PromptTokensDetails
 
 # The same endpoint under the names that vLLM, Jina and Cohere have for it.
@@ -22,6 +23,9 @@ RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 Method = Literal["likelihood", "yes_no"]
 
 # -- requests
+
+_PADDING = {"padding": "has no effect: inputs are not padded"}
+_INSTRUCTION = Refusal("put the instruction that the model was trained with before the text")
 
 
 class PoolingFields(Struct, kw_only=True):
@@ -34,6 +38,14 @@ class PoolingFields(Struct, kw_only=True):
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        refused={
+            "continue_final_message": Refusal("a conversation is embedded as it is", (False,)),
+            **dict.fromkeys(("input_type", "instruction", "task"), _INSTRUCTION),
+            "embedding_types": Refusal("use encoding_format", (["float"],)),
+        },
+        no_effect=_PADDING,
+    )
     input: Annotated[
         str | list[str | Integer | list[Integer]] | None,
         about("Text, token ids, or a list of up to 2048 of either: one embedding for each."),
@@ -67,6 +79,21 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
 class ScoringFields(PoolingFields, kw_only=True):
     """What scores and rankings share."""
 
+    other_fields: ClassVar = OtherFields(
+        refused={
+            "instruction": Refusal("put it into the query"),
+            "max_tokens_per_query": Refusal("queries are used whole"),
+            "truncate_prompt_tokens": Refusal("use max_tokens_per_doc"),
+            "truncation_side": Refusal("max_tokens_per_doc keeps the beginning of a document", ("right",)),
+            "use_activation": Refusal("scores are always 0 to 1", (True,)),
+            "add_special_tokens": Refusal("the server writes the prompts", (True,)),
+            "chat_template_kwargs": Refusal("scores do not use the chat template", ({},)),
+            "chat_template": Refusal("scores do not use the chat template"),
+            **dict.fromkeys(("apply_softmax", "item_first", "label_token_ids"), Refusal("use method: yes_no")),
+        },
+        no_effect=_PADDING,
+    )
+
     method: Annotated[
         Method | None,
         about("likelihood: of the query, given the document (default). yes_no: the model is asked whether it fits."),
@@ -79,6 +106,13 @@ class Document(Struct, kw_only=True):
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
+    other_fields: ClassVar = ScoringFields.other_fields._replace(
+        refused={
+            **ScoringFields.other_fields.refused,
+            **dict.fromkeys(("data_1", "query"), Refusal("use text_1")),
+            **dict.fromkeys(("data_2", "items"), Refusal("use text_2")),
+        }
+    )
     text_1: Annotated[str | list[str] | None, about("The query, or one for each document. Also named queries.")] = None
     text_2: Annotated[str | list[str] | None, about("The document or documents. Also named documents.")] = None
     queries: Annotated[str | list[str] | None, about("Another name for text_1.")] = None

@@ -2,7 +2,7 @@
 
 Does: find fields that no server has, most often misspelled ones; the gateway warns about them. Does not: say which server
 acts on which field (a Tonle replica does, see `parse.py` and `fields.py`).
-The names are those of OpenAI's reference and of vLLM 0.32; a newer name only costs a warning.
+The names are those of OpenAI's reference, of vLLM 0.32 and of SGLang; a newer name only costs a warning.
 """
 
 from __future__ import annotations
@@ -11,43 +11,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingRequest, RerankRequest, ScoreRequest
-from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, REFUSED, STRIPPED
+from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, REFUSED, STRIPPED, OtherFields
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tonle.protocol.structured_fields import StructuredFields
 
-# At every generating endpoint of some server.
-_GENERATING = (
-    "custom_params mm_payload repetition_detection return_mm_kwargs return_prompt_text return_token_offsets "
-    "routed_experts_prompt_start session_id stream_interval vllm_xargs "
-    "watermarking"
-)
 _POOLING = (
-    "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id "
+    "add_special_tokens chat_template_kwargs mm_processor_kwargs model padding priority request_id rid "
     "truncate_prompt_tokens truncation_side use_activation user"
 )
+# Beside those of our own request types and of the tables in `fields.py`.
 _OTHERS = {
-    "/v1/chat/completions": f"{_GENERATING} media_io_kwargs moderation",
-    "/v1/completions": _GENERATING,
+    "/v1/chat/completions": "",
+    "/v1/completions": "",
     "/v1/embeddings": (
         f"{_POOLING} add_generation_prompt chat_template continue_final_message dimensions embed_dtype "
         "encoding_format endianness input media_io_kwargs messages"
     ),
     "/v1/responses": (
-        f"{_GENERATING} background chat_template_kwargs conversation enable_response_messages frequency_penalty "
+        "background chat_template_kwargs context_management conversation enable_response_messages frequency_penalty "
         "ignore_eos include include_stop_str_in_output input instructions logit_bias max_output_tokens max_tool_calls "
-        "media_io_kwargs min_p model presence_penalty previous_input_messages previous_response_id priority prompt "
+        "min_p min_tokens model presence_penalty previous_input_messages previous_response_id priority prompt "
         "reasoning repetition_penalty seed skip_special_tokens stop stop_token_ids stream stream_options temperature "
         "parallel_tool_calls text top_k top_logprobs top_p truncation"
     ),
-    **dict.fromkeys(
-        RERANK_PATHS,
-        f"{_POOLING} documents instruction max_tokens_per_doc max_tokens_per_query query return_documents top_n",
-    ),
-    **dict.fromkeys(
-        SCORE_PATHS,
-        f"{_POOLING} data_1 data_2 documents instruction items max_tokens_per_doc max_tokens_per_query queries query "
-        "text_1 text_2",
-    ),
+    **dict.fromkeys(RERANK_PATHS, f"{_POOLING} chat_template"),
+    **dict.fromkeys(SCORE_PATHS, f"{_POOLING} chat_template"),
     "/tokenize": "chat_template media_io_kwargs mm_processor_kwargs",
     "/detokenize": "",
 }
@@ -66,7 +54,8 @@ _GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 def _known(path: str) -> frozenset[str]:
     names = {*_OTHERS[path].split(), *STRIPPED}
     if path in _OURS:
-        names |= set(_OURS[path].__struct_fields__)
+        own = getattr(_OURS[path], "other_fields", OtherFields())
+        names |= {*_OURS[path].__struct_fields__, *own.refused, *own.no_effect}
     if path in _GENERATE:
         names |= {*NO_EFFECT, *REFUSED, *CHAT_ONLY, *StructuredFields.__struct_fields__}
     return frozenset(names)

@@ -7,12 +7,13 @@ In requests null means absent. In replies, fields OpenAI does not have are left 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from tonle.protocol.field_types import Integer
 from tonle.protocol.field_types import about as about  # as part of this module, too
+from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT_MESSAGE, OtherFields
 from tonle.protocol.structured_fields import StructuredFields
 from tonle.protocol.tool_fields import (
     CallDelta,
@@ -35,6 +36,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(no_effect={"include_obfuscation": NO_EFFECT_MESSAGE})
     include_usage: Annotated[bool | None, about("End the stream with a chunk that carries the usage.")] = None
     continuous_usage_stats: Annotated[bool | None, about("Put the usage so far into every chunk.")] = None
 
@@ -150,6 +152,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
+    other_fields: ClassVar = OtherFields(refused=CHAT_ONLY)
     prompt: Annotated[
         str | list[str | Integer | list[Integer]], about("Text, token ids, or a list of either: one answer for each.")
     ]
@@ -167,7 +170,15 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: Annotated[bool | None, about("With messages only. Default true.")] = None
     continue_final_message: Annotated[bool | None, about("With messages only. Default false.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables for the model's chat template.")] = None
+    # What else changes the prompt of a chat; with messages only.
     tools: Annotated[list[ToolDefinition] | None, about("With messages only: tools as the chat would have.")] = None
+    tool_choice: Annotated[str | ToolChoiceObject | None, about("With none, the model is not told of tools.")] = None
+    functions: Annotated[list[FunctionDefinition] | None, about("Older form of tools.")] = None
+    function_call: Annotated[str | FunctionName | None, about("Older form of tool_choice.")] = None
+    reasoning_effort: Annotated[Effort | None, about("For the chat template; none = do not think.")] = None
+    enable_thinking: Annotated[bool | None, about("For the chat template: whether to think.")] = None
+    thinking: Annotated[bool | ThinkingOption | None, about("The same: true, false, or {type}.")] = None
+    reasoning: Annotated[ReasoningOption | None, about("Both in one: {effort, enabled}.")] = None
     return_token_strs: Annotated[bool | None, about("Also return each token as text.")] = None
 
 

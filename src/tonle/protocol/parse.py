@@ -18,7 +18,7 @@ from msgspec import inspect
 from tonle.config.allowed_values import allowed_values
 from tonle.errors import InvalidRequest
 from tonle.protocol.bounded_json import decode_json
-from tonle.protocol.fields import remark, remark_inside
+from tonle.protocol.fields import remark
 from tonle.protocol.openai import FieldWarning
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -46,11 +46,16 @@ def parse(body: bytes, request_type: type[RequestT]) -> tuple[RequestT, list[Fie
     """Raises `InvalidRequest`."""
     raw = decode_object(body)
     request = typed(raw, request_type)
+    return request, unused(raw, request)
+
+
+def unused(raw: dict[str, Any], request: msgspec.Struct) -> list[FieldWarning]:
+    """About the fields of `raw`, at any depth, that the request made from it does not have. Raises `InvalidRequest`."""
     warnings = list(_unused(raw, request, ""))
     if len(warnings) > MAX_WARNINGS:
         more = len(warnings) - MAX_WARNINGS
         warnings[MAX_WARNINGS:] = [FieldWarning("", f"{more} more fields were not used")]
-    return request, warnings
+    return warnings
 
 
 def typed(raw: dict[str, Any], request_type: type[RequestT]) -> RequestT:
@@ -155,10 +160,10 @@ def _unused(raw: Any, typed: Any, path: str) -> Iterator[FieldWarning]:
             if name in holders:
                 if name in raw:
                     yield from _unused(raw[name], getattr(typed, name), f"{path}{name}.")
-            elif name not in known and raw[name] is not None:
-                message = remark_inside(path + name) if path else remark(name, raw[name], type(typed))
-                if message:
-                    yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
+            elif (
+                name not in known and raw[name] is not None and (message := remark(name, raw[name], type(typed), path))
+            ):
+                yield FieldWarning((path + name)[:MAX_NAME_CHARS], message)
     elif isinstance(typed, list) and typed and isinstance(typed[0], msgspec.Struct):
         for index, (raw_item, item) in enumerate(zip(raw, typed, strict=True)):
             yield from _unused(raw_item, item, f"{path[:-1]}[{index}].")

@@ -5,11 +5,12 @@ Does: name them, with their types. Does not: choose between them, or check what 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Struct
 
 from tonle.protocol.field_types import about
+from tonle.protocol.fields import NO_EFFECT_MESSAGE, OtherFields
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
@@ -31,6 +32,11 @@ class ResponseFormat(Struct, kw_only=True):
 
 class StructuredOutputs(Struct, kw_only=True):
     """vLLM's. Exactly one of the first six."""
+
+    # JSON is always written with one space after each comma and colon, and no other.
+    other_fields: ClassVar = OtherFields(
+        no_effect=dict.fromkeys(("disable_any_whitespace", "disable_fallback", "whitespace_pattern"), NO_EFFECT_MESSAGE)
+    )
 
     json: Annotated[dict[str, Any] | bool | str | None, about("A JSON schema, or a string that holds one.")] = None
     regex: str | None = None

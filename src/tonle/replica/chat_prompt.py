@@ -13,14 +13,14 @@ from tonle.chat_formats.chat_format import Tool
 from tonle.chat_formats.plain_messages import plain_tool_messages
 from tonle.engine.text import Text
 from tonle.errors import InvalidRequest
-from tonle.protocol.openai import ChatRequest, Message, TokenizeRequest
+from tonle.protocol.openai import ChatRequest, Message
 from tonle.replica.chat_style import ChatStyle
 from tonle.replica.read_tools import template_tool
 from tonle.replica.template_messages import template_messages
 
 
 def chat_prompt(
-    request: ChatRequest | TokenizeRequest, messages: list[Message], tools: Sequence[Tool], text: Text,
+    request: ChatRequest, messages: list[Message], tools: Sequence[Tool], text: Text,
     style: ChatStyle, variables: Mapping[str, Any] | None,
 ) -> list[int]:  # fmt: skip
     """Raises `InvalidRequest`."""

@@ -18,6 +18,7 @@ from tonle.errors import InvalidRequest, NotFound
 from tonle.gateway.backends.transport import SHOW_PATHS_HEADER, TRUST_SALT_HEADER
 from tonle.protocol.adapters import PLAIN_TEXT
 from tonle.protocol.openai import (
+    ChatRequest,
     Detokenized,
     DetokenizeRequest,
     Health,
@@ -32,8 +33,12 @@ from tonle.replica.chat_prompt import chat_prompt
 from tonle.replica.chat_style import ChatStyle
 from tonle.replica.docs_page import docs_page
 from tonle.replica.generate import THREAD_BYTES
-from tonle.replica.read_tools import tools_of
+from tonle.replica.read_thinking import read_thinking
+from tonle.replica.read_tools import read_tools
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+
+# A conversation at /tokenize is read as the chat it would be.
+_OF_CHAT = [name for name in TokenizeRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +100,9 @@ def _tokens(asked: TokenizeRequest, text: Text, style: ChatStyle) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if asked.messages is not None:
-        tools = tools_of(asked.tools or [])
-        return chat_prompt(asked, asked.messages, tools, text, style, asked.chat_template_kwargs)
+        chat = ChatRequest(**{name: getattr(asked, name) for name in _OF_CHAT})
+        use = read_tools(chat)
+        return chat_prompt(chat, chat.messages, use.tools if use else [], text, style, read_thinking(chat).variables)
     return text.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
 
 

@@ -59,9 +59,10 @@ TRANSLATED_ENTRIES = (
     ),
     CatalogEntry(
         "POST", "/api/embed", "Ollama's API: vectors of texts.", OllamaEmbedRequest, error=OllamaErrorBody,
+        example={"input": ["What is the capital of France?", "Paris"]},
     ),
     CatalogEntry("POST", "/api/embeddings", "Ollama's API: the vector of a text, in the older form.",
-                 OllamaEmbeddingsRequest, error=OllamaErrorBody),
+                 OllamaEmbeddingsRequest, error=OllamaErrorBody, example={"prompt": "What is the capital of France?"}),
     CatalogEntry("GET", "/api/tags", "Ollama's API: the models.", error=OllamaErrorBody),
     CatalogEntry("GET", "/api/ps", "Ollama's API: the models that are loaded, which all are.", error=OllamaErrorBody),
     CatalogEntry("POST", "/api/show", "Ollama's API: facts about a model.", OllamaShowRequest, error=OllamaErrorBody),

@@ -271,3 +271,16 @@ def test_pieces_of_two_calls_are_not_mixed_into_one() -> None:
         outlet.end()
     outlet.end()
     assert events_in(exchange.written)[-1]["error"]["message"] == "the backend mixed the pieces of its tool calls"
+
+
+def test_thoughts_may_be_left_out_of_the_reply() -> None:
+    assert body_of(thinking={"type": "adaptive", "display": "omitted"})["include_reasoning"] is False
+    assert "include_reasoning" not in body_of(thinking={"type": "adaptive", "display": "summarized"})
+
+
+def test_what_changes_the_prompt_is_counted() -> None:
+    choice = {"type": "none", "disable_parallel_tool_use": True}
+    asked = {"messages": [USER], "tools": [TOOL], "tool_choice": choice, "output_config": {"effort": "low"}}
+    counted = count_body(parse(msgspec.json.encode(asked), CountTokensRequest)[0])
+    assert counted["tool_choice"] == "none" and counted["reasoning_effort"] == "low"
+    assert "parallel_tool_calls" not in counted

@@ -6,12 +6,13 @@ that are not text: they are refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from tonle.errors import InvalidRequest
 from tonle.gateway.apis.chat_body import function_call
+from tonle.protocol.fields import OtherFields
 from tonle.protocol.openai import about
 
 _NOT_TEXT = ("image", "document", "container_upload")
@@ -20,6 +21,12 @@ _NOT_TEXT = ("image", "document", "container_upload")
 class Block(msgspec.Struct, kw_only=True):
     """All the kinds that are read, in one; `type` says which fields count."""
 
+    other_fields: ClassVar = OtherFields(
+        silent=dict.fromkeys(
+            ("cache_control", "caller", "citations", "data", "signature", "toolset_name"),
+            "not part of what the model reads",
+        )
+    )
     type: Annotated[str, about("text, tool_use, tool_result, thinking or redacted_thinking.")]
     text: str | None = None
     id: Annotated[str | None, about("Of tool_use.")] = None
@@ -29,12 +36,6 @@ class Block(msgspec.Struct, kw_only=True):
     content: Annotated[str | list[Block] | None, about("Of tool_result: text, or text blocks.")] = None
     is_error: Annotated[bool | None, about("Of tool_result: the tool failed.")] = None
     thinking: str | None = None
-    # They do not change what the model reads.
-    signature: Any = None
-    data: Any = None
-    cache_control: Any = None
-    citations: Any = None
-    caller: Any = None
 
 
 class ConversationMessage(msgspec.Struct, kw_only=True):

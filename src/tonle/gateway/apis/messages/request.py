@@ -6,7 +6,7 @@ Does: name the fields of POST /v1/messages, translate them, refuse by name what 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,23 +16,46 @@ from tonle.gateway.apis.chat_body import function_tool, schema_format, streamed,
 from tonle.gateway.apis.messages.blocks import Block, ConversationMessage, chat_messages
 from tonle.gateway.parsed_request import add_warning
 from tonle.protocol.field_types import Integer
+from tonle.protocol.fields import NO_EFFECT_MESSAGE, OtherFields, Refusal
 from tonle.protocol.openai import FieldWarning, about
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
+CACHED = {"cache_control": "prefixes are always cached"}
+_STATELESS = Refusal("this server keeps no such state; send the whole conversation in messages")
+_OTHER_FIELDS = OtherFields(
+    refused={
+        "container": Refusal("this server has no containers; send tools of your own"),
+        "mcp_servers": Refusal("this server calls no MCP servers; send their tools as tools of your own", ([],)),
+        "compaction": _STATELESS,
+        "thread": _STATELESS,
+        "inference_geo": Refusal("this server has no regions to choose from"),
+    },
+    no_effect={
+        "context_management": "has no effect: messages are not edited",
+        **dict.fromkeys(
+            ("diagnostics", "fallback_credit_token", "fallbacks", "speed", "user_profile_id", "workspace_id"),
+            NO_EFFECT_MESSAGE,
+        ),
+    },
+    silent=CACHED | {"service_tier": "there is one tier"},
+)
+
 
 class Tool(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        refused={"allowed_callers": Refusal("tools are called by the model itself", (["direct"],))},
+        no_effect={
+            "input_examples": "has no effect: put examples into the description",
+            "defer_loading": "has no effect: the model is told of every tool",
+        },
+        silent=CACHED | {"eager_input_streaming": "input is streamed as it is written"},
+    )
     name: str
     description: str | None = None
     input_schema: Annotated[dict[str, Any] | None, about("JSON schema of the tool's input.")] = None
     type: Annotated[str | None, about("custom; a tool that Anthropic's servers run is refused.")] = None
     strict: Annotated[bool | None, about("The input must validate.")] = None
-    # They do not change what the tool is.
-    cache_control: Any = None
-    eager_input_streaming: Any = None
-    input_examples: Any = None
-    allowed_callers: Any = None
-    defer_loading: Any = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
@@ -44,12 +67,15 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[Annotated[int, Meta(ge=1)] | None, about("Most tokens of thought.")] = None
+    display: Annotated[Literal["summarized", "omitted"] | None, about("omitted: leave thoughts out of the reply.")] = (
+        None
+    )
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
     type: Literal["json_schema"]
+    other_fields: ClassVar = OtherFields(silent={"name": "for people"})  # older clients send one
     schema: dict[str, Any]
-    name: Any = None  # older clients send one
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
@@ -64,38 +90,32 @@ class RequestMetadata(msgspec.Struct, kw_only=True):
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """What counts as input."""
 
+    other_fields: ClassVar = _OTHER_FIELDS
     model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
-    messages: list[ConversationMessage]
+    messages: Annotated[list[ConversationMessage], about("The conversation, oldest first.")]
     system: Annotated[str | list[Block] | None, about("Text, or text blocks; placed first.")] = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[Tool] | None, about("Tools that the model may call.")] = None
+    tool_choice: Annotated[ToolChoice | None, about("auto (the default with tools), any, tool, none.")] = None
     thinking: Annotated[ThinkingConfig | None, about("Default: as the model does.")] = None
     output_config: Annotated[OutputConfig | None, about("A JSON schema for the answer; effort.")] = None
     output_format: Annotated[OutputFormat | None, about("Older form of output_config.format.")] = None
-    cache_control: Any = None  # prefixes are always cached
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Annotated[Integer, about("Most new tokens, thoughts included.")]
     stop_sequences: Annotated[list[str] | None, about("End at any of these strings.")] = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
+    temperature: Annotated[float | None, about("0 = always the most likely token. Default: the model's.")] = None
+    top_p: Annotated[float | None, about("Keep the likeliest tokens up to this total probability.")] = None
+    top_k: Annotated[Integer | None, about("Keep the k likeliest tokens.")] = None
     stream: Annotated[bool | None, about("Send events as the answer is generated.")] = None
-    metadata: RequestMetadata | None = None
-    service_tier: Annotated[Literal["auto", "standard_only"] | None, about("There is one tier.")] = None
+    metadata: Annotated[RequestMetadata | None, about("user_id keeps a user in one arm of an experiment.")] = None
 
 
 def count_body(request: CountTokensRequest) -> dict[str, Any]:
     """For /tokenize. Raises `InvalidRequest`."""
     body = _prompt(request)
-    return {
-        name: body[name]
-        for name in (
-            "model", "messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
-        )
-        if name in body
-    }  # fmt: skip
+    body.pop("parallel_tool_calls", None)  # it does not change the prompt
+    return body
 
 
 def chat_body(request: MessagesRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
@@ -113,6 +133,8 @@ def chat_body(request: MessagesRequest, warnings: list[FieldWarning]) -> dict[st
     _set_output(body, request, warnings)
     if (thinking := request.thinking) is not None and thinking.budget_tokens is not None:
         body["thinking_token_budget"] = thinking.budget_tokens
+    if thinking is not None and thinking.display == "omitted":
+        body["include_reasoning"] = False
     return body
 
 
@@ -131,7 +153,13 @@ def _prompt(request: CountTokensRequest) -> dict[str, Any]:
     _set_tools(body, request.tools or [], request.tool_choice)
     if (thinking := request.thinking) is not None and thinking.type in ("enabled", "disabled"):
         body |= thinking_switch(on=thinking.type == "enabled")
+    if (effort := (request.output_config or OutputConfig()).effort) is not None and not _is_off(request.thinking):
+        body["reasoning_effort"] = effort
     return body
+
+
+def _is_off(thinking: ThinkingConfig | None) -> bool:
+    return thinking is not None and thinking.type == "disabled"
 
 
 def _set_tools(body: dict[str, Any], tools: list[Tool], choice: ToolChoice | None) -> None:
@@ -169,8 +197,5 @@ def _set_output(body: dict[str, Any], request: MessagesRequest, warnings: list[F
     config = request.output_config or OutputConfig()
     if (wanted := config.format or request.output_format) is not None:
         body["response_format"] = schema_format(wanted.schema)
-    if config.effort is not None:
-        if request.thinking is not None and request.thinking.type == "disabled":
-            add_warning(warnings, "output_config.effort", "has no effect with thinking disabled")
-        else:
-            body["reasoning_effort"] = config.effort
+    if config.effort is not None and _is_off(request.thinking):
+        add_warning(warnings, "output_config.effort", "has no effect with thinking disabled")

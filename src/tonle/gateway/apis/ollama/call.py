@@ -76,10 +76,10 @@ class OllamaCall(Call):
                 return "raw" if one.raw else "generate", one.model, generate_body(one, warnings), warnings
             case "/api/embeddings":
                 old, warnings = parse(raw, OllamaEmbeddingsRequest)
-                return "embeddings", old.model, embed_body(OllamaEmbedRequest(input=old.prompt), warnings), warnings
+                return "embeddings", old.model, embed_body(OllamaEmbedRequest(input=old.prompt)), warnings
             case _:
                 embed, warnings = parse(raw, OllamaEmbedRequest)
-                return "embed", embed.model, embed_body(embed, warnings), warnings
+                return "embed", embed.model, embed_body(embed), warnings
 
     def outlet(self, request: ParsedRequest | None, facts: ReplyFacts) -> Outlet:
         return OllamaReply(self.exchange, self._kind, self._asked, facts)

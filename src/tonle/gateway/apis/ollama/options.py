@@ -1,19 +1,19 @@
 """`options` of Ollama's API.
 
-Does: name them, translate those that a server of chat completions has, warn about the others. Does not: check values
-against a model.
+Does: name them, translate those that a server of chat completions has, say of the others that they have no effect. Does
+not: check values against a model.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from tonle.errors import InvalidRequest
-from tonle.gateway.parsed_request import add_warning
 from tonle.protocol.field_types import Integer
-from tonle.protocol.openai import FieldWarning, about
+from tonle.protocol.fields import OtherFields
+from tonle.protocol.openai import about
 
 _NO_LIMIT = (-1, -2)  # Ollama's words for "until the model ends" and "until the context is full"
 _SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -24,13 +24,17 @@ _OF_SERVER = (
 _OF_SAMPLING = (
     "tfs_z", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta", "penalize_newline",
 )  # fmt: skip
-_NO_EFFECT = {
-    **dict.fromkeys(_OF_SERVER, "has no effect: the server decides"),
-    **dict.fromkeys(_OF_SAMPLING, "has no effect: the server has no such control"),
-}
+# Programs send them with every request, most often with Ollama's defaults: so they are not refused.
+_OTHER_FIELDS = OtherFields(
+    no_effect={
+        **dict.fromkeys(_OF_SERVER, "has no effect: the server decides"),
+        **dict.fromkeys(_OF_SAMPLING, "has no effect: the server has no such control"),
+    }
+)
 
 
 class Options(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = _OTHER_FIELDS
     num_predict: Annotated[Integer | None, about("Most new tokens; -1 = no limit but the server's.")] = None
     temperature: float | None = None
     top_k: Integer | None = None
@@ -41,32 +45,9 @@ class Options(msgspec.Struct, kw_only=True):
     repeat_penalty: Annotated[float | None, about("On tokens of prompt and answer; 1 = off.")] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # Without effect. Of the server:
-    num_ctx: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    num_keep: Any = None
-    num_thread: Any = None
-    main_gpu: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    logits_all: Any = None
-    vocab_only: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
-    embedding_only: Any = None
-    numa: Any = None
-    # Of sampling:
-    tfs_z: Any = None
-    typical_p: Any = None
-    repeat_last_n: Any = None
-    mirostat: Any = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    penalize_newline: Any = None
 
 
-def set_options(body: dict[str, Any], options: Options, warnings: list[FieldWarning]) -> None:
+def set_options(body: dict[str, Any], options: Options) -> None:
     """Write them into a body of chat completions or completions. Raises `InvalidRequest`."""
     for name in _SAME_NAME:
         if (value := getattr(options, name)) is not None:
@@ -79,6 +60,3 @@ def set_options(body: dict[str, Any], options: Options, warnings: list[FieldWarn
                 "options.num_predict must be at least 1, or -1 for no limit", param="options.num_predict"
             )
         body["max_tokens"] = length
-    for name, why in _NO_EFFECT.items():
-        if getattr(options, name) is not None:
-            add_warning(warnings, f"options.{name}", why)

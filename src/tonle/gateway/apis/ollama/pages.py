@@ -8,7 +8,7 @@ Does: reply from the list of models; refuse what manages models. Does not: gener
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -19,7 +19,8 @@ from tonle.errors import InvalidRequest, UnknownModel
 from tonle.gateway.apis.ollama.call import served_name
 from tonle.gateway.services import Services
 from tonle.protocol.errors import ErrorReply
-from tonle.protocol.openai import ErrorBody, ErrorDetail
+from tonle.protocol.fields import OtherFields
+from tonle.protocol.openai import ErrorBody, ErrorDetail, about
 from tonle.protocol.parse import parse
 from tonle.protocol.replies import ModelEntry, read_models
 
@@ -38,9 +39,9 @@ _NO_MANAGING = (
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    name: str | None = None  # older clients' word for it
-    verbose: bool | None = None
+    other_fields: ClassVar = OtherFields(silent={"verbose": "all that is known is told"})
+    model: Annotated[str | None, about("Name of the model.")] = None
+    name: Annotated[str | None, about("Older name for model.")] = None
 
 
 class OllamaPages:

@@ -7,7 +7,7 @@ cannot be served. Does not: reply (`reply.py`).
 from __future__ import annotations
 
 from collections import deque
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,33 +17,37 @@ from tonle.gateway.apis.chat_body import function_call, function_tool, schema_fo
 from tonle.gateway.apis.ollama.options import Options, set_options
 from tonle.gateway.parsed_request import add_warning
 from tonle.protocol.field_types import Integer
+from tonle.protocol.fields import OtherFields, Refusal
 from tonle.protocol.openai import FieldWarning, about
 
 RAW_TOKENS = 128  # of an answer to a raw prompt, where nothing is said: OpenAI's default would be 16
 _THINK = about("Whether to think, or how hard: low, medium, high. Default: as the model does.")
-_TEXT_ONLY = "this server reads text only"
+_IMAGES = {"images": Refusal("this server reads text only", ([],))}
+_LOADED = {"keep_alive": "models stay loaded"}
+_OF_EMBEDDINGS = OtherFields(no_effect={"options": "has no effect on embeddings"}, silent=_LOADED)
 
 Think = bool | Literal["low", "medium", "high"] | None
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        silent=dict.fromkeys(("description", "index"), "not part of what the model reads")
+    )
     name: str
     arguments: dict[str, Any] = {}
-    index: Any = None
-    description: Any = None
 
 
 class EarlierCall(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(silent={"type": "there is one kind"})
     function: CalledFunction
     id: str | None = None
-    type: Any = None
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(refused=_IMAGES)
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
-    thinking: str | None = None
-    images: Annotated[list[Any] | None, about("Refused: text only.")] = None
+    thinking: Annotated[str | None, about("What an assistant thought earlier.")] = None
     tool_calls: Annotated[list[EarlierCall] | None, about("Calls an assistant made earlier.")] = None
     tool_name: Annotated[str | None, about("Of a tool message: which tool it is the result of.")] = None
     tool_call_id: Annotated[str | None, about("Of a tool message: which call it answers.")] = None
@@ -64,12 +68,12 @@ class OllamaTool(msgspec.Struct, kw_only=True):
 class GenerationFields(msgspec.Struct, kw_only=True):
     """What /api/chat and /api/generate share."""
 
+    other_fields: ClassVar = OtherFields(silent=_LOADED)
     model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     stream: Annotated[bool | None, about("Default true: one JSON object per line as the answer is generated.")] = None
     format: Annotated[str | dict[str, Any] | None, about('"json", or a JSON schema for the answer.')] = None
-    options: Options | None = None
+    options: Annotated[Options | None, about("Sampling and length; see below.")] = None
     think: Annotated[Think, _THINK] = None
-    keep_alive: Annotated[Any, about("Has no effect: models stay loaded.")] = None
     logprobs: Annotated[bool | None, about("Return log-probabilities of the answer's tokens.")] = None
     top_logprobs: Annotated[Integer | None, about("Also those of this many alternatives.")] = None
 
@@ -78,35 +82,43 @@ class OllamaChatRequest(GenerationFields, kw_only=True):
     messages: Annotated[
         list[OllamaMessage] | None, about("The conversation; none: only see that the model is there.")
     ] = None
-    tools: list[OllamaTool] | None = None
+    tools: Annotated[list[OllamaTool] | None, about("Functions that the model may call.")] = None
 
 
 class OllamaGenerateRequest(GenerationFields, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        refused=_IMAGES
+        | {
+            "suffix": Refusal("this server does not fill in the middle", ("",)),
+            "template": Refusal("the model's own chat template is used; with raw, the prompt is used as it is", ("",)),
+            "context": Refusal("send the conversation to /api/chat", ([],)),
+            **dict.fromkeys(("height", "steps", "width"), Refusal("this server makes no images")),
+        },
+        silent=_LOADED,
+    )
     prompt: Annotated[str | None, about("Empty: only see that the model is there.")] = None
-    system: str | None = None
+    system: Annotated[str | None, about("Placed before the prompt.")] = None
     raw: Annotated[bool | None, about("Continue the prompt as it is, without the chat template.")] = None
-    images: Annotated[list[Any] | None, about("Refused: text only.")] = None
-    suffix: Annotated[str | None, about("Refused: the server does not fill in the middle.")] = None
-    template: Annotated[str | None, about("Refused: the model's own is used.")] = None
-    context: Annotated[list[Any] | None, about("Refused: use /api/chat for a conversation.")] = None
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    other_fields: ClassVar = _OF_EMBEDDINGS
     model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
-    input: str | list[str]
-    dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, about("Shorten the vectors to this many numbers.")] = None
-    truncate: Annotated[bool | None, about("Has no effect: a text that is too long is refused.")] = None
-    options: Options | None = None
-    keep_alive: Any = None
+    input: Annotated[str | list[str], about("A text, or a list of texts: one embedding for each.")]
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1)] | None, about("Passed on; Tonle's own engine takes the model's own number only.")
+    ] = None
+    truncate: Annotated[
+        bool | None, about("Default true: use the beginning of a text that is too long. false: refuse it.")
+    ] = None
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     """The older form, for one text."""
 
+    other_fields: ClassVar = _OF_EMBEDDINGS
     model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
-    prompt: str
-    options: Options | None = None
-    keep_alive: Any = None
+    prompt: Annotated[str, about("The text.")]
 
 
 def chat_body(request: OllamaChatRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
@@ -119,18 +131,13 @@ def chat_body(request: OllamaChatRequest, warnings: list[FieldWarning]) -> dict[
         body["logprobs"] = True
         if request.top_logprobs is not None:
             body["top_logprobs"] = request.top_logprobs
+    elif request.top_logprobs is not None:
+        add_warning(warnings, "top_logprobs", "has no effect without logprobs")
     return body
 
 
 def generate_body(request: OllamaGenerateRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
     """A chat of one turn, or with `raw` the prompt as it is. Raises `InvalidRequest`."""
-    for name, why in (
-        ("images", _TEXT_ONLY), ("suffix", "this server does not fill in the middle"),
-        ("template", "the model's own chat template is used; with raw, the prompt is used as it is"),
-        ("context", "send the conversation to /api/chat"),
-    ):  # fmt: skip
-        if getattr(request, name):
-            raise InvalidRequest(f"{name} cannot be served: {why}", param=name)
     if not request.raw:
         system = [OllamaMessage(role="system", content=request.system)] if request.system else []
         messages = [*system, OllamaMessage(role="user", content=request.prompt)]
@@ -144,12 +151,12 @@ def generate_body(request: OllamaGenerateRequest, warnings: list[FieldWarning]) 
     return body
 
 
-def embed_body(request: OllamaEmbedRequest, warnings: list[FieldWarning]) -> dict[str, Any]:
+def embed_body(request: OllamaEmbedRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"input": request.input, "encoding_format": "float"}
     if request.dimensions is not None:
         body["dimensions"] = request.dimensions
-    if request.truncate:
-        add_warning(warnings, "truncate", "has no effect: a text that is too long is refused")
+    if request.truncate is not False:
+        body["truncate_prompt_tokens"] = -1  # to what the model takes
     return body
 
 
@@ -169,7 +176,7 @@ def _set_generation(body: dict[str, Any], request: GenerationFields, warnings: l
     elif request.think is not None:
         body["reasoning_effort"] = request.think
     if request.options is not None:
-        set_options(body, request.options, warnings)
+        set_options(body, request.options)
 
 
 def _tool(tool: OllamaTool) -> dict[str, Any]:
@@ -182,10 +189,7 @@ def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     """Raises `InvalidRequest`."""
     chat: list[dict[str, Any]] = []
     calls = UnansweredCalls()
-    for index, message in enumerate(messages):
-        if message.images:
-            raise InvalidRequest(f"messages[{index}].images cannot be served: {_TEXT_ONLY}",
-                                 param=f"messages[{index}].images")  # fmt: skip
+    for message in messages:
         told: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking and message.role == "assistant":
             told["reasoning_content"] = message.thinking

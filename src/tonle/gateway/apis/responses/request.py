@@ -6,7 +6,7 @@ find earlier responses (`context.py`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -15,35 +15,73 @@ from tonle.gateway.apis.chat_body import streamed
 from tonle.gateway.apis.responses.function_tools import chat_choice, chat_tools
 from tonle.gateway.parsed_request import OWN_FIELDS, add_warning
 from tonle.protocol.field_types import Integer
+from tonle.protocol.fields import NO_EFFECT_MESSAGE, OtherFields, Refusal
 from tonle.protocol.known import KNOWN
 from tonle.protocol.openai import FieldWarning, about
-from tonle.protocol.parse import decode_object, typed
+from tonle.protocol.parse import decode_object, typed, unused
 
 PATH = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # of metadata
+
+# Names of chat's for what this API has under another.
+_ELSEWHERE = {
+    "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity",
+    "functions": "tools", "function_call": "tool_choice", "logprobs": "top_logprobs",
+}  # fmt: skip
+_OTHER_FIELDS = OtherFields(
+    refused={
+        "background": Refusal("a response is computed while its caller waits; leave it out, or set stream", (False,)),
+        "prompt": Refusal("this server stores no prompts; send instructions and input"),
+        "conversation": Refusal("this server stores no conversations; use previous_response_id"),
+        "previous_input_messages": Refusal("use previous_response_id, or send the whole conversation as input"),
+        "n": Refusal("a response has one answer", (1,)),
+        "context_management": Refusal("this server does not compact a conversation; use truncation", ([],)),
+        **{name: Refusal(f"it is a field of chat completions; here, use {ours}") for name, ours in _ELSEWHERE.items()},
+    },
+    no_effect={
+        "enable_response_messages": NO_EFFECT_MESSAGE,
+        "stream_options": "has no effect: the last event always has the usage",
+    },
+)
+# Of fields below that have no effect, though they are returned or may be sent.
+UNUSED = {
+    "max_tool_calls": "accepted, has no effect: there are no built-in tools to call",
+    "reasoning.summary": "accepted, has no effect: thoughts are returned as they are",
+    "reasoning.generate_summary": "accepted, has no effect: thoughts are returned as they are",
+}
 
 
 class TextFormat(Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str | None, about("Of the schema.")] = None
     schema: Annotated[dict[str, Any] | None, about("With json_schema: what the answer must match.")] = None
-    strict: bool | None = None
-    description: str | None = None
+    strict: Annotated[bool | None, about("Passed on; Tonle's own engine always enforces the schema.")] = None
+    description: Annotated[str | None, about("For people.")] = None
 
 
 class TextConfig(Struct, kw_only=True):
     format: Annotated[TextFormat | None, about("text (the default), json_object or json_schema.")] = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, about("Passed on; Tonle's own engine takes medium only.")
+    ] = None
 
 
 class ReasoningConfig(Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        no_effect={
+            "context": "has no effect: the model sees thoughts since the user's last message",
+            "mode": NO_EFFECT_MESSAGE,
+        }
+    )
     effort: Annotated[str | None, about("How much to think: none, minimal, low, medium, high …")] = None
     summary: Annotated[str | None, about("No effect: thoughts are returned as they are.")] = None
     generate_summary: Annotated[str | None, about("Older name of summary.")] = None
 
 
 class ResponsesRequest(Struct, kw_only=True):
+    other_fields: ClassVar = _OTHER_FIELDS
     input: Annotated[str | list[Any], about("Text, or a list of items: messages, function calls and their outputs.")]
     model: Annotated[str | None, about("Name of the model; may be left out if there is only one.")] = None
     instructions: Annotated[str | None, about("A system message before all others; of this request only.")] = None
@@ -56,8 +94,8 @@ class ResponsesRequest(Struct, kw_only=True):
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("Whether one answer may call several functions.")] = None
     max_tool_calls: Annotated[Integer | None, about("Of built-in tools, which there are none of: no effect.")] = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
+    text: Annotated[TextConfig | None, about("format: what the answer must be; verbosity.")] = None
+    reasoning: Annotated[ReasoningConfig | None, about("effort: how much to think.")] = None
     max_output_tokens: Annotated[Annotated[int, Meta(ge=1, le=2**31 - 1)] | None, about("Most new tokens.")] = None
     temperature: Annotated[float | None, about("0 = always the most likely token. Default: the model's, else 1.")] = (
         None
@@ -72,33 +110,15 @@ class ResponsesRequest(Struct, kw_only=True):
     ] = None
     metadata: Annotated[dict[str, str] | None, about("Up to 16 pairs of texts; returned as they are.")] = None
     user: Annotated[str | None, about("Who asks; keeps a user in one arm of an experiment.")] = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    stream_options: Annotated[dict[str, Any] | None, about("No effect.")] = None
-    background: Annotated[bool | None, about("Only false.")] = None
-    prompt: Annotated[Any, about("Not served: stored prompts.")] = None
-    conversation: Annotated[Any, about("Not served: use previous_response_id.")] = None
+    safety_identifier: Annotated[str | None, about("Returned, and passed on.")] = None
+    prompt_cache_key: Annotated[str | None, about("Returned, and passed on.")] = None
+    service_tier: Annotated[str | None, about("Passed on.")] = None
 
 
-# They would change the answer, or what the caller expects of it.
-_REFUSED = {
-    "background": "a response is computed while its caller waits; leave it out, or set stream",
-    "prompt": "this server stores no prompts; send instructions and input",
-    "conversation": "this server stores no conversations; use previous_response_id",
-    "previous_input_messages": "use previous_response_id, or send the whole conversation as input",
-}
-# Names of chat's for what this API has under another.
-_ELSEWHERE = {
-    "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity",
-    "functions": "tools", "function_call": "tool_choice", "logprobs": "top_logprobs",
-}  # fmt: skip
-_NOT_HERE = ("enable_response_messages",)
 _OWN = frozenset(ResponsesRequest.__struct_fields__)
 # Sampling fields and others that chat has too: passed on as they are. Which of them count, the server that answers says.
-PASSED_ON = frozenset(KNOWN[PATH]) - _OWN - {*_REFUSED, *_ELSEWHERE, *_NOT_HERE} | {*OWN_FIELDS}
-_SAME = ("model", "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key", "service_tier")
+PASSED_ON = frozenset(KNOWN[PATH]) - _OWN - {*_OTHER_FIELDS.refused, *_OTHER_FIELDS.no_effect} | {*OWN_FIELDS}
+SAME = ("model", "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key", "service_tier")
 
 
 class ReadRequest(Struct):
@@ -120,21 +140,13 @@ class ReadRequest(Struct):
 def read_request(body: bytes) -> ReadRequest:
     """Raises `InvalidRequest`."""
     raw = decode_object(body)
-    for name, why in _REFUSED.items():
-        if raw.get(name):
-            raise InvalidRequest(f"{name} cannot be served: {why}", param=name)
-    for name, ours in _ELSEWHERE.items():
-        if raw.get(name) is not None:
-            raise InvalidRequest(f"{name} is a field of chat completions; here, use {ours}", param=name)
-    own = {name: value for name, value in raw.items() if name in _OWN}
-    warnings: list[FieldWarning] = []
-    for name, value in raw.items():
-        if name not in _OWN and name not in PASSED_ON and value is not None:
-            add_warning(warnings, name, "accepted, has no effect" if name in _NOT_HERE else "unknown field, ignored")
+    passed_on = {name: value for name, value in raw.items() if name in PASSED_ON}
+    own = {name: value for name, value in raw.items() if name not in PASSED_ON}
     fields = typed(own, ResponsesRequest)
+    warnings = unused(own, fields)
     _check_metadata(fields.metadata or {})
-    _note_unused(raw, fields, warnings)
-    return ReadRequest(fields, {name: value for name, value in raw.items() if name in PASSED_ON}, warnings)
+    _note_unused(fields, warnings)
+    return ReadRequest(fields, passed_on, warnings)
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -147,25 +159,19 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             )
 
 
-def _note_unused(raw: dict[str, Any], fields: ResponsesRequest, warnings: list[FieldWarning]) -> None:
-    reasoning, text = fields.reasoning, fields.text
-    inside = (("text", text), ("text.format", None if text is None else text.format), ("reasoning", reasoning))
-    for path, typed_part in inside:
-        part: Any = raw
-        for name in path.split("."):
-            part = part.get(name) if isinstance(part, dict) else None
-        if typed_part is not None and isinstance(part, dict):
-            for name in part.keys() - set(typed_part.__struct_fields__):
-                add_warning(warnings, f"{path}.{name}", "unknown field, ignored")
-    if reasoning is not None and (reasoning.summary or reasoning.generate_summary):
-        add_warning(warnings, "reasoning.summary", "accepted, has no effect: thoughts are returned as they are")
+def _note_unused(fields: ResponsesRequest, warnings: list[FieldWarning]) -> None:
+    reasoning = fields.reasoning or ReasoningConfig()
+    given = {
+        "max_tool_calls": fields.max_tool_calls is not None,
+        "reasoning.summary": reasoning.summary is not None,
+        "reasoning.generate_summary": reasoning.generate_summary is not None,
+    }
+    for name, why in UNUSED.items():
+        if given[name]:
+            add_warning(warnings, name, why)
     for name in fields.include or ():
         if name != LOGPROBS:
-            add_warning(warnings, "include", f"{name}: accepted, has no effect")
-    if fields.max_tool_calls is not None:
-        add_warning(warnings, "max_tool_calls", "accepted, has no effect: there are no built-in tools to call")
-    if (fields.stream_options or {}).get("include_obfuscation"):
-        add_warning(warnings, "stream_options.include_obfuscation", "accepted, has no effect")
+            add_warning(warnings, "include", f"{name}: {NO_EFFECT_MESSAGE}")
 
 
 def chat_body(request: ReadRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def chat_body(request: ReadRequest, messages: list[dict[str, Any]]) -> dict[str,
     if fields.instructions is not None:
         messages = [{"role": "system", "content": fields.instructions}, *messages]
     body: dict[str, Any] = {"messages": messages, **request.passed_on}
-    for name in _SAME:
+    for name in SAME:
         if (value := getattr(fields, name)) is not None:
             body[name] = value
     if fields.max_output_tokens is not None:

@@ -116,7 +116,10 @@ def test_only_allowed_tools_are_offered() -> None:
             {"conversation": "c"},
             "conversation cannot be served: this server stores no conversations; use previous_response_id",
         ),
-        ({"max_tokens": 5}, "max_tokens is a field of chat completions; here, use max_output_tokens"),
+        (
+            {"max_tokens": 5},
+            "max_tokens cannot be served: it is a field of chat completions; here, use max_output_tokens",
+        ),
         ({"response_format": {"type": "text"}}, "here, use text.format"),
         ({"messages": []}, "here, use input"),
         ({"input": None}, "input must be a string or a list"),
