@@ -78,7 +78,12 @@ class Compiler:
     def is_busy(self) -> bool:
         return bool(self._asked)
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+    def is_late(self, constraint: Constraint) -> bool:
+        return False
+
+    def drop_mask(self, constraint: Constraint) -> None: ...
+
+    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
         return [constraint.fill(mask) for constraint, mask in zip(constraints, masks, strict=True)]
 
     def close(self) -> None: ...

@@ -1,6 +1,7 @@
 """Sequences bound by a `Constraint`: what it makes of their tokens, and which of their samples still count.
 
-Does: push tokens, append those that are forced, say when a sequence ends. Does not: fill masks (the loop asks the compiler to).
+Does: push tokens, append those that are forced, say when a sequence ends or has to wait for its mask. Does not: fill masks (the
+loop asks the compiler to).
 A step in flight samples at the place after a sequence's last token. If forced tokens take that place meanwhile, what it samples
 there is passed over.
 """
@@ -69,6 +70,16 @@ def wanted_draws(plan: Plan) -> tuple[list[int], list[Constraint]]:
             entries.append(i)
             constraints.append(sequence.constraint)
     return entries, constraints
+
+
+def postpone(plan: Plan, entry: int) -> Sequence:
+    """The mask of this entry came too late for the step's draw. Its sequence computes its last token again when it is there."""
+    sequence: Sequence = plan.sequences[entry]
+    plan.missed.add(entry)
+    sequence.num_pending -= 1
+    sequence.num_computed -= 1
+    sequence.is_late = True
+    return sequence
 
 
 def _force(sequence: Sequence, least: int) -> Ending | None:

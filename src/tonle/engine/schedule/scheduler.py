@@ -103,8 +103,8 @@ class Scheduler:
         alone = len(self.running) + len(self.waiting) == 1
         most = budget if alone else max(1, most)  # tokens of one sequence
         for sequence in order:
-            if sequence.row is None or sequence.complete:
-                continue  # preempted a moment ago, or its last token is in flight
+            if sequence.row is None or sequence.complete or sequence.is_late:
+                continue  # preempted a moment ago, or its last token is in flight, or it waits for its mask
             if budget == 0:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
             if sequence.num_remaining > 1 and sequence.num_computed < len(sequence.request.prompt):
@@ -281,7 +281,7 @@ class Scheduler:
                     outcome.finished[handle] = ("stop", None)
                     self.cancel(handle)
                 continue
-            if sequence.constraint is not None and is_known(sequence, plan.place(i)):
+            if sequence.constraint is not None and (i in plan.missed or is_known(sequence, plan.place(i))):
                 continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)
