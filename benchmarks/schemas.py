@@ -8,15 +8,15 @@ that are refused; tests/unit/engine/grammar has those.
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import json
 import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import jsonschema
 
 Schema = dict[str, Any]
 
@@ -119,22 +119,32 @@ def make_cases(count: int = 200, seed: int = 17) -> list[Case]:
     return cases
 
 
-def validator(schema: Schema) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(schema, format_checker=_FORMAT_CHECKER)
+def validator(schema: Schema) -> Any:
+    import jsonschema  # not where only speed is measured
+
+    return jsonschema.Draft202012Validator(schema, format_checker=_format_checker())
 
 
-_FORMAT_CHECKER = jsonschema.FormatChecker(formats=[])
-for _name, _read in {
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "date-time": datetime.datetime.fromisoformat,
-    "uuid": uuid.UUID,
-    "ipv4": ipaddress.IPv4Address,
-    "ipv6": ipaddress.IPv6Address,
-}.items():
-    _FORMAT_CHECKER.checks(_name, raises=ValueError)(
-        lambda value, read=_read: not isinstance(value, str) or bool(read(value)) or True
-    )
+@functools.cache
+def _format_checker() -> Any:
+    """Formats as Python reads them."""
+    import jsonschema
+
+    checker = jsonschema.FormatChecker(formats=[])
+    readers: dict[str, Callable[[str], object]] = {
+        "date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat, "date-time": datetime.datetime.fromisoformat,
+        "uuid": uuid.UUID, "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address,
+    }  # fmt: skip
+    for name, read in readers.items():
+        checker.checks(name, raises=ValueError)(partial(_is_read, read))
+    return checker
+
+
+def _is_read(read: Callable[[str], object], value: object) -> bool:
+    """Raises `ValueError`."""
+    if isinstance(value, str):
+        read(value)
+    return True
 
 
 # -- leaves
