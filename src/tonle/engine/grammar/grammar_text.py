@@ -23,7 +23,8 @@ from tonle.engine.grammar.structural_tag import tag_grammar
 from tonle.engine.request import StructuredOutput
 
 _FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[^\n:\"/|]*:", re.MULTILINE)
+# Possessive: one pass, whatever the text.
+_RULE = re.compile(r"^[ \t]*+[?!]*+[A-Za-z_][\w-]*+(?:\[[^\]\n]*+\])?+[^\n:\"/|]*+:", re.MULTILINE)
 
 
 def grammar_text(structured: StructuredOutput, special_tokens: Mapping[str, int] | None = None) -> str:
