@@ -1,4 +1,4 @@
-"""Answers of the default model at temperature 1 parse and validate: a sample of `python -m benchmarks.structured --only validity`."""
+"""Answers of the default model at temperature 1 parse and validate: a sample of `benchmarks.structured --only validity`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-
 from benchmarks.schemas import make_cases
 from benchmarks.structured_validity import validate
+
 from tonle import EngineConfig, InferenceEngine
 from tonle.models.source import ModelSource
 

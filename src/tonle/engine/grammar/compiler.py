@@ -40,7 +40,9 @@ _MAX_CACHED_BYTES = 8 << 20  # of their texts, which is a measure of the rest
 # taken as it is used.
 _STACK_BYTES = 512 << 20
 _SIDE_BY_SIDE = 4  # masks, from which on a pool of threads fills them sooner than the loop's own
-_SLOW_FILL_S = 0.01  # of a pool. Then the next masks are filled one by one, which tells whose they are that take so long
+_SLOW_FILL_S = (
+    0.01  # of a pool. Then the next masks are filled one by one, which tells whose they are that take so long
+)
 _ONE_BY_ONE = 8  # steps
 # The limits keep all grammars that we know of below 2 s. One that does not end is left to its thread, and another thread goes on.
 _MAX_COMPILE_S = 10.0
@@ -122,10 +124,14 @@ class GrammarCompiler:
             self._jobs.put(key)
 
     def forget(self, handle: int) -> None:
-        """A grammar that is only asked for by those that are gone is compiled all the same, and kept."""
+        """A grammar that is only asked for by those that are gone is not compiled, unless that has begun; then it is kept."""
         self._ready = [compiled for compiled in self._ready if compiled.request.handle != handle]
-        for requests in self._waiting.values():
-            requests[:] = [request for request in requests if request.handle != handle]
+        for key, requests in list(self._waiting.items()):
+            kept = [request for request in requests if request.handle != handle]
+            if len(kept) < len(requests):
+                requests[:] = kept
+                if not kept and self._jobs.discard(key):
+                    del self._waiting[key]
 
     def take(self) -> list[Compiled]:
         if self._worker.is_late:
@@ -222,7 +228,9 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
             matcher.compute_bitmask()  # some mistakes show here
         if matcher.is_error():
             return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
-    except BaseException as error:  # llguidance raises none for a grammar's sake; and the thread must go on, after a panic too
+    except (
+        BaseException
+    ) as error:  # llguidance raises none for a grammar's sake; and the thread must go on, after a panic too
         log.exception("a grammar of %d bytes could not be compiled", len(key[1]))
         return _Done(key, None, f"the grammar could not be compiled ({type(error).__name__})")
     return _Done(key, matcher)

@@ -25,7 +25,9 @@ MAX_PATTERNS_AT_ONCE = 8  # that one string must match: twice as many take 1,000
 MAX_MULTIPLE_OF = 100_000  # one state for each remainder: 0.3 s
 MAX_CHOICES = 10_000
 MAX_REGEX_CHARS = 16 * 1024
-MAX_RULES = 400  # of a grammar: to tell of a mistake behind a chain of n rules, llguidance takes n² steps; here a second
+MAX_RULES = (
+    400  # of a grammar: to tell of a mistake behind a chain of n rules, llguidance takes n² steps; here a second
+)
 MAX_FORCED_TOKENS = (
     4_096  # that the beginning of a grammar leaves no choice about: beyond it, it is taken to be endless
 )

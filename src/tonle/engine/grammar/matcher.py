@@ -13,11 +13,11 @@ _MAX_MESSAGE_CHARS = 600
 _TOKEN_S = 0.002  # of the processor, per token
 _BURST_S = 1.0  # beyond that, in all
 _LONG_S = 0.002  # a mask that takes longer may be that of a long run without a choice
-_TOO_SLOW = (
-    "it takes too long to find out what may come next; make the grammar less ambiguous, or its patterns simpler and shorter"
-)
+_TOO_SLOW = "it takes too long to find out what may come next; make the grammar less ambiguous, or its patterns simpler"
 
-_COMPLEX = "its patterns are too complex; make them simpler or shorter, above all what is repeated inside of repetitions"
+_COMPLEX = (
+    "its patterns are too complex; make them simpler or shorter, above all what is repeated inside of repetitions"
+)
 _AMBIGUOUS = "it can go on in too many ways at once; write fewer alternatives, or say in fewer ways what means the same"
 
 

@@ -93,7 +93,7 @@ class TestCompiling:
         compiler = GrammarCompiler(grammars.text, VOCAB_SIZE, ENDS)
         for handle, (given, words) in enumerate([
             (S(json={"$ref": "#"}), "no text at all fits it"),
-            (S(regex="(.*[a-f].{1,30}[g-p]){50}"), "its patterns are too complex"),
+            (grammars.BOMBS["terminals twice each"], "its patterns are too complex"),
             (S(json={"type": "string", "pattern": "^(.*a.{30})*$", "minLength": 500}), "too complex together"),
         ]):  # fmt: skip
             compiler.ask(request(handle, grammar_text(given)))
@@ -102,15 +102,44 @@ class TestCompiling:
         compiler.close()
 
 
+class TestQueue:
+    def test_what_no_caller_waits_for_is_not_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        began, go_on, seen, real = threading.Event(), threading.Event(), [], module._compile
+
+        def watch(key: Any, vocabulary: Any) -> Any:
+            seen.append(key[1])
+            began.set()
+            go_on.wait(60)
+            return real(key, vocabulary)
+
+        monkeypatch.setattr(module, "_compile", watch)
+        compiler = GrammarCompiler(grammars.text, VOCAB_SIZE, ENDS)
+        first, gone, last = (grammar_text(S(choice=[word])) for word in ("first", "gone", "last"))
+        compiler.ask(request(1, first))
+        assert began.wait(60)
+        for handle in range(2, 50):
+            compiler.ask(request(handle, gone))
+        compiler.ask(request(50, last))
+        for handle in range(1, 50):
+            compiler.forget(handle)
+        go_on.set()
+        (done,) = take_all(compiler, 1)
+        assert done.request.handle == 50 and seen == [first, last]
+        compiler.ask(request(51, first))  # it had begun, and was kept
+        assert take_all(compiler, 1)[0].constraint is not None and seen == [first, last]
+        compiler.close()
+
+
 class TestPerToken:
     def test_one_that_is_slow_all_the_time_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(matcher, "_BURST_S", 0.05)
+        monkeypatch.setattr(matcher, "_TOKEN_S", 0.0)  # this vocabulary is small
+        monkeypatch.setattr(matcher, "_BURST_S", 0.01)
         constraint, mask = constraint_of(AMBIGUOUS), np.zeros(WORDS, np.int32)
         for _ in range(400):
             if constraint.error is not None:
                 break
             constraint.fill(mask)
-            constraint.push(min(allowed(constraint) or set()))
+            constraint.push(min((allowed(constraint) or set()) - ENDS))
         assert constraint.error is not None and "takes too long to find out what may come next" in constraint.error
 
     def test_slow_masks_are_told_apart_from_the_others_of_a_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
