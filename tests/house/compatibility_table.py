@@ -27,7 +27,6 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
 HONOURED, REFUSED_WORD, IGNORED = "honoured", "refused", "ignored, with a warning"
 
 
-@functools.cache
 def rows(path: str) -> dict[str, tuple[str, str]]:
     """Of each field at `path`: what becomes of it, and a line about it. Those honoured come first, as the docs page has them."""
     request = REQUESTS[path]

@@ -95,7 +95,9 @@ class GrammarConstraint:
 _IN_WORDS = {
     "NoExtensionBias": "no text at all fits it; does a rule or a $ref lead to nothing but itself?",
     "Unable to determine if regex is empty": "patterns and lengths that one string must fit are too complex together",
-    "; ff_tokens)": "what follows leaves no choice and has no end; does a required property lead back to itself?",
+    "; ff_tokens)": (
+        "what follows has too many alternatives, or leaves no choice without an end; does a required property lead to itself?"
+    ),
     "too many expressions": _COMPLEX,
     "too many states": _COMPLEX,
     "lexer precomputation failed": _COMPLEX,
