@@ -16,10 +16,10 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test fuzz chaos examples model check format clean
+.PHONY: help serve chat bench test fuzz chaos structured examples model check format clean
 
 help: ## Show this
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(INSTALLED) ## Serve a model: make serve ARGS="MODEL --port 9000"
 	@$(BIN)/tonle serve $(ARGS)
@@ -38,6 +38,9 @@ fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 2
 
 chaos: model ## Faults under load, and a table of what happened: make chaos ARGS="--fault kill-engine"
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+structured: model ## Answers bound by schemas, validated: make structured ARGS="--generations 200"
+	@$(BIN)/python -m benchmarks.structured --only validity $(ARGS)
 
 examples: $(INSTALLED_DEV) ## Render the documents in deploy/ again
 	@$(BIN)/python deploy/render_examples.py

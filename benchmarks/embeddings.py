@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,36 +67,40 @@ class Transformers:
         return normalized(np.stack([vector for vector in found if vector is not None]))
 
 
-def measure(work: Callable[[], Vectors], repeats: int) -> tuple[float, Vectors]:
-    """Median seconds, after one run that is not counted."""
-    vectors = work()
-    seconds = []
+def measure(sides: dict[str, Callable[[], Vectors]], repeats: int) -> dict[str, tuple[float, Vectors]]:
+    """Median seconds of each side, in turns, after one round that is not counted; and its vectors."""
+    vectors = {name: work() for name, work in sides.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
-        began = time.monotonic()
-        vectors = work()
-        seconds.append(time.monotonic() - began)
-    return statistics.median(seconds), vectors
+        for name, work in sides.items():
+            began = time.monotonic()
+            work()
+            seconds[name].append(time.monotonic() - began)
+    return {name: (statistics.median(seconds[name]), vectors[name]) for name in sides}
 
 
 def compare(engine: InferenceEngine, theirs: Transformers, texts: list[list[int]], options: argparse.Namespace) -> None:
-    console, num_tokens = Console(), sum(map(len, texts))
+    console = Console()
     for pooling in ("last", "mean"):
-        table = Table(title=f"{len(texts)} texts, {num_tokens} tokens, pooling {pooling}", title_justify="left")
+        sides: dict[str, Callable[[], Vectors]] = {"Tonle": partial(engine.embed, texts, pooling)}
+        some = texts[: options.one_by_one]
+        sides["transformers, one by one"] = partial(theirs.embed, some, pooling, 1)
+        for size in options.batch_sizes:
+            sides[f"transformers, by {size}"] = partial(theirs.embed, texts, pooling, size)
+        found = measure(sides, options.repeats)
+        table = Table(
+            title=f"{len(texts)} texts, {sum(map(len, texts))} tokens, pooling {pooling}", title_justify="left"
+        )
         for name in ("", "texts/s", "tokens/s", "Tonle is", "furthest cosine"):
             table.add_column(name, justify="left" if not name else "right")
-        ours_s, ours = measure(lambda pooling=pooling: engine.embed(texts, pooling), options.repeats)  # type: ignore[misc]
-        table.add_row("Tonle", f"{len(texts) / ours_s:.1f}", f"{num_tokens / ours_s:.0f}", "", "")
-        for size in (1, *options.batch_sizes):
-            some = texts if size > 1 else texts[: options.one_by_one]
-            seconds, vectors = measure(
-                lambda some=some, size=size, pooling=pooling: theirs.embed(some, pooling, size),  # type: ignore[misc]
-                options.repeats,
-            )
-            rate = len(some) / seconds
-            apart = float((vectors * ours[: len(some)]).sum(axis=1).min())
-            name = "transformers, one by one" if size == 1 else f"transformers, batches of {size}"
-            table.add_row(name, f"{rate:.1f}", f"{sum(map(len, some)) / seconds:.0f}",
-                          f"{len(texts) / ours_s / rate:.2f} x", f"{apart:.4f}")  # fmt: skip
+        ours_s, ours = found["Tonle"]
+        for name, (seconds, vectors) in found.items():
+            rate = sum(map(len, texts[: len(vectors)])) / seconds
+            cells = ["", ""]
+            if name != "Tonle":
+                apart = float((vectors * ours[: len(vectors)]).sum(axis=1).min())
+                cells = [f"{sum(map(len, texts)) / ours_s / rate:.2f} x", f"{apart:.4f}"]
+            table.add_row(name, f"{len(vectors) / seconds:.1f}", f"{rate:.0f}", *cells)
         console.print(table)
 
 
@@ -114,7 +119,10 @@ def main() -> None:
     device = choose_device(options.device)
     with tempfile.TemporaryDirectory() as root:
         model = save_random(options.shape, Path(root)) if options.shape else options.model
-        config = EngineConfig(device=device.type, max_batch_size=None, max_sequence_length=2048, memory_pool_size=None)
+        config = EngineConfig(  # the same texts come again: none is found in the prefix cache
+            device=device.type, max_batch_size=None, max_sequence_length=2048, memory_pool_size=None,
+            enable_prefix_caching=False,
+        )  # fmt: skip
         with InferenceEngine(model, None, config) as engine:
             wait_for_kernels()
             if options.ranking:

@@ -78,7 +78,12 @@ class Compiler:
     def is_busy(self) -> bool:
         return bool(self._asked)
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+    def is_late(self, constraint: Constraint) -> bool:
+        return False
+
+    def drop_mask(self, constraint: Constraint) -> None: ...
+
+    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
         return [constraint.fill(mask) for constraint, mask in zip(constraints, masks, strict=True)]
 
     def close(self) -> None: ...
@@ -114,7 +119,7 @@ class Bench:
 
     def run(self, rows: int, bound: int, forced: int, least: int) -> Outcome:
         scheduler = self.loop._scheduler
-        scheduler.limits = replace(scheduler.limits, min_forced=least, rows_per_forced=0)
+        scheduler.limits = replace(scheduler.limits, min_forced=least)
         self.loop._compiler = Compiler(self._vocab_size, 4, forced)
         self._ended.clear()
         config = ResolvedConfig(max_length=NEW, do_sample=False, early_stopping=False)

@@ -307,7 +307,13 @@ def _map(rng: random.Random) -> Schema:
             "additionalProperties": False,
             "maxProperties": 3,
         }
-    return {"type": "object", "properties": {}, "additionalProperties": _integer(rng), "maxProperties": 1}
+    names = "^[A-Za-zក-អ ]{1,12}$"  # keys have a bound, too
+    return {
+        "type": "object",
+        "patternProperties": {names: _integer(rng)},
+        "additionalProperties": False,
+        "maxProperties": 1,
+    }
 
 
 def _top_leaf(rng: random.Random) -> Schema:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.schemas import Case, make_cases
@@ -30,7 +32,7 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.grammar.vocabulary import make_vocabulary
 from tonle.engine.inference_engine import InferenceEngine
 from tonle.engine.text import load_text
-from tonle.models.source import resolve
+from tonle.models.source import ModelSource, resolve
 
 PARTS = ("masks", "speed", "validity")
 
@@ -43,20 +45,29 @@ def main() -> int:
         _masks(cases, args)
         parts.remove("masks")
     if parts:
-        with tempfile.TemporaryDirectory() as folder, _engine(args, Path(folder)) as engine:
+        with tempfile.TemporaryDirectory() as folder:
+            source, config = _model(args, Path(folder))
             if "speed" in parts:
-                asyncio.run(measure_speed(engine, cases, users=args.users, bound=args.bound, seconds=args.seconds))
+                crowd = {"users": args.users, "bound": args.bound, "seconds": args.seconds}
+                asyncio.run(measure_speed(source, config, cases, **crowd))
             if "validity" in parts:
-                print(f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1", flush=True)
-                alone = min(args.alone, args.generations)
-                good = show(asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users)))
+                with InferenceEngine(source.path, None, config) as engine:
+                    good = _validate(engine, cases, args)
     return 0 if good else 1
+
+
+def _validate(engine: InferenceEngine, cases: Sequence[Case], args: argparse.Namespace) -> bool:
+    print(f"## Validity: {args.generations} answers over {len(cases)} schemas at temperature 1", flush=True)
+    log = partial(print, file=sys.stderr, flush=True)
+    alone = min(args.alone, args.generations)
+    return show(asyncio.run(validate(engine, cases, args.generations, num_alone=alone, batch=args.users, log=log)))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="a path or hub name; the default model")
     parser.add_argument("--shape", default=None, choices=sorted(SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json for --shape; one is made up if left out")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--generations", type=int, default=2000)
@@ -70,13 +81,17 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _engine(args: argparse.Namespace, folder: Path) -> InferenceEngine:
+def _model(args: argparse.Namespace, folder: Path) -> tuple[ModelSource, EngineConfig]:
     config = EngineConfig(max_batch_size=max(args.users, 8), max_sequence_length=1024)
     if args.shape is None:
-        return InferenceEngine(args.model, None, config)
+        return resolve(args.model), config
     shape = SHAPES[args.shape]
-    tokenizer = synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"])
-    return InferenceEngine(write_config(args.shape, folder), tokenizer, replace(config, load_format="random"))
+    path = write_config(args.shape, folder)
+    if args.tokenizer is not None:
+        shutil.copyfile(args.tokenizer, path / "tokenizer.json")
+    else:
+        synthetic_tokenizer(shape["vocab_size"], shape["eos_token_id"]).save(str(path / "tokenizer.json"))
+    return ModelSource("folder", path, args.shape), replace(config, load_format="random")
 
 
 def _masks(cases: Sequence[Case], args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.schemas import Case
@@ -60,7 +60,13 @@ async def answer(engine: InferenceEngine, case: Case, seed: int, *, streamed: bo
 
 
 async def validate(
-    engine: InferenceEngine, cases: Sequence[Case], generations: int, *, num_alone: int, batch: int
+    engine: InferenceEngine,
+    cases: Sequence[Case],
+    generations: int,
+    *,
+    num_alone: int,
+    batch: int,
+    log: Callable[[str], None] | None = None,
 ) -> list[Validity]:
     """`num_alone` answers one after the other, the rest `batch` at a time with a free one beside every fourth."""
     found = {label: Validity(label) for label in ("alone", "alone, streamed", "busy batch", "busy batch, streamed")}
@@ -69,6 +75,8 @@ async def validate(
         case, streamed = cases[number % len(cases)], number % 2 == 1
         text, reason = await answer(engine, case, number, streamed=streamed)
         found[way + (", streamed" if streamed else "")].add(case, text, reason)
+        if log is not None and (done := sum(result.num_asked for result in found.values())) % 100 == 0:
+            log(f"  {done} of {generations}, {sum(len(result.problems) for result in found.values())} not valid")
 
     for number in range(num_alone):
         await one(number + number // len(cases), "alone")

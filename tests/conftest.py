@@ -22,6 +22,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tonle-test-state-")
 
 import pytest
 
+from tests.fakes.server import Server, tonle_serve
 from tonle.config.cache_dir import cache_dir
 from tonle.models import default_model as pinned
 from tonle.models.source import ModelSource, resolve
@@ -40,6 +41,13 @@ def default_model() -> ModelSource:
     if not pinned.is_present(path):
         pytest.skip(f"the default model is not at {path}; `tonle pull` (or `make test`) fetches it")
     return resolve(None, progress=False)
+
+
+@pytest.fixture(scope="session")
+def default_server(default_model: ModelSource) -> Iterator[Server]:
+    """`tonle serve` with the default model, one for all files that do nothing to it but ask: it takes long to start."""
+    with tonle_serve() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True, scope="module")

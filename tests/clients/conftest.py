@@ -1,4 +1,4 @@
-"""One `tonle serve` with the default model and one `tonle gateway` in front of it, for all clients of this folder.
+"""One `tonle gateway` in front of `tonle serve` with the default model, for all clients of this folder.
 
 Clients that are not installed are skipped by their files. None of them may touch a network, nor tell anyone that they run.
 """
@@ -15,12 +15,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
-from tests.fakes.server import tonle_serve
+from tests.fakes.server import Server
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else importing it asks the network for prices
 os.environ["LANGSMITH_TRACING"] = "false"
@@ -66,10 +65,10 @@ def tonle_gateway(folder: Path, backend: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def places(default_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Place]]:
+def places(default_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Place]]:
     folder = tmp_path_factory.mktemp("gateway")
-    with tonle_serve() as server, tonle_gateway(folder, server.url) as gateway:
-        urls = {"serve": f"{server.url}/v1", "gateway": f"{gateway}/v1"}
+    with tonle_gateway(folder, default_server.url) as gateway:
+        urls = {"serve": f"{default_server.url}/v1", "gateway": f"{gateway}/v1"}
         with openai.OpenAI(base_url=urls["gateway"], api_key=KEY) as client:
             model = client.models.list().data[0].id
         yield {name: Place(url, model, folder / "audit") for name, url in urls.items()}

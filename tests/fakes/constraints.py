@@ -61,7 +61,13 @@ class RuleConstraint:
 class RuleCompiler:
     """Has the constraint of a request when it has been asked for it `delay` times. A rule that is a text: it is refused."""
 
-    def __init__(self, rule: Callable[[Request], Rule | str], vocab_size: int, delay: int = 0) -> None:
+    def __init__(
+        self, rule: Callable[[Request], Rule | str], vocab_size: int, delay: int = 0, late: float = 0.0
+    ) -> None:
+        """`late`: share of masks that are not filled at once, where the loop does not wait for them."""
+        self._late_share = late
+        self._rng = random.Random(5)
+        self.late: dict[int, int] = {}  # by the id of a constraint: how often it will still be late
         self.mask_words = -(-vocab_size // 32)
         self.made: dict[int, RuleConstraint] = {}
         self.num_filled: list[int] = []  # rows of each call
@@ -92,9 +98,32 @@ class RuleCompiler:
     def is_busy(self) -> bool:
         return bool(self._asked)
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
         self.num_filled.append(len(constraints))
-        return [constraint.fill(mask) for constraint, mask in zip(constraints, masks, strict=True)]
+        if wait_s is not None:
+            for constraint in constraints:
+                if id(constraint) not in self.late and self._rng.random() < self._late_share:
+                    self.late[id(constraint)] = self._rng.randint(0, 3)
+                    self.num_late += 1
+        return [
+            None if wait_s is not None and self.late.get(id(constraint), 0) else self._fill(constraint, mask)
+            for constraint, mask in zip(constraints, masks, strict=True)
+        ]
+
+    def _fill(self, constraint: Constraint, mask: np.ndarray) -> bool:
+        self.late.pop(id(constraint), None)
+        return constraint.fill(mask)
+
+    num_late = 0
+
+    def is_late(self, constraint: Constraint) -> bool:
+        left = self.late.get(id(constraint), 0)
+        if left:
+            self.late[id(constraint)] = left - 1
+        return left > 0
+
+    def drop_mask(self, constraint: Constraint) -> None:
+        self.late.pop(id(constraint), None)
 
     def close(self) -> None:
         self.is_closed = True

@@ -17,9 +17,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
+from tonle.engine.embedding import Embedding
 from tonle.engine.messages import AdapterInfo, LoopStats, ModelCard
-from tonle.engine.request import Delta, GenerationConfig, RequestPriority, Timings, TokenLogprob, Usage
+from tonle.engine.request import (
+    Delta,
+    GenerationConfig,
+    GenerationResult,
+    RequestPriority,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from tonle.engine.text import Text
 from tonle.errors import EngineDied, EngineRestarting, ModelError, TonleError, UnknownModel
 from tonle.replica.chat_style import chat_style
@@ -93,6 +103,14 @@ class FakeGeneration:
         self._ended = False
         self._pump: asyncio.Task[None] | None = None
 
+    async def result(self) -> GenerationResult:
+        deltas = [delta async for delta in self._deltas()]
+        return GenerationResult(
+            request_id=self.request_id, prompt_ids=self.prompt, texts=["".join(delta.text for delta in deltas)],
+            output_ids=[[token for delta in deltas for token in delta.tokens]], finish_reasons=["length"],
+            usage=self.usage, timings=self.timings, prompt_logprobs=self.prompt_logprobs,
+        )  # fmt: skip
+
     def cancel(self) -> None:
         if self._pump is not None:
             self._pump.cancel()
@@ -151,8 +169,10 @@ class FakeFront:
         self.card: ModelCard | None = ModelCard(
             architecture="Scripted", context_length=512, vocab_size=258, eos_ids=[END], device="none", dtype="none",
             block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, load_s=0.0, max_loras=4,
+            hidden_size=2,
         )  # fmt: skip
         self.stats = LoopStats()
+        self.embedded: list[dict[str, Any]] = []  # how embeddings were asked for
         self.adapters: dict[str, AdapterInfo] = {}
         self.awaited_adapters: dict[str, AdapterInfo] = {}  # of an engine that was lost
         self.loading = asyncio.Event()  # while not set, an adapter is being read
@@ -204,6 +224,15 @@ class FakeFront:
         cached = generation.usage.cached_tokens
         self.count(prompt_tokens=len(prompt) - cached, prefix_hits=cached, prefix_queries=len(prompt))
         return generation
+
+    async def embed(self, prompts: list[list[int]], **how: Any) -> list[Embedding]:
+        """Of each prompt: its length, and 1."""
+        self.embedded.append(how)
+        now = time.monotonic()
+        return [
+            Embedding(Usage(len(prompt)), Timings(now, now, now, now), np.array([len(prompt), 1], np.float32))
+            for prompt in prompts
+        ]
 
     def count(self, **more: int) -> None:
         totals = {name: getattr(self.stats, name) + number for name, number in more.items()}

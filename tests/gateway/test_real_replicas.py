@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -129,3 +130,34 @@ async def read(place: RunningGateway, index: int, begun: set[int]) -> str:
             begun.add(index)
             text += piece
     return text
+
+
+def test_embeddings_and_rankings(tmp_path: Path, replicas: list[Server]) -> None:
+    """Passed on, counted and on record without the vectors; kept by the cache only for those who ask for that."""
+
+    async def main() -> None:
+        rows = (BackendConfig(url=replicas[0].url, name="r0"),)
+        async with running_gateway(tmp_path, backends=lambda: rows) as place:
+
+            async def post(path: str, **body: Any) -> Any:
+                reply = await place.client.post(path, json=body, headers={"authorization": f"Bearer {KEY}"})
+                assert reply.status_code == 200, reply.text
+                return reply
+
+            texts = ["the quick brown fox", "and then the other one"]
+            states = []
+            for more in ({}, {}, {"use_cache": True}, {"use_cache": True}):
+                reply = await post("/v1/embeddings", model="m", input=texts, **more)
+                assert [len(each["embedding"]) for each in reply.json()["data"]] == [64, 64]
+                states.append(reply.headers.get("x-cache", "none"))
+            assert states[0] == states[1] and states[3] != states[2], states
+            ranked = await post("/v2/rerank", model="m", query="fox", documents=texts)
+            assert sorted(each["index"] for each in ranked.json()["results"]) == [0, 1]
+        found = [record for record in place.records() if record["endpoint"] == "/v1/embeddings"]
+        assert [record["cache"]["state"] for record in found] == ["bypass", "bypass", "miss", "hit"]
+        for record in found:
+            assert record["prompt"] == texts and '"num_embeddings": 2' in json.dumps(record)
+        assert len(json.dumps(found[0])) < 4000
+        assert found[0]["usage"]["prompt_tokens"] == reply.json()["usage"]["prompt_tokens"] > 0
+
+    run(main())

@@ -10,12 +10,14 @@ import pytest
 
 from tests.gateway.running_gateway import ADMIN, CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.gateway.routes import PIPED
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.known import KNOWN, unknown_fields
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"}, "/v1/embeddings": {"input": "hi"}, "/v1/responses": {"input": "hi"},
-    "/v1/rerank": {"query": "q", "documents": ["d"]},
-    "/v1/score": {"text_1": "a", "text_2": "b"}, "/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [1]},
+    **{path: {"query": "q", "documents": ["d"]} for path in RERANK_PATHS},
+    **{path: {"text_1": "a", "text_2": "b"} for path in SCORE_PATHS},
+    "/tokenize": {"prompt": "hi"}, "/detokenize": {"tokens": [1]},
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5},
     "/api/v1/inference": {"user_input": "hi", "use_cache": False},
 }  # fmt: skip

@@ -29,7 +29,7 @@ from tonle.engine.request import GenerationConfig, Request
 pytestmark = pytest.mark.gpu
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
 SAMPLED = GenerationConfig(max_length=NEW, seed=5, temperature=0.8, top_p=0.95, early_stopping=False)
-PENALTIES = GenerationConfig(max_length=NEW, seed=5, temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.4,
+PENALTIES = GenerationConfig(max_length=NEW, seed=5, temperature=0.8, repetition_penalty=1.3, frequency_penalty=2.0,
                              early_stopping=False)  # fmt: skip
 COUNT = 12 if CUDA else 2
 MACHINE: dict[str, Any] = {"max_batch_size": 24, "max_num_batched_tokens": 256} if CUDA else {}
@@ -42,7 +42,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def rules(case: Case) -> dict[int, Rule]:
-    return {handle: random_rule(handle, case.vocab_size - 1, forced=0.5, free=0.1, end=0.0) for handle in range(COUNT)}
+    """Of a few of the vocabulary's tokens, so that forced ones come again, and penalties tell."""
+    return {handle: random_rule(handle, 40, forced=0.5, free=0.1, end=0.0) for handle in range(COUNT)}
 
 
 @pytest.fixture(scope="module" if CUDA else "function")  # the interpreter's settings are a test's own
@@ -106,7 +107,7 @@ def test_jumps_lag_and_graphs_change_nothing(
     limits = driver.loop._scheduler.limits
     outputs = []
     for min_forced in (1, 99):
-        driver.loop._scheduler.limits = replace(limits, min_forced=min_forced, rows_per_forced=0)
+        driver.loop._scheduler.limits = replace(limits, min_forced=min_forced)
         outputs.append(ask(driver, case, [config] * COUNT, bound)[1])
     driver.loop._scheduler.limits = limits
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tonle.protocol.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from tonle.protocol.fields import CHAT_ONLY, NO_EFFECT, NO_EFFECT_INSIDE, REFUSED, STRIPPED, Refusal
 from tonle.protocol.known import KNOWN
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -21,6 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/score": ScoreRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -9,6 +9,7 @@ import pytest
 
 from tests.house.compatibility_table import HONOURED, IGNORED, PAGE, REFUSED_WORD, REQUESTS, rows, with_tables
 from tonle.errors import InvalidRequest
+from tonle.protocol.embeddings import RerankRequest
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest
 from tonle.protocol.parse import parse
 
@@ -24,6 +25,7 @@ def test_the_server_does_what_the_tables_say(path: str) -> None:
     needed: dict[Any, dict[str, Any]] = {
         ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
         CompletionRequest: {"prompt": "x"},
+        RerankRequest: {"query": "x", "documents": ["x"]},
         DetokenizeRequest: {"tokens": [1]},
     }
     for name, (what, _) in rows(path).items():

@@ -48,7 +48,7 @@ def test_a_file_is_small_named_and_introduced(path: Path) -> None:
 def test_the_public_names_are_these() -> None:
     assert tonle.__all__ == ["LLM", "EngineConfig", "GenerationConfig", "GenerationResult", "InferenceConfig",
                              "InferenceEngine", "OptimizationConfig", "OptimizationLevel", "PerformanceOptimizer",
-                             "RequestPriority", "ResponseCache", "TonleError", "__version__",
+                             "RequestPriority", "ResponseCache", "StructuredOutput", "TonleError", "__version__",
                              "create_optimized_engine"]  # fmt: skip
     for name in tonle.__all__:
         assert getattr(tonle, name) is not None

@@ -13,7 +13,6 @@ import openai
 import pytest
 
 from tests.fakes.front import FakeFront
-from tests.fakes.server import tonle_serve
 from tests.http.serving import serving
 
 MESSAGES: Any = [
@@ -30,9 +29,7 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
         with serving(FakeFront()) as url:
             yield url
     else:
-        request.getfixturevalue("default_model")
-        with tonle_serve() as server:
-            yield server.url
+        yield request.getfixturevalue("default_server").url
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ import pytest
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tonle.bench import ScenarioOptions, run_scenarios
-from tonle.models.source import ModelSource
 
 JSON = {"content-type": "application/json"}
 LONG = {"prompt": "once", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -152,12 +151,10 @@ def test_a_broken_model_is_refused_by_name(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.model
-def test_the_default_model_knows_the_capital_of_france(default_model: ModelSource) -> None:
-    with tonle_serve() as server:
-        question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=question, timeout=120).json()
-        assert "Paris" in reply["choices"][0]["message"]["content"]
-        with httpx.stream(
-            "POST", f"{server.url}/v1/chat/completions", json={**question, "stream": True}, timeout=120
-        ) as s:
-            assert s.read().decode().rstrip().endswith("data: [DONE]")
+def test_the_default_model_knows_the_capital_of_france(default_server: Server) -> None:
+    url = f"{default_server.url}/v1/chat/completions"
+    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    reply = httpx.post(url, json=question, timeout=120).json()
+    assert "Paris" in reply["choices"][0]["message"]["content"]
+    with httpx.stream("POST", url, json={**question, "stream": True}, timeout=120) as s:
+        assert s.read().decode().rstrip().endswith("data: [DONE]")

@@ -15,7 +15,7 @@ from tests.property.test_scheduler import EOS, Device, Memory, _random_request, 
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import Request, ResolvedConfig
-from tonle.engine.schedule import Scheduler, SchedulerLimits, StepOutcome, wanted_draws
+from tonle.engine.schedule import Scheduler, SchedulerLimits, Sequence, StepOutcome, postpone, wanted_draws
 
 TOKENS = 4  # beside the end
 NOT_DRAWN = -1
@@ -27,6 +27,8 @@ class BoundDevice(Device):
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.seen: dict[int, list[int]] = {}  # by row
+        self.late_share = 0.0  # of masks that come too late for their step
+        self.late: list[Sequence] = []
         self.drawn_at: Counter[frozenset[int] | None] = Counter()  # what was allowed where a token was drawn
 
     def run(self, plan: Plan) -> StepResult:
@@ -49,6 +51,9 @@ class BoundDevice(Device):
         places = {i: place for place, i in enumerate(i for i, samples in enumerate(plan.samples) if samples)}
         for i, constraint in zip(entries, constraints, strict=True):
             assert isinstance(constraint, RuleConstraint)
+            if self.late_share and self.rng.random() < self.late_share:
+                self.late.append(postpone(plan, i))
+                continue
             row, sequence = plan.rows[i], plan.sequences[i]
             assert constraint.tokens == sequence.output, "it was not told all tokens, or some twice"
             assert self.seen[row] == sequence.tokens, "penalties have seen other tokens"
@@ -85,6 +90,12 @@ class Life:
 
     def step(self, now: float, *, fails: bool) -> None:
         """As `Loop.step` does it."""
+        late, self.device.late = self.device.late, []
+        for sequence in late:
+            if sequence.is_late and self.device.rng.random() < 0.5 and not sequence.done:
+                self.device.late.append(sequence)
+            else:
+                sequence.is_late = False
         plan = self.scheduler.plan(now)
         self.scheduler.verify()
         self.memory.load(plan)
@@ -141,12 +152,15 @@ class Life:
 
 
 @settings(max_examples=100, deadline=None)
-@given(worlds(), st.integers(0, 2**32), st.integers(1, 3))
-def test_random_life_with_constraints(world: tuple[SchedulerLimits, int, int], seed: int, min_forced: int) -> None:
+@given(worlds(), st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([0.0, 0.2, 0.6]))
+def test_random_life_with_constraints(
+    world: tuple[SchedulerLimits, int, int], seed: int, min_forced: int, late: float
+) -> None:
     limits, num_blocks, lag = world
     limits = replace(limits, min_forced=min_forced)
     rng = random.Random(seed)
     life = Life(limits, num_blocks, lag, rng)
+    life.device.late_share = late
     now = 0.0
     for step in range(6000):
         now += rng.choice([0.0, 0.1, 3.0])

@@ -1,4 +1,4 @@
-"""Answers of the default model at temperature 1 parse and validate: a sample of `benchmarks.structured --only validity`."""
+"""Answers of the default model at temperature 1 parse and validate: a sample of `make structured`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,6 @@ def build(
 def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> SchedulerLimits:
     # Of one prompt in a step: where no cap is set, a controller may give it all.
     cap = config.long_prefill_token_threshold or max(1, machine.max_num_batched_tokens // (2 if targets is None else 1))
-    min_forced, rows_per_forced = (2, 16) if machine.runner.lag else (1, 0)
     return SchedulerLimits(
         max_num_seqs=machine.max_num_seqs,
         max_num_batched_tokens=machine.max_num_batched_tokens,
@@ -112,8 +111,7 @@ def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> 
         continuous=config.enable_continuous_batching,
         batch_timeout_s=config.batch_timeout_ms / 1000,
         num_adapter_slots=config.max_loras if config.uses_adapters else 0,
-        min_forced=min_forced,
-        rows_per_forced=rows_per_forced,
+        min_forced=1 + machine.runner.lag,  # a step ahead of the host has drawn the first of them already
     )
 
 

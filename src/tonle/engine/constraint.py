@@ -69,7 +69,14 @@ class ConstraintCompiler(Protocol):
     def is_busy(self) -> bool:
         """Something was asked for that has not been taken."""
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
-        """`Constraint.fill` of each into its row of masks (n, words), side by side where that is quicker."""
+    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
+        """`Constraint.fill` of each into its row of masks (n, words), side by side where that is quicker. None: it takes longer
+        than `wait_s`. Nothing but `fill`, `is_late` and `drop_mask` may be asked about that constraint until it is filled."""
+
+    def is_late(self, constraint: Constraint) -> bool:
+        """Its mask is still being filled. If not, `fill` has it at once."""
+
+    def drop_mask(self, constraint: Constraint) -> None:
+        """It will not be filled again: its sequence has ended."""
 
     def close(self) -> None: ...

@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 import msgspec
+import numpy as np
 
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.constraint import ConstraintCompiler, needs_constraint
@@ -32,11 +33,12 @@ from tonle.engine.messages import (
 from tonle.engine.plan import Masks, Plan
 from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.schedule import Controller, Scheduler, StepOutcome, facts_of, wanted_draws
+from tonle.engine.schedule import Controller, Scheduler, Sequence, StepOutcome, facts_of, postpone, wanted_draws
 
 log = logging.getLogger("tonle.engine")
 
 _READING_S = 0.005  # longest sleep while adapters are being read: what was read is taken in between steps
+_MASK_S = 0.0005  # longest that a step with other rows waits for masks
 _COMPILING_S = 0.001  # the same while grammars are compiled
 _NO_COMPILER = (
     "this engine takes neither structured output nor a token budget for thinking: it has no tokenizer, so it does not know "
@@ -74,6 +76,7 @@ class Loop:
         self._adapters = adapters  # None: requests use the model as it is
         self._compiler = compiler  # None: requests that need a constraint are refused
         self._compiling: set[int] = set()  # handles of requests that the compiler has
+        self._late: list[Sequence] = []  # sequences of the scheduler whose masks are still being filled
 
     @property
     def adapters(self) -> Adapters:
@@ -92,6 +95,8 @@ class Loop:
 
     def step(self) -> None:
         changed = self._take_mail()
+        if self._late:
+            self._call_late()
         began = time.monotonic()
         plan = self._scheduler.plan(began)
         if plan.rows:
@@ -120,6 +125,8 @@ class Loop:
             wait_s = self._wait_for_adapters(wait_s)
         if self._compiler is not None and self._compiler.is_busy:
             wait_s = _COMPILING_S if wait_s is None else min(wait_s, _COMPILING_S)
+        if self._late and not self._launched:
+            wait_s = _MASK_S  # they may be all that runs
         mail = self._mailbox.take(wait_s)
         for message in mail:
             match message:
@@ -206,15 +213,41 @@ class Loop:
         if self._launched:  # else a step failed
             entries, constraints = wanted_draws(plan)
             allowed = self._runner.mask_rows(len(entries), self._compiler.mask_words)
+            # Rows that are not bound wait a moment at most; where there are none, nothing is lost by waiting.
+            has_others = self._runner.lag > 0 and sum(plan.samples) > len(plan.bound)
             try:
-                is_filled = self._compiler.fill(constraints, allowed) if entries else []
-                self._runner.draw_bound(self._launched[-1], Masks(entries, allowed, is_filled))
+                filled = self._compiler.fill(constraints, allowed, _MASK_S if has_others else None) if entries else []
+                self._runner.draw_bound(self._launched[-1], self._in_time(plan, entries, allowed, filled))
             except Exception:
                 self._launched.pop()
                 self._break(plan)
         for outcome in outcomes:  # after the draw, which the device waits for
             if outcome is not None:
                 self._publish(outcome)
+
+    def _in_time(self, plan: Plan, entries: list[int], allowed: np.ndarray, filled: list[bool | None]) -> Masks:
+        """The masks that are there. The sequences of the others miss the step."""
+        places = [place for place, is_filled in enumerate(filled) if is_filled is not None]
+        if len(places) < len(entries):
+            self._late += [postpone(plan, i) for i, is_filled in zip(entries, filled, strict=True) if is_filled is None]
+            for place, old in enumerate(places):
+                allowed[place] = allowed[old]
+        return Masks(
+            [entries[place] for place in places], allowed[: len(places)], [bool(filled[place]) for place in places]
+        )
+
+    def _call_late(self) -> None:
+        """Sequences whose masks have come take part in steps again."""
+        assert self._compiler is not None
+        late, self._late = self._late, []
+        for sequence in late:
+            assert sequence.constraint is not None
+            if sequence.done:
+                self._compiler.drop_mask(sequence.constraint)
+            elif self._compiler.is_late(sequence.constraint):
+                self._late.append(sequence)
+            else:
+                sequence.is_late = False
 
     def _collect(self, launched: LaunchedStep) -> StepOutcome | None:
         """Wait for a step and commit it. None: it failed."""

@@ -37,6 +37,7 @@ class Plan:
     sequences: list[Any] = field(default_factory=list)  # the scheduler's own, for its commit; the runner does not look
     # Entries that sample only what a grammar allows: `launch` leaves their draws to `draw_bound`.
     bound: list[int] = field(default_factory=list)
+    missed: set[int] = field(default_factory=set)  # of these, those whose masks came late: they are not drawn
 
     @property
     def num_tokens(self) -> int:

@@ -81,12 +81,12 @@ class Document(Struct, kw_only=True):
 class ScoreRequest(ScoringFields, kw_only=True):
     text_1: Annotated[str | list[str] | None, about("The query, or one for each document. Also named queries.")] = None
     text_2: Annotated[str | list[str] | None, about("The document or documents. Also named documents.")] = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
+    queries: Annotated[str | list[str] | None, about("Another name for text_1.")] = None
+    documents: Annotated[str | list[str] | None, about("Another name for text_2.")] = None
 
 
 class RerankRequest(ScoringFields, kw_only=True):
-    query: str
+    query: Annotated[str, about("What the documents are compared with.")]
     documents: Annotated[list[str | Document], about('Texts, or objects {"text": ...}.')]
     top_n: Annotated[Integer | None, about("Return only so many, the best. Default all.")] = None
     return_documents: Annotated[bool | None, about("Repeat each document in its result. Default true.")] = None

@@ -87,7 +87,8 @@ def odd_values() -> Iterator[tuple[str, Any]]:
 
 
 # What is packed on the server's thread comes from JSON, where nothing is shared.
-IN_PROCESS = [name for name, _ in odd_values() if name != "shared"]
+ODD = dict(odd_values())
+IN_PROCESS = [name for name in ODD if name != "shared"]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +110,11 @@ def test_an_odd_value_in_any_field_takes_no_neighbour_with_it(tmp_path: Path, st
     fields = ("body", "answer", "output", "usage", "error", "response_id", "finish_reason", "key_id", "model",
               "model_config", "adapter", "adapter_digest", "cache", "route", "experiment", "warnings", "timings_ms", "client",
               "request_id", "endpoint")[: 3 if names == ["shared"] else None]  # fmt: skip
-    values = dict(odd_values())
     with start(tmp_path, linger_s=0.2) as trail:
         for name in names:
             ask(trail, output="first")
             for field in fields:
-                odd(trail, field, values[name])
+                odd(trail, field, ODD[name])
             ask(trail, output="last")
     assert trail.stats.lost == 0
     written = records(tmp_path)

@@ -160,7 +160,7 @@ def test_from_python() -> None:
         np.testing.assert_allclose(one, expected(model, list(tokenizer.encode(texts[0])), "mean"), atol=1e-4)
         again = asyncio.run(engine.embed_async([[{"role": "user", "content": "hello"}], [5, 6]]))
         assert again.shape == (2, 64)
-        with pytest.raises(InvalidRequest, match="texts"):
+        with pytest.raises(InvalidRequest, match="each text"):
             engine.embed([1.5])  # type: ignore[list-item]
         with pytest.raises(ContextOverflow):
             engine.embed([[5] * 129])

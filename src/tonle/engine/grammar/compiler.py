@@ -23,6 +23,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from tonle.engine.constraint import Compiled, Constraint
 from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
+from tonle.engine.grammar.mask_filler import MaskFiller
 from tonle.engine.grammar.matcher import GrammarConstraint, in_words
 from tonle.engine.grammar.tenant_queue import Key, TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
@@ -39,10 +40,9 @@ _MAX_CACHED_BYTES = 8 << 20  # of their texts, which is a measure of the rest
 # the process would die. Measured: the longest chain that `limits.MAX_BYTES` has room for needs less than 100 MiB. Memory is
 # taken as it is used.
 _STACK_BYTES = 512 << 20
+_MOST_FILLERS = 4  # threads that fill masks which others must not wait for
 _SIDE_BY_SIDE = 4  # masks, from which on a pool of threads fills them sooner than the loop's own
-_SLOW_FILL_S = (
-    0.01  # of a pool. Then the next masks are filled one by one, which tells whose they are that take so long
-)
+_SLOW_FILL_S = 0.01  # of a pool. Then the next masks are filled one by one: that tells which of them take so long
 _ONE_BY_ONE = 8  # steps
 # The limits keep all grammars that we know of below 2 s. One that does not end is left to its thread, and another thread goes on.
 _MAX_COMPILE_S = 10.0
@@ -99,6 +99,7 @@ class GrammarCompiler:
         self._finished: deque[_Done] = deque()
         num_threads = min((os.cpu_count() or 1) - 1, 8)
         self._pool = LLExecutor(num_threads) if num_threads > 1 else None
+        self._filler = MaskFiller(self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS))
         self._vocabulary: LLTokenizer | None = None  # made by the first worker
         self._problem = ""  # why there is none
         self._one_by_one = 0  # steps
@@ -148,7 +149,18 @@ class GrammarCompiler:
     def is_busy(self) -> bool:
         return bool(self._ready) or any(self._waiting.values())
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
+        if wait_s is not None or any(map(self._filler.holds, constraints)):
+            return self._filler.fill(constraints, masks, wait_s)
+        return [*self._fill_now(constraints, masks)]
+
+    def is_late(self, constraint: Constraint) -> bool:
+        return self._filler.is_late(constraint)
+
+    def drop_mask(self, constraint: Constraint) -> None:
+        self._filler.drop(constraint)
+
+    def _fill_now(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
         whole = [_matcher(constraint) for constraint in constraints]
         if self._pool is None or self._one_by_one or len(constraints) - whole.count(None) < _SIDE_BY_SIDE:
             self._one_by_one = max(0, self._one_by_one - 1)
@@ -166,6 +178,7 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Waits for what is being compiled, not for what comes after it."""
+        self._filler.close()
         self._jobs.close()
         self._worker.thread.join(_MAX_COMPILE_S)
 

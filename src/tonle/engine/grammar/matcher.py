@@ -44,9 +44,7 @@ class GrammarConstraint:
             return []
         began = time.thread_time()
         tokens = self.matcher.compute_ff_tokens()[:most]
-        if not self._ends.isdisjoint(
-            tokens
-        ):  # a grammar may name such a token; it is sampled, so that the answer ends with it
+        if not self._ends.isdisjoint(tokens):  # a grammar may name one: it is sampled, so that the answer ends with it
             tokens = tokens[: next(i for i, token in enumerate(tokens) if token in self._ends)]
         if len(tokens) >= max(least, 1):
             self.matcher.consume_tokens(tokens)

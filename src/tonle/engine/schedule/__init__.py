@@ -1,11 +1,12 @@
 """Who runs in the next step. Does: queue, admit, chunk, preempt, finish, tune limits. Does not: touch tensors or read a clock."""
 
-from tonle.engine.schedule.bound import wanted_draws
+from tonle.engine.schedule.bound import postpone, wanted_draws
 from tonle.engine.schedule.controller import Controller, Targets
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.outcome import StepOutcome
 from tonle.engine.schedule.scheduler import Scheduler
+from tonle.engine.schedule.sequence import Sequence
 from tonle.engine.schedule.step_facts import facts_of
 
-__all__ = ["Controller", "Scheduler", "SchedulerLimits", "StepOutcome", "Targets", "TunedLimits", "facts_of",
-           "wanted_draws"]  # fmt: skip
+__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepOutcome", "Targets", "TunedLimits", "facts_of",
+           "postpone", "wanted_draws"]  # fmt: skip

@@ -1,6 +1,7 @@
 """Sequences bound by a `Constraint`: what it makes of their tokens, and which of their samples still count.
 
-Does: push tokens, append those that are forced, say when a sequence ends. Does not: fill masks (the loop asks the compiler to).
+Does: push tokens, append those that are forced, say when a sequence ends or has to wait for its mask. Does not: fill masks (the
+loop asks the compiler to).
 A step in flight samples at the place after a sequence's last token. If forced tokens take that place meanwhile, what it samples
 there is passed over.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from tonle.engine.constraint import Constraint
 from tonle.engine.plan import Plan
-from tonle.engine.schedule.outcome import Ending
+from tonle.engine.schedule.outcome import Ending, StepOutcome
 from tonle.engine.schedule.sequence import Sequence
 
 
@@ -22,21 +23,36 @@ def ending(sequence: Sequence, token: int | None) -> Ending | None:
     return ("length", None) if len(sequence.tokens) >= sequence.max_tokens else None
 
 
-def begin(sequence: Sequence) -> Ending | None:
-    """Before its first step: what is forced is computed with the prompt. Why the sequence ends, if nothing is left to choose."""
+def begin(sequence: Sequence) -> StepOutcome | None:
+    """Before its first step: what is forced is computed with the prompt. An outcome: it has ended, nothing is left to choose."""
     if sequence.request.config.prompt_logprobs is not None:
         return None  # the prompt has to be computed, whatever follows
-    found = ending(sequence, None) or _force(sequence, least=1)
+    end, outcome = ending(sequence, None) or _force(sequence, least=1), StepOutcome()
     sequence.num_unsent = sequence.num_output
-    return found
+    return outcome if _tell(sequence, len(sequence.request.prompt), end, outcome) else None
 
 
-def push(sequence: Sequence, token: int, least: int) -> Ending | None:
-    """`token` was drawn, and is the sequence's last. Appends what it forces, if that is `least` tokens. Why the sequence ends,
-    or None; unless the constraint has an error."""
+def push(sequence: Sequence, token: int, least: int, outcome: StepOutcome) -> bool:
+    """`token` was drawn, and is the sequence's last. Appends what it forces, if that is `least` tokens. Whether the sequence
+    ends."""
     assert sequence.constraint is not None
+    first = len(sequence.tokens) - 1 - sequence.num_unsent
+    sequence.num_unsent = 0
     sequence.constraint.push(token)
-    return ending(sequence, token) or _force(sequence, least)
+    return _tell(sequence, first, ending(sequence, token) or _force(sequence, least), outcome)
+
+
+def _tell(sequence: Sequence, first: int, end: Ending | None, outcome: StepOutcome) -> bool:
+    """The caller gets the tokens from place `first` on, and the end, or else why there is none. Whether the sequence ends."""
+    handle = sequence.request.handle
+    assert sequence.constraint is not None
+    if (why := sequence.constraint.error) is not None:
+        outcome.refused[handle] = why
+        return True
+    outcome.add(handle, sequence.tokens[first:])
+    if end is not None:
+        outcome.finished[handle] = end
+    return end is not None
 
 
 def is_known(sequence: Sequence, place: int) -> bool:
@@ -54,6 +70,16 @@ def wanted_draws(plan: Plan) -> tuple[list[int], list[Constraint]]:
             entries.append(i)
             constraints.append(sequence.constraint)
     return entries, constraints
+
+
+def postpone(plan: Plan, entry: int) -> Sequence:
+    """The mask of this entry came too late for the step's draw. Its sequence computes its last token again when it is there."""
+    sequence: Sequence = plan.sequences[entry]
+    plan.missed.add(entry)
+    sequence.num_pending -= 1
+    sequence.num_computed -= 1
+    sequence.is_late = True
+    return sequence
 
 
 def _force(sequence: Sequence, least: int) -> Ending | None:

@@ -19,12 +19,9 @@ class SchedulerLimits:
     continuous: bool = True  # False: static batches
     batch_timeout_s: float = 0.0  # static batches: longest wait for one to fill
     num_adapter_slots: int = 0  # adapters that one step can compute with
-    min_forced: int = 1  # tokens that a grammar forces are computed as a chunk if they are at least so many,
-    rows_per_forced: int = 0  # and one more for each so many sequences that run; 0: however many run
-
-    def least_forced(self, num_running: int) -> int:
-        """Fewer forced tokens are drawn one by one: on a GPU a chunk of several makes its step slower for all rows of it."""
-        return self.min_forced + (num_running // self.rows_per_forced if self.rows_per_forced else 0)
+    min_forced: int = (
+        1  # tokens that a grammar forces are computed as a chunk if they are so many; fewer are drawn one by one
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from tonle.engine.request import Request
 from tonle.engine.schedule.adapter_slots import AdaptersInMemory, AdapterSlots
 from tonle.engine.schedule.bound import begin, ending, is_known, push
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
-from tonle.engine.schedule.outcome import Ending, StepOutcome
+from tonle.engine.schedule.outcome import StepOutcome
 from tonle.engine.schedule.prefix_sharing import PrefixSharing
 from tonle.engine.schedule.queue import WaitingQueue, order_key
 from tonle.engine.schedule.sequence import Sequence
+from tonle.engine.schedule.static_batches import StaticBatches
 
 _KEY = attrgetter("key")
 _MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
@@ -45,7 +46,7 @@ class Scheduler:
         self._eos = frozenset(eos_ids)
         self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._suspects: dict[int, Sequence] = {}  # were in a step that failed, and have not been in a good one since
-        self._batch_left = 0  # static batches: members of the open batch not admitted yet
+        self._batches = StaticBatches(limits, self.waiting)
 
     # -- messages
 
@@ -68,15 +69,8 @@ class Scheduler:
             stops |= self._eos
         key = order_key(request, self.limits.ageing_s)
         sequence = Sequence(request, key=key, stops=stops, constraint=constraint)
-        if constraint is not None:
-            outcome, end = StepOutcome(), begin(sequence)
-            if constraint.error is not None:
-                outcome.refused[request.handle] = constraint.error
-                return outcome
-            if end is not None:
-                outcome.add(request.handle, sequence.output)
-                outcome.finished[request.handle] = end
-                return outcome
+        if constraint is not None and (outcome := begin(sequence)) is not None:
+            return outcome
         self.waiting.push(sequence)
         return None
 
@@ -109,8 +103,8 @@ class Scheduler:
         alone = len(self.running) + len(self.waiting) == 1
         most = budget if alone else max(1, most)  # tokens of one sequence
         for sequence in order:
-            if sequence.row is None or sequence.complete:
-                continue  # preempted a moment ago, or its last token is in flight
+            if sequence.row is None or sequence.complete or sequence.is_late:
+                continue  # preempted a moment ago, or its last token is in flight, or it waits for its mask
             if budget == 0:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
             if sequence.num_remaining > 1 and sequence.num_computed < len(sequence.request.prompt):
@@ -124,7 +118,7 @@ class Scheduler:
             self.slots.settle()
         while budget > 0 and (newcomer := self._admissible(now)) is not None:
             self.waiting.pop()
-            self._batch_left -= not self.limits.continuous
+            self._batches.num_left -= not self.limits.continuous
             self._admit(newcomer, plan, now)
             count = min(newcomer.num_remaining, budget, most)
             self._schedule(newcomer, count, plan)
@@ -162,14 +156,7 @@ class Scheduler:
 
     def wake_s(self, now: float) -> float | None:
         """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
-        oldest = self.waiting.oldest_arrival_s()
-        if oldest is None:
-            return None
-        if self.limits.continuous:
-            return 0.0
-        if len(self.waiting) >= self.limits.max_num_seqs:  # the next batch is full
-            return 0.0
-        return max(0.0, oldest + self.limits.batch_timeout_s - now)
+        return self._batches.wake_s(now)
 
     def _in_order(self) -> list[Sequence]:
         """Running sequences, most important first; before all others those that decode, which advance in every step."""
@@ -242,7 +229,12 @@ class Scheduler:
         sequence = self.waiting.peek()
         if sequence is not None and sequence.request.adapter:
             sequence = self.slots.next_waiting()
-        if sequence is None or not self._rows or sequence.num_pending or not self._batch_open(now):
+        if (
+            sequence is None
+            or not self._rows
+            or sequence.num_pending
+            or not self._batches.is_open(now, bool(self.running))
+        ):
             return None
         bs = self.limits.block_size
         self._prefixes.hold(sequence)
@@ -269,16 +261,6 @@ class Scheduler:
             self.prefix_queries += len(request.prompt)
             self.prefix_hits += sequence.num_cached
 
-    def _batch_open(self, now: float) -> bool:
-        if self.limits.continuous or self._batch_left > 0:
-            return True
-        full = len(self.waiting) >= self.limits.max_num_seqs
-        due = (oldest := self.waiting.oldest_arrival_s()) is not None and now - oldest >= self.limits.batch_timeout_s
-        if self.running or not (full or due):
-            return False
-        self._batch_left = min(len(self.waiting), self.limits.max_num_seqs)
-        return True
-
     # -- committing
 
     def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
@@ -299,7 +281,7 @@ class Scheduler:
                     outcome.finished[handle] = ("stop", None)
                     self.cancel(handle)
                 continue
-            if sequence.constraint is not None and is_known(sequence, plan.place(i)):
+            if sequence.constraint is not None and (i in plan.missed or is_known(sequence, plan.place(i))):
                 continue
             sequence.num_pending -= 1
             sequence.tokens.append(token)
@@ -307,32 +289,18 @@ class Scheduler:
                 self._suspects.pop(handle, None)
             if i in result.logprobs:
                 outcome.logprobs[handle] = [result.logprobs[i]]
-            if sequence.constraint is None:
+            if sequence.constraint is not None:
+                ends = push(sequence, token, self.limits.min_forced, outcome)
+            else:
                 outcome.handles.append(handle)
                 outcome.tokens.append(token)
-                end = ending(sequence, token)
-            else:
-                end = self._push(sequence, token, outcome)
-            if end is not None:
-                outcome.finished[handle] = end
+                if ends := (end := ending(sequence, token)) is not None:
+                    outcome.finished[handle] = end
+            if ends:
                 self.cancel(handle)
             elif sequence.row is not None:
                 self._prefixes.publish(sequence)
         return outcome
-
-    def _push(self, sequence: Sequence, token: int, outcome: StepOutcome) -> Ending | None:
-        """A token that was drawn for a sequence with a constraint, and what follows from it."""
-        assert sequence.constraint is not None
-        handle = sequence.request.handle
-        first = len(sequence.tokens) - 1 - sequence.num_unsent
-        sequence.num_unsent = 0
-        end = push(sequence, token, self.limits.least_forced(len(self.running)))
-        if (why := sequence.constraint.error) is not None:
-            outcome.refused[handle] = why
-            self.cancel(handle)
-            return None
-        outcome.add(handle, sequence.tokens[first:])
-        return end
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
@@ -375,12 +343,16 @@ class Scheduler:
         self.pool.verify(s.blocks for s in self.running.values())
         self.slots.verify(self.running.values())
         self.waiting.verify()
-        rows = [s.row for s in self.running.values()]
-        assert None not in rows and len(set(rows)) == len(rows), "two sequences share a row"
-        assert sorted([*self._rows, *(r for r in rows if r is not None)]) == list(range(self.limits.max_num_seqs))
-        for s in self.running.values():
-            assert not s.done and 0 <= s.num_computed <= s.num_known <= self.limits.context_length + 1
-            assert len(s.blocks) * self.limits.block_size >= s.num_computed
+        _verify_rows(list(self.running.values()), self._rows, self.limits)
+
+
+def _verify_rows(running: list[Sequence], free: list[int], limits: SchedulerLimits) -> None:
+    rows = [s.row for s in running]
+    assert None not in rows and len(set(rows)) == len(rows), "two sequences share a row"
+    assert sorted([*free, *(r for r in rows if r is not None)]) == list(range(limits.max_num_seqs))
+    for s in running:
+        assert not s.done and 0 <= s.num_computed <= s.num_known <= limits.context_length + 1
+        assert len(s.blocks) * limits.block_size >= s.num_computed
 
 
 def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:

@@ -10,8 +10,8 @@ from tonle.engine.request import Request
 class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
-    __slots__ = ("_digests", "blocks", "constraint", "done", "key", "max_tokens", "num_cached", "num_computed", "num_named",
-                 "num_pending", "num_suspected", "num_unsent", "pooling", "request", "row", "started", "stops",
+    __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "num_cached", "num_computed",
+                 "num_named", "num_pending", "num_suspected", "num_unsent", "pooling", "request", "row", "started", "stops",
                  "tokens")  # fmt: skip
 
     def __init__(
@@ -36,6 +36,7 @@ class Sequence:
         self.row: int | None = None  # its place in the batch, while running
         self.started = False
         self.done = False
+        self.is_late = False  # its mask is still being filled: it is left out of steps
         self.num_suspected = 0  # steps that failed with it among others
 
     @property

@@ -203,6 +203,10 @@ class TestThinking:
                 assert token in (allowed(constraint) or {token})
                 constraint.push(token)
             assert constraint.is_complete == fits and constraint.error is None
+            if not fits:  # the answer begins anew, whatever of it the start looked like
+                for token in (90, *ENDS_IT):
+                    constraint.push(token)
+                assert allowed(constraint) == allowed(constraint_of(answer))
         thinks = ThinkingConstraint(made, constraint_of(CHOICE))
         thinks.push(start[0])
         assert thinks.forced(9) == start[1:]  # no answer begins like this

@@ -20,7 +20,8 @@ VOCAB = MODEL.config.vocab_size
 NEW = 16
 PLAIN = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
 PENALTIES = GenerationConfig(max_length=NEW, seed=3, temperature=0.9, top_p=0.9, early_stopping=False, repetition_penalty=1.3,
-                             presence_penalty=0.5, frequency_penalty=0.2, logit_bias={9: 1.5}, min_tokens=3)  # fmt: skip
+                             presence_penalty=0.5, frequency_penalty=2.0, logit_bias={40: 6.0, 42: 5.0},
+                             min_tokens=3)  # fmt: skip
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9] * 20, [11, 12]]
 EVEN = frozenset(range(0, VOCAB, 2))
 RUN = [40, 41, 40, 42, 40]  # tokens that are forced
@@ -80,6 +81,17 @@ def test_lag_and_jumps_change_nothing(config: GenerationConfig) -> None:
             outputs.append(run(own, [config] * 4, [True, False, True, True], arrive_every=2))
     assert all(output == outputs[0] for output in outputs)
     assert outputs[0][0][3:7] == RUN[1:]
+
+
+@pytest.mark.parametrize("config", [PLAIN, PENALTIES], ids=["greedy", "penalties"])
+def test_late_masks_change_nothing(config: GenerationConfig) -> None:
+    """A sequence whose mask comes late misses steps; its tokens and those of others are the same, penalties included."""
+    bound, rule = [True, False, True, True], random_rule(7, VOCAB - 1, forced=0.3, free=0.2, end=0.0)
+    in_time = run(driver(1, rule), [config] * 4, bound, arrive_every=2)
+    own = driver(1, rule)
+    own.loop._compiler = compiler = RuleCompiler(lambda request: rule, VOCAB, late=0.7)
+    assert run(own, [config] * 4, bound, arrive_every=2) == in_time
+    assert compiler.num_late > 5 and not compiler.late
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -255,3 +255,19 @@ def test_comments_become_pings_once_the_message_has_begun() -> None:
     assert (
         exchange.written.startswith(b": queued\n\n") and b'event: ping\ndata: {"type":"ping"}\n\n' in exchange.written
     )
+
+
+def test_pieces_of_two_calls_are_not_mixed_into_one() -> None:
+    def piece(index: int, **function: str) -> dict[str, Any]:
+        return {"tool_calls": [{"index": index, "id": f"c{index}", "function": function}]}
+
+    deltas = [piece(0, name="f", arguments="{"), piece(1, name="g", arguments="{}"), piece(0, arguments="}")]
+    chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+    stream = b"".join(b"data: %b\n\n" % msgspec.json.encode(chunk) for chunk in chunks)
+    exchange = Written()
+    outlet = MessagesReply(exchange, "msg_1", "m")  # type: ignore[arg-type]
+    outlet.write(stream)
+    with pytest.raises(UpstreamFailed, match="mixed"):  # for the record; the caller has been told
+        outlet.end()
+    outlet.end()
+    assert events_in(exchange.written)[-1]["error"]["message"] == "the backend mixed the pieces of its tool calls"

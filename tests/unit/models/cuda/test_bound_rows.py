@@ -24,7 +24,7 @@ VOCAB = MODEL.config.vocab_size
 PROMPTS = [[5, 6, 7], list(range(3, 40)), [9] * 6]
 GREEDY = GenerationConfig(max_length=8, do_sample=False, early_stopping=False)
 PENALTIES = GenerationConfig(max_length=8, seed=3, temperature=0.9, early_stopping=False, repetition_penalty=1.5,
-                             frequency_penalty=0.5, min_tokens=3)  # fmt: skip
+                             frequency_penalty=2.0, logit_bias={42: 6.0, 43: 6.0}, min_tokens=3)  # fmt: skip
 SOME = frozenset(range(1, VOCAB, 3))
 
 
