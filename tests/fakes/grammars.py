@@ -107,11 +107,15 @@ def deep(levels: int) -> dict[str, Any]:
 BOMBS: dict[str, StructuredOutput] = {
     "a chain of references": StructuredOutput(json=chain(3_000)),
     "a chain of rules": StructuredOutput(
-        grammar="start: r0\n" + "".join(f'r{i}: "x" (r{i + 1} | "y")\n' for i in range(1_900)) + 'r1900: "a"'
+        grammar="start: r0\n" + "".join(f'r{i}: "x" (r{i + 1} | "y")\n' for i in range(390)) + 'r390: "a"'
     ),
     "a chain of terminals": StructuredOutput(
-        grammar="start: T0\n" + "".join(f'T{i}: "a" (T{i + 1})* "b"\n' for i in range(1_900)) + 'T1900: "a"'
+        grammar="start: T0\n" + "".join(f'T{i}: "a" (T{i + 1})* "b"\n' for i in range(390)) + 'T390: "a"'
     ),
+    "a mistake behind a chain of rules": StructuredOutput(
+        grammar="start: r0\n" + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(390)) + "r390: /a(/"
+    ),
+    "rules that mean the same": StructuredOutput(grammar='start: s\ns: s s | s s s | "a" | "b"\n'),
     "references twice each": StructuredOutput(json=doubled(60)),
     "unions in unions": StructuredOutput(json=deep(10)),
     "alternatives of all": StructuredOutput(

@@ -24,7 +24,7 @@ from tonle.engine.constraint import Compiled, Constraint
 from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
 from tonle.engine.grammar.mask_filler import MaskFiller
-from tonle.engine.grammar.matcher import GrammarConstraint, clean
+from tonle.engine.grammar.matcher import GrammarConstraint, in_words
 from tonle.engine.grammar.tenant_queue import Key, TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.grammar.vocabulary import make_vocabulary
@@ -42,6 +42,11 @@ _MAX_CACHED_BYTES = 8 << 20  # of their texts, which is a measure of the rest
 _STACK_BYTES = 512 << 20
 _MOST_FILLERS = 4  # threads that fill masks which others must not wait for
 _SIDE_BY_SIDE = 4  # masks, from which on a pool of threads fills them sooner than the loop's own
+_SLOW_FILL_S = 0.01  # of a pool. Then the next masks are filled one by one: that tells which of them take so long
+_ONE_BY_ONE = 8  # steps
+# The limits keep all grammars that we know of below 2 s. One that does not end is left to its thread, and another thread goes on.
+_MAX_COMPILE_S = 10.0
+_MAX_LEFT = 4  # such threads; then only grammars that are compiled already are taken
 
 
 def parser_limits() -> LLParserLimits:
@@ -49,7 +54,7 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(
         initial_lexer_fuel=300_000,  # at most some 300 ms of building regular expressions; an enum of 256 KiB takes half of it
         step_lexer_fuel=100_000,  # some 7 ms in one step, which no other row may wait for longer
-        step_max_items=50_000,
+        step_max_items=20_000,
         max_items_in_row=2_000,
         max_lexer_states=50_000,  # 1 to 2 KB each
         max_grammar_size=200_000,  # symbols: some half a second
@@ -62,6 +67,20 @@ class _Done:
     key: Key
     matcher: LLMatcher | None
     error: str = ""
+
+
+class _Worker:
+    """A thread that compiles, one grammar after the other."""
+
+    def __init__(self, run: Callable[[_Worker], None]) -> None:
+        self.key: Key | None = None  # under way, since `began_s`
+        self.began_s = 0.0
+        self.is_left = False  # it ends when it is done with this one
+        self.thread = _started(lambda: run(self))
+
+    @property
+    def is_late(self) -> bool:
+        return self.key is not None and time.monotonic() - self.began_s > _MAX_COMPILE_S
 
 
 class GrammarCompiler:
@@ -83,7 +102,11 @@ class GrammarCompiler:
         self._filler = MaskFiller(
             self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS), self._fill_now
         )
-        self._thread = _started(self._run)
+        self._vocabulary: LLTokenizer | None = None  # made by the first worker
+        self._problem = ""  # why there is none
+        self._one_by_one = 0  # steps
+        self._num_left = 0
+        self._worker = _Worker(self._run)
 
     # -- on the loop's thread
 
@@ -97,21 +120,30 @@ class GrammarCompiler:
             self._ready.append(self._compiled(request, done))
         elif key in self._waiting:
             self._waiting[key].append(request)
+        elif self._num_left >= _MAX_LEFT:
+            self._ready.append(Compiled(request, None, _STUCK))
         else:
             self._waiting[key] = [request]
             self._jobs.put(key)
 
     def forget(self, handle: int) -> None:
-        """A grammar that is only asked for by those that are gone is compiled all the same, and kept."""
+        """A grammar that is only asked for by those that are gone is not compiled, unless that has begun; then it is kept."""
         self._ready = [compiled for compiled in self._ready if compiled.request.handle != handle]
-        for requests in self._waiting.values():
-            requests[:] = [request for request in requests if request.handle != handle]
+        for key, requests in list(self._waiting.items()):
+            kept = [request for request in requests if request.handle != handle]
+            if len(kept) < len(requests):
+                requests[:] = kept
+                if not kept and self._jobs.discard(key):
+                    del self._waiting[key]
 
     def take(self) -> list[Compiled]:
+        if self._worker.is_late:
+            self._leave_worker()
         while self._finished:
             done = self._finished.popleft()
-            self._keep(done)
-            self._ready += [self._compiled(request, done) for request in self._waiting.pop(done.key)]
+            if (requests := self._waiting.pop(done.key, None)) is not None:  # else it was given up
+                self._keep(done)
+                self._ready += [self._compiled(request, done) for request in requests]
         ready, self._ready = self._ready, []
         return ready
 
@@ -132,21 +164,35 @@ class GrammarCompiler:
 
     def _fill_now(self, constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
         whole = [_matcher(constraint) for constraint in constraints]
-        if self._pool is None or len(constraints) - whole.count(None) < _SIDE_BY_SIDE:
+        if self._pool is None or self._one_by_one or len(constraints) - whole.count(None) < _SIDE_BY_SIDE:
+            self._one_by_one = max(0, self._one_by_one - 1)
             return [constraint.fill(mask) for constraint, mask in zip(constraints, masks, strict=True)]
         filled = [
             matcher is not None or constraint.fill(masks[row])
             for row, (constraint, matcher) in enumerate(zip(constraints, whole, strict=True))
         ]
         jobs = [(matcher, row) for row, matcher in enumerate(whole) if matcher is not None]
+        began = time.monotonic()
         self._pool.unsafe_compute_mask_ptr(jobs, masks.ctypes.data, masks.strides[0], len(masks))
+        if time.monotonic() - began > _SLOW_FILL_S:
+            self._one_by_one = _ONE_BY_ONE
         return filled
 
     def close(self) -> None:
         """Waits for what is being compiled, not for what comes after it."""
         self._filler.close()
         self._jobs.close()
-        self._thread.join()
+        self._worker.thread.join(_MAX_COMPILE_S)
+
+    def _leave_worker(self) -> None:
+        """What it compiles does not end: a thread cannot be stopped, so another one takes its place."""
+        if (key := self._worker.key) is None:
+            return  # it ended just now
+        log.error("a grammar of %d bytes is not compiled after %.0f s, and given up", len(key[1]), _MAX_COMPILE_S)
+        self._worker.is_left = True
+        self._finished.append(_Done(key, None, _TOO_LONG))
+        self._num_left += 1
+        self._worker = _Worker(self._run)
 
     def _compiled(self, request: Request, done: _Done) -> Compiled:
         if done.matcher is None:
@@ -163,25 +209,28 @@ class GrammarCompiler:
 
     # -- on the compiler's thread
 
-    def _run(self) -> None:
-        vocabulary, problem = self._vocabulary()
-        while (key := self._jobs.get()) is not None:
-            if vocabulary is None:
-                self._finished.append(_Done(key, None, problem))
+    def _run(self, worker: _Worker) -> None:
+        if self._vocabulary is None and not self._problem:
+            self._make_vocabulary()
+        while not worker.is_left and (key := self._jobs.get()) is not None:
+            if self._vocabulary is None:
+                self._finished.append(_Done(key, None, self._problem))
             else:
-                self._finished.append(_compile(key, vocabulary))
+                worker.began_s, worker.key = time.monotonic(), key
+                done = _compile(key, self._vocabulary)
+                worker.key = None
+                self._finished.append(done)
 
-    def _vocabulary(self) -> tuple[LLTokenizer | None, str]:
+    def _make_vocabulary(self) -> None:
         began = time.monotonic()
         try:
-            vocabulary = make_vocabulary(self._text(), self._vocab_size, self._ends)
+            self._vocabulary = make_vocabulary(self._text(), self._vocab_size, self._ends)
         except CallerError as error:
-            return None, error.message
+            self._problem = error.message
         except Exception:
             log.exception("the vocabulary for structured output could not be made")
-            return None, "this engine cannot do structured output; its log says why"
+            self._problem = "this engine cannot do structured output; its log says why"
         log.debug("the vocabulary for structured output took %.2f s", time.monotonic() - began)
-        return vocabulary, ""
 
 
 def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
@@ -194,7 +243,9 @@ def _compile(key: Key, vocabulary: LLTokenizer) -> _Done:
             matcher.compute_bitmask()  # some mistakes show here
         if matcher.is_error():
             return _Done(key, None, _reason(key[1], vocabulary, matcher.get_error()))
-    except Exception as error:  # llguidance raises none for a grammar's sake; and the thread must go on
+    except (
+        BaseException
+    ) as error:  # llguidance raises none for a grammar's sake; and the thread must go on, after a panic too
         log.exception("a grammar of %d bytes could not be compiled", len(key[1]))
         return _Done(key, None, f"the grammar could not be compiled ({type(error).__name__})")
     return _Done(key, matcher)
@@ -213,10 +264,12 @@ def _reason(grammar: str, vocabulary: LLTokenizer, error: str) -> str:
             "property; use anyOf"
         )
     if place is None:
-        return f"the grammar cannot be used: {clean(error)}"
-    return f"the JSON schema cannot be used, because of what is at {place}: {clean(error)}"
+        return f"the grammar cannot be used: {in_words(error)}"
+    return f"the JSON schema cannot be used, because of what is at {place}: {in_words(error)}"
 
 
+_TOO_LONG = "the grammar cannot be used: it takes too long to compile; make it smaller, or its patterns simpler"
+_STUCK = "no new grammars are compiled, as earlier ones did not end; ask the operator to restart the engine"
 _ENDLESS = (
     "the grammar cannot be used: its beginning leaves no choice about {} tokens and more, so that an answer would not end; does "
     "a required property lead back to itself?"

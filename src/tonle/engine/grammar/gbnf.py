@@ -21,7 +21,7 @@ _TOKEN = re.compile(
       | (?P<name>[A-Za-z_][\w.-]*)
       | (?P<literal>"(?:[^"\\\n]|\\.)*")
       | (?P<set>\[\^?(?:[^\]\\\n]|\\.)*\])
-      | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})
+      | (?P<repeat>[*+?]|\{\s*+\d++\s*+(?:,\s*+\d*+\s*+)?\})
       | (?P<lookahead>\(\s*=)
       | (?P<open>\()
       | (?P<close>\))

@@ -23,7 +23,8 @@ from tonle.engine.grammar.structural_tag import tag_grammar
 from tonle.engine.request import StructuredOutput
 
 _FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-_RULE = re.compile(r"^[ \t]*[?!]*[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[^\n:\"/|]*:", re.MULTILINE)
+# Possessive: one pass, whatever the text.
+_RULE = re.compile(r"^[ \t]*+[?!]*+[A-Za-z_][\w-]*+(?:\[[^\]\n]*+\])?+[^\n:\"/|]*+:", re.MULTILINE)
 
 
 def grammar_text(structured: StructuredOutput, special_tokens: Mapping[str, int] | None = None) -> str:
@@ -61,7 +62,8 @@ def _from_choice(choice: object) -> str:
         refuse(f"choice has {len(choice)} texts; at most {MAX_CHOICES} are taken")
     check_bytes("choice", sum(len(text.encode(errors="replace")) for text in choice))
     texts = dict.fromkeys(choice)  # in the caller's order, each once
-    return grammar_of(lark_grammar="start: " + " | ".join(lark_string(text) for text in texts) + "\n")
+    # One terminal: as a rule, each text would be a way to go on, and of these there may be 2,000 at a time.
+    return grammar_of(lark_grammar="start: CHOICE\nCHOICE: " + " | ".join(lark_string(text) for text in texts) + "\n")
 
 
 def _from_grammar(grammar: object) -> str:
@@ -70,7 +72,7 @@ def _from_grammar(grammar: object) -> str:
     check_bytes("the grammar", len(grammar.encode(errors="replace")))
     check_text_depth("the grammar", grammar)
     if is_gbnf(grammar):
-        return grammar_of(lark_grammar=gbnf_to_lark(grammar))
-    if (count := len(_RULE.findall(grammar))) > MAX_RULES:
+        grammar = gbnf_to_lark(grammar)
+    elif (count := len(_RULE.findall(grammar))) > MAX_RULES:
         refuse(f"the grammar has {count} rules; at most {MAX_RULES} are taken")
     return grammar_of(lark_grammar=grammar)

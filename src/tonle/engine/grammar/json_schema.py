@@ -13,7 +13,15 @@ from typing import Any
 
 import msgspec
 
-from tonle.engine.grammar.limits import MAX_PROPERTIES, check_bytes, check_text_depth, check_value_depth, refuse
+from tonle.engine.grammar.limits import (
+    MAX_MULTIPLE_OF,
+    MAX_PROPERTIES,
+    check_bytes,
+    check_text_depth,
+    check_value_depth,
+    refuse,
+)
+from tonle.engine.grammar.schema_patterns import check_patterns
 
 # How the JSON is written: on one line, one space after each comma and colon, no other. Where any white space may stand, a small
 # model writes spaces until its tokens run out; and what may not vary need not be sampled: between two values, all is forced.
@@ -77,6 +85,7 @@ def json_grammar(schema: dict[str, Any] | bool | str) -> str:
     parts = list(_subschemas(described))
     for path, part in parts:
         _check(path, part)
+    check_patterns(described, parts)
     if not any(_is_composed(part) for _, part in parts):
         for _, part in parts:
             _close(part)
@@ -178,6 +187,9 @@ def _check(path: str, part: dict[str, Any]) -> None:
         )
     if pattern is None and isinstance(kind, str) and kind in _NARROWED:
         part["pattern"] = _NARROWED[part.pop("format")]
+    multiple = part.get("multipleOf")
+    if isinstance(multiple, int | float) and multiple > MAX_MULTIPLE_OF:
+        refuse(f"the JSON schema has multipleOf {multiple} at {path}; at most {MAX_MULTIPLE_OF} is taken")
     properties = part.get("properties")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         refuse(

@@ -20,9 +20,14 @@ MAX_DEPTH = 100  # brackets inside brackets; llguidance's own reader of JSON sto
 MAX_PROPERTIES = (
     400  # of one object: where all are optional, each place has as many ways to go on, and llguidance stops at 2,000
 )
+MAX_PATTERN_PROPERTIES = 100  # of a whole schema: each is compared with each, which takes 0.1 s; of 400, minutes
+MAX_PATTERNS_AT_ONCE = 8  # that one string must match: twice as many take 1,000 times as long
+MAX_MULTIPLE_OF = 100_000  # one state for each remainder: 0.3 s
 MAX_CHOICES = 10_000
 MAX_REGEX_CHARS = 16 * 1024
-MAX_RULES = 2_000  # of a grammar
+MAX_RULES = (
+    400  # of a grammar: to tell of a mistake behind a chain of n rules, llguidance takes n² steps; here a second
+)
 MAX_FORCED_TOKENS = (
     4_096  # that the beginning of a grammar leaves no choice about: beyond it, it is taken to be endless
 )

@@ -21,6 +21,17 @@ class TenantQueue:
             self._waiting.setdefault(key[0], deque()).append(key)
             self._changed.notify()
 
+    def discard(self, key: Key) -> bool:
+        """Whether it was still waiting."""
+        with self._changed:
+            keys = self._waiting.get(key[0])
+            if keys is None or key not in keys:
+                return False
+            keys.remove(key)
+            if not keys:
+                del self._waiting[key[0]]
+            return True
+
     def close(self) -> None:
         """`get` returns None from now on, whatever waits."""
         with self._changed:

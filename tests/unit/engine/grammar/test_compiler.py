@@ -31,7 +31,7 @@ def compiler() -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(grammars.text, VOCAB_SIZE, ENDS)
     yield made
     made.close()
-    assert not made._thread.is_alive()
+    assert not made._worker.thread.is_alive()
 
 
 @pytest.fixture
