@@ -352,3 +352,14 @@ _KINDS: dict[str, Callable[[random.Random], Schema]] = {
     "constants": lambda rng: _object(rng, _const),
     "leaf": _top_leaf,
 }
+
+
+def without_lengths(schema: Any) -> Any:
+    """The schema with texts of any length and kind, as most callers write them."""
+    if isinstance(schema, list):
+        return [without_lengths(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_text = schema.get("type") == "string" and "enum" not in schema and "const" not in schema
+    dropped = ("minLength", "maxLength", "pattern", "format") if is_text else ()
+    return {name: without_lengths(value) for name, value in schema.items() if name not in dropped}

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.schemas import Case, make_cases
+from benchmarks.schemas import Case, make_cases, without_lengths
 from benchmarks.structured_masks import HEAD, measure_ours, measure_xgrammar
 from benchmarks.structured_speed import measure_speed
 from benchmarks.structured_validity import show, validate
@@ -48,6 +48,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             source, config = _model(args, Path(folder))
             if "speed" in parts:
+                if args.no_lengths:
+                    cases = [replace(case, schema=without_lengths(case.schema)) for case in cases]
                 crowd = {"users": args.users, "bound": args.bound, "seconds": args.seconds}
                 asyncio.run(measure_speed(source, config, cases, **crowd))
             if "validity" in parts:
@@ -72,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--generations", type=int, default=2000)
     parser.add_argument("--alone", type=int, default=200, help="of the generations: one after the other")
+    parser.add_argument("--no-lengths", action="store_true", help="texts of any length: their masks are quicker")
     parser.add_argument("--users", type=int, default=32, help="at once")
     parser.add_argument("--bound", type=int, default=None, help="of the users; a tenth")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of speed")
