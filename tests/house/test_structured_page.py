@@ -15,7 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "structured.md").read_text(encoding
 def test_the_limits_are_those_of_the_code() -> None:
     table = PAGE.split("| limit | value |")[1].split("\n\n")[0]
     listed = [int(number.replace(",", "")) for number in re.findall(r"\| ([\d,]+) \|", table)]
-    names = ("BYTES", "GBNF_BYTES", "DEPTH", "PROPERTIES", "CHOICES", "REGEX_CHARS", "RULES", "FORCED_TOKENS")
+    names = ("BYTES", "GBNF_BYTES", "DEPTH", "PROPERTIES", "PATTERN_PROPERTIES", "PATTERNS_AT_ONCE", "MULTIPLE_OF", "CHOICES",
+             "REGEX_CHARS", "RULES", "FORCED_TOKENS")  # fmt: skip
     assert listed == [getattr(limits, f"MAX_{name}") for name in names]
 
 
