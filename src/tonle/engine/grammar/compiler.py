@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -24,7 +24,7 @@ from tonle.engine.constraint import Compiled, Constraint
 from tonle.engine.grammar.json_schema import where_it_fails
 from tonle.engine.grammar.limits import MAX_FORCED_TOKENS
 from tonle.engine.grammar.mask_filler import MaskFiller
-from tonle.engine.grammar.matcher import GrammarConstraint, in_words
+from tonle.engine.grammar.matcher import GrammarConstraint, Pace, in_words
 from tonle.engine.grammar.tenant_queue import Key, TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.grammar.vocabulary import make_vocabulary
@@ -67,6 +67,7 @@ class _Done:
     key: Key
     matcher: LLMatcher | None
     error: str = ""
+    pace: Pace = field(default_factory=Pace)
 
 
 class _Worker:
@@ -99,9 +100,7 @@ class GrammarCompiler:
         self._finished: deque[_Done] = deque()
         num_threads = min((os.cpu_count() or 1) - 1, 8)
         self._pool = LLExecutor(num_threads) if num_threads > 1 else None
-        self._filler = MaskFiller(
-            self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS), self._fill_now
-        )
+        self._filler = MaskFiller(self.mask_words, min(max(1, (os.cpu_count() or 1) - 1), _MOST_FILLERS), _fill_each)
         self._vocabulary: LLTokenizer | None = None  # made by the first worker
         self._problem = ""  # why there is none
         self._one_by_one = 0  # steps
@@ -152,9 +151,16 @@ class GrammarCompiler:
         return bool(self._ready) or any(self._waiting.values())
 
     def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None = None) -> list[bool | None]:
-        if wait_s is not None or any(map(self._filler.holds, constraints)):
-            return self._filler.fill(constraints, masks, wait_s)
-        return [*self._fill_now(constraints, masks)]
+        if wait_s is None and not any(map(self._filler.holds, constraints)):
+            return [*self._fill_now(constraints, masks)]
+        filled: list[bool | None] = [None] * len(constraints)
+        others = [i for i, each in enumerate(constraints) if not _is_quick(each) or self._filler.holds(each)]
+        jobs = self._filler.start([constraints[i] for i in others])
+        for i in set(range(len(constraints))).difference(others):  # meanwhile
+            filled[i] = constraints[i].fill(masks[i])
+        for i, is_filled in zip(others, self._filler.take(jobs, [masks[i] for i in others], wait_s), strict=True):
+            filled[i] = is_filled
+        return filled
 
     def is_late(self, constraint: Constraint) -> bool:
         return self._filler.is_late(constraint)
@@ -197,7 +203,9 @@ class GrammarCompiler:
     def _compiled(self, request: Request, done: _Done) -> Compiled:
         if done.matcher is None:
             return Compiled(request, None, done.error)
-        return Compiled(request, _constraint(request, GrammarConstraint(done.matcher.deep_copy(), self._ends)))
+        return Compiled(
+            request, _constraint(request, GrammarConstraint(done.matcher.deep_copy(), self._ends, done.pace))
+        )
 
     def _keep(self, done: _Done) -> None:
         """Mistakes, too: a caller that repeats one learns it at once."""
@@ -284,10 +292,24 @@ def _constraint(request: Request, answer: GrammarConstraint | None) -> Constrain
     return answer
 
 
-def _matcher(constraint: Constraint) -> LLMatcher | None:
-    """Whose mask is all of the constraint's."""
+def _grammar(constraint: Constraint) -> GrammarConstraint | None:
+    """The one whose mask is all of the constraint's."""
     bound = constraint.binds_now if isinstance(constraint, ThinkingConstraint) else constraint
-    return bound.matcher if isinstance(bound, GrammarConstraint) else None
+    return bound if isinstance(bound, GrammarConstraint) else None
+
+
+def _matcher(constraint: Constraint) -> LLMatcher | None:
+    return None if (grammar := _grammar(constraint)) is None else grammar.matcher
+
+
+def _is_quick(constraint: Constraint) -> bool:
+    """The loop's own thread fills its mask sooner than another one could."""
+    return (grammar := _grammar(constraint)) is None or grammar.pace.is_quick
+
+
+def _fill_each(constraints: list[Constraint], masks: np.ndarray) -> list[bool]:
+    """One by one, which tells how long each takes."""
+    return [constraint.fill(mask) for constraint, mask in zip(constraints, masks, strict=True)]
 
 
 def _started(run: Callable[[], None]) -> threading.Thread:

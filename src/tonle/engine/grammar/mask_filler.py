@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Place:
+class MaskPlace:
     """Where the mask of a constraint comes from."""
 
     job: _Job
@@ -49,16 +49,32 @@ class MaskFiller:
         self._fill = fill
         self._threads: list[threading.Thread] = []  # started with the first job
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._late: dict[int, _Place] = {}  # by the id of a constraint, which the job holds
+        self._late: dict[int, MaskPlace] = {}  # by the id of a constraint, which the job holds
         self._alone: dict[int, int] = {}  # by the id of a constraint: its next so many masks are jobs of their own
 
-    def fill(self, constraints: list[Constraint], masks: np.ndarray, wait_s: float | None) -> list[bool | None]:
-        """Each into its row of masks (n, words). None: it is not done after `wait_s` (None: however long it takes); ask again
-        later."""
-        places = self._start(constraints)
+    def start(self, constraints: list[Constraint]) -> list[MaskPlace]:
+        """Begin to fill the masks of those whose masks are not there or under way."""
+        new = [each for each in constraints if id(each) not in self._late]
+        together = [each for each in new if id(each) not in self._alone]
+        groups = [[each] for each in new if id(each) in self._alone]
+        if together:
+            groups.append(together)
+        places = {id(each): self._late[id(each)] for each in constraints if id(each) in self._late}
+        for group in groups:
+            job = _Job(group, np.empty((len(group), self._words), np.int32))
+            job.is_done.acquire()
+            places |= {id(each): MaskPlace(job, row) for row, each in enumerate(group)}
+            self._jobs.put(job)
+        while len(self._threads) < min(self._num_threads, len(groups)):
+            thread = threading.Thread(target=self._run, name="tonle-masks", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return [places[id(each)] for each in constraints]
+
+    def take(self, places: list[MaskPlace], masks: Sequence[np.ndarray], wait_s: float | None) -> list[bool | None]:
+        """Each into its mask (words,). None: it is not done after `wait_s` (None: however long it takes); ask again later."""
         until_s = None if wait_s is None else time.monotonic() + wait_s
-        return [self._taken(each, place, mask, until_s)
-                for each, place, mask in zip(constraints, places, masks, strict=True)]  # fmt: skip
+        return [self._taken(place, mask, until_s) for place, mask in zip(places, masks, strict=True)]
 
     def holds(self, constraint: Constraint) -> bool:
         """Its mask was late, and has not been asked for since."""
@@ -81,26 +97,8 @@ class MaskFiller:
         for thread in self._threads:
             thread.join()
 
-    def _start(self, constraints: list[Constraint]) -> list[_Place]:
-        new = [each for each in constraints if id(each) not in self._late]
-        together = [each for each in new if id(each) not in self._alone]
-        groups = [[each] for each in new if id(each) in self._alone]
-        if together:
-            groups.append(together)
-        places = {id(each): self._late[id(each)] for each in constraints if id(each) in self._late}
-        for group in groups:
-            job = _Job(group, np.empty((len(group), self._words), np.int32))
-            job.is_done.acquire()
-            places |= {id(each): _Place(job, row) for row, each in enumerate(group)}
-            self._jobs.put(job)
-        while len(self._threads) < min(self._num_threads, len(groups)):
-            thread = threading.Thread(target=self._run, name="tonle-masks", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        return [places[id(each)] for each in constraints]
-
-    def _taken(self, constraint: Constraint, place: _Place, mask: np.ndarray, until_s: float | None) -> bool | None:
-        job, key = place.job, id(constraint)
+    def _taken(self, place: MaskPlace, mask: np.ndarray, until_s: float | None) -> bool | None:
+        job, key = place.job, id(place.job.constraints[place.row])
         if job.is_done.locked():
             if not job.is_done.acquire(timeout=-1 if until_s is None else max(0.0, until_s - time.monotonic())):
                 self._late[key] = place

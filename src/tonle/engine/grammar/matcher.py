@@ -12,6 +12,8 @@ _MAX_MESSAGE_CHARS = 600
 # A grammar may be slow now and then, not all the time: every other row of the batch waits for it. Usual ones take 0.05 ms.
 _TOKEN_S = 0.002  # of the processor, per token
 _BURST_S = 1.0  # beyond that, in all
+_SLOW_S = 0.0003  # a mask that takes longer than what is spent on handing it to another thread
+_NUM_KNOWN, _RARELY = 64, 500  # masks after which a grammar is known, and one slow mask of so many does no harm
 _LONG_S = 0.002  # a mask that takes longer may be that of a long run without a choice
 _TOO_SLOW = "it takes too long to find out what may come next; make the grammar less ambiguous, or its patterns simpler"
 
@@ -21,10 +23,30 @@ _COMPLEX = (
 _AMBIGUOUS = "it can go on in too many ways at once; write fewer alternatives, or say in fewer ways what means the same"
 
 
-class GrammarConstraint:
-    __slots__ = ("_debt_s", "_ends", "_run", "matcher")
+class Pace:
+    """How long the masks of one grammar took. What threads count at the same time may be lost: it is an estimate."""
 
-    def __init__(self, matcher: LLMatcher, ends: Set[int]) -> None:
+    __slots__ = ("num_filled", "num_slow")
+
+    def __init__(self) -> None:
+        self.num_filled = 0
+        self.num_slow = 0
+
+    def note(self, seconds: float) -> None:
+        self.num_filled += 1
+        self.num_slow += seconds > _SLOW_S
+
+    @property
+    def is_quick(self) -> bool:
+        """A step can wait for its masks."""
+        return self.num_filled >= _NUM_KNOWN and self.num_slow * _RARELY <= self.num_filled
+
+
+class GrammarConstraint:
+    __slots__ = ("_debt_s", "_ends", "_run", "matcher", "pace")
+
+    def __init__(self, matcher: LLMatcher, ends: Set[int], pace: Pace | None = None) -> None:
+        self.pace = pace or Pace()  # of all constraints that are copies of one
         self.matcher = matcher  # its own: a copy of the compiled one
         self._ends = ends  # tokens that end an answer
         self._debt_s = 0.0  # time it took beyond what its tokens allow
@@ -65,6 +87,7 @@ class GrammarConstraint:
         if took_s > _LONG_S:  # where runs are not jumped over, each of their tokens would take as long
             self._run = self.matcher.compute_ff_tokens()[::-1]
         self.charge(took_s)
+        self.pace.note(took_s)
         return True
 
     def charge(self, seconds: float) -> None:

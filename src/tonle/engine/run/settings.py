@@ -84,11 +84,11 @@ class RowSampling:
 
     def _send(self, rows: list[int]) -> None:
         columns = zip(*(self._known[row] for row in rows), strict=True)
-        places = torch.tensor(rows, device=self._device)
+        places = sent(rows, torch.int64, self._device)
         mine = self._model.settings
         targets = (mine.temperature, mine.top_k, mine.top_p, mine.min_p, mine.seed)
         for target, values in zip(targets, columns, strict=True):
-            target.index_copy_(0, places, torch.tensor(values, dtype=target.dtype, device=self._device))
+            target.index_copy_(0, places, sent(list(values), target.dtype, self._device))
 
     @property
     def adjusting(self) -> bool:

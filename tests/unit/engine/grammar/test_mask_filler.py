@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -40,8 +41,12 @@ class Slow:
         return self.value > 0
 
 
+def fill(filler: MaskFiller, constraints: list[Slow], masks: np.ndarray, wait_s: float | None) -> list[bool | None]:
+    return filler.take(filler.start([*constraints]), [*masks], wait_s)
+
+
 @pytest.fixture
-def filler():
+def filler() -> Iterator[MaskFiller]:
     filler = MaskFiller(WORDS, 3, lambda all, masks: [each.fill(mask) for each, mask in zip(all, masks, strict=True)])
     yield filler
     filler.close()
@@ -50,26 +55,26 @@ def filler():
 def test_a_slow_mask_is_late_and_others_are_not(filler: MaskFiller) -> None:
     slow, quick, free = Slow(7), Slow(5, is_open=False), Slow(0)
     masks = np.zeros((3, WORDS), np.int32)
-    assert filler.fill([slow, quick, free], masks, 0.0) == [None, None, None], "one job, which one of them holds up"
+    assert fill(filler, [slow, quick, free], masks, 0.0) == [None, None, None], "one job, which one of them holds up"
     quick.gate.set()
-    assert filler.fill([slow, quick, free], masks, None) == [True, True, False]
+    assert fill(filler, [slow, quick, free], masks, None) == [True, True, False]
     slow.gate.clear()  # they are jobs of their own now
     found: list[bool | None] = [None, None, None]
     for _ in range(200):  # the quick ones are done soon
-        found = filler.fill([slow, quick, free], masks, 0.05)
+        found = fill(filler, [slow, quick, free], masks, 0.05)
         if found == [None, True, False]:
             break
     assert found == [None, True, False] and masks[1].tolist() == [5] * WORDS
     assert filler.is_late(slow) and filler.holds(slow)
     slow.gate.set()
-    assert filler.fill([slow], masks[:1], None) == [True]
+    assert fill(filler, [slow], masks[:1], None) == [True]
     assert masks[0].tolist() == [7] * WORDS and slow.num_filled == 2, "it is not filled twice"
     assert not filler.is_late(slow) and not filler.holds(slow)
 
 
 def test_a_mask_that_is_dropped_is_filled_anew(filler: MaskFiller) -> None:
     slow = Slow(7, is_open=False)
-    assert filler.fill([slow], np.zeros((1, WORDS), np.int32), 0.0) == [None]
+    assert fill(filler, [slow], np.zeros((1, WORDS), np.int32), 0.0) == [None]
     filler.drop(slow)
     assert not filler.is_late(slow) and not filler.holds(slow)
     slow.gate.set()
@@ -77,5 +82,5 @@ def test_a_mask_that_is_dropped_is_filled_anew(filler: MaskFiller) -> None:
 
 def test_a_failure_reaches_the_caller(filler: MaskFiller) -> None:
     with pytest.raises(ValueError, match="no mask"):
-        filler.fill([Slow(1, fails=True)], np.zeros((1, WORDS), np.int32), None)
-    assert filler.fill([Slow(3)], np.zeros((1, WORDS), np.int32), None) == [True]
+        fill(filler, [Slow(1, fails=True)], np.zeros((1, WORDS), np.int32), None)
+    assert fill(filler, [Slow(3)], np.zeros((1, WORDS), np.int32), None) == [True]
