@@ -16,6 +16,7 @@ from tests.fakes.grammars import BOMBS, ENDS, WORDS, deep, request, take_all
 from tonle.engine.grammar import compiler as module
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.grammar.grammar_text import grammar_text
+from tonle.engine.grammar.matcher import GrammarConstraint, Pace
 from tonle.engine.grammar.tenant_queue import TenantQueue
 from tonle.engine.grammar.thinking import ThinkingConstraint
 from tonle.engine.request import StructuredOutput, Thinking
@@ -90,6 +91,37 @@ class TestCache:
         assert compiled == [ask[0], ask[1], ask[2], ask[1]]
         monkeypatch.setattr(module, "_MAX_CACHED_BYTES", 1)
         assert error_of(compiler, ask[2]) == "" and not compiler._cache and compiler._cached_bytes == 0
+
+
+def test_masks_that_a_step_does_not_wait_for(compiler: GrammarCompiler) -> None:
+    """By other threads, in time or late; by the loop's own once a grammar is known to be quick: the same masks."""
+    schema = grammar_text(StructuredOutput(json={"type": "object", "properties": {"a": {"type": "string"}}}))
+    for handle, grammar in enumerate([YES, schema] * 3):
+        compiler.ask(request(handle, grammar))
+    constraints = [done.constraint for done in take_all(compiler, 6) if done.constraint is not None]
+    expected, masks = np.zeros((6, WORDS), np.int32), np.zeros((6, WORDS), np.int32)
+    assert compiler.fill(constraints, expected) == [True] * 6
+    for _ in range(100):
+        masks[:] = 0
+        found = compiler.fill(constraints, masks, 0.0)
+        late = [each for each, is_filled in zip(constraints, found, strict=True) if is_filled is None]
+        assert all(is_filled in (True, None) for is_filled in found)
+        if late:  # however long it takes
+            assert compiler.fill(constraints, masks) == [True] * 6
+        assert (masks == expected).all() and not any(map(compiler.is_late, constraints))
+    assert all(isinstance(each, GrammarConstraint) and each.pace.num_filled > 0 for each in constraints)
+    is_quick = module._is_quick(constraints[0])
+    assert is_quick == constraints[0].pace.is_quick  # type: ignore[attr-defined]
+
+
+def test_a_grammar_with_slow_masks_is_not_filled_by_the_loop() -> None:
+    pace = Pace()
+    assert not pace.is_quick, "it is not known yet"
+    for _ in range(100):
+        pace.note(1e-5)
+    assert pace.is_quick
+    pace.note(0.005)
+    assert not pace.is_quick
 
 
 def test_many_of_one_tenant_do_not_hold_up_another() -> None:
