@@ -136,7 +136,7 @@ def test_embeddings_and_rankings(tmp_path: Path, replicas: list[Server]) -> None
     """Passed on, counted and on record without the vectors; kept by the cache only for those who ask for that."""
 
     async def main() -> None:
-        rows = (BackendConfig(url=replicas[0].url, name="r0"),)
+        rows = (BackendConfig(url=replicas[1].url, name="r1"),)  # the first may have been killed by now
         async with running_gateway(tmp_path, backends=lambda: rows) as place:
 
             async def post(path: str, **body: Any) -> Any:

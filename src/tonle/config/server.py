@@ -166,8 +166,8 @@ class ServerConfig(AuditConfig):
     response_store: str | None = _stored(
         SAME,
         responses_place(),
-        "Where responses are kept for previous_response_id and to be read again: memory, redis://…, off, or auto: in the "
-        "cache's Redis if cache names one, else in memory.",
+        "Where responses are kept, for previous_response_id: memory, redis://…, off or auto. "
+        "auto: in the cache's Redis if cache names one, else in memory.",
     )
     response_store_ttl_s: float = _stored(
         86400.0, values.duration(), "How long a response is kept after it was last used."

@@ -24,6 +24,7 @@ ALL = {
     "generation_config": "none", "override_generation_config": '{"temperature": 0.5}', "default_max_tokens": "9",
     "chat_template": "chat.jinja", "special_tokens_in_content": "special",
     "tool_call_parser": "hermes", "reasoning_parser": "none",
+    "response_store": "off", "response_store_ttl": "60", "response_store_max_size": "5", "response_store_max": "1MiB",
     "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
