@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.conftest import KEY, Place
 
-anthropic = pytest.importorskip("anthropic")
+anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
 pytestmark = pytest.mark.model
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.conftest import KEY, Place
 
-ollama = pytest.importorskip("ollama")
+ollama = pytest.importorskip("ollama", reason="ollama is not installed")
 pytestmark = pytest.mark.model
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

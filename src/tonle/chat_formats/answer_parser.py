@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tonle.chat_formats.chat_format import ThinkingTags
 from tonle.chat_formats.part_list import PartList
-from tonle.chat_formats.parts import Part
+from tonle.chat_formats.part_parser import PartParser
 from tonle.chat_formats.text_reader import Reading, TextReader
 
 
@@ -28,27 +28,12 @@ class CallReader(Protocol):
         """Calls, after this opener, which is held. False: it is no call, and what the reader holds is content."""
 
 
-class AnswerParser:
-    """A `MessageParser`."""
-
+class AnswerParser(PartParser):
     def __init__(self, calls: CallReader | None, thinking: ThinkingTags | None, *, is_open: bool) -> None:
         """No `calls`: they are content."""
         self._calls = calls
         self._thinking = thinking
-        self._reader = TextReader()
-        self._parts = PartList(with_calls=calls is not None)
-        self._reading = self._read(is_open)
-        next(self._reading)
-
-    def push(self, text: str) -> list[Part]:
-        self._reader.push(text)
-        next(self._reading)
-        return self._parts.drain()
-
-    def finish(self) -> list[Part]:
-        self._reader.end()
-        next(self._reading, None)
-        return self._parts.drain(is_last=True)
+        super().__init__(with_calls=calls is not None, is_open=is_open)
 
     def _read(self, is_open: bool) -> Reading[None]:
         if self._thinking is not None:

@@ -7,6 +7,7 @@ know no tools. Does not: know how calls are written.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from tonle.chat_formats.chat_format import MessageParser, ThinkingTags, Tool, To
 from tonle.chat_formats.grammar_text import called_tools
 
 
-class BaseFormat:
+class BaseFormat(ABC):
     """A `ChatFormat`, but for its calls."""
 
     name: str
@@ -30,8 +31,10 @@ class BaseFormat:
         self._special_tokens = {tag: token for tag, token in (special_tokens or {}).items() if tag in self.tags}
         self.reads_special_tokens = bool(self._special_tokens)
 
-    def parser(self, tools: Sequence[Tool], *, thinking: ThinkingTags | None, is_open: bool = False) -> MessageParser:
-        return AnswerParser(self._call_reader(tools) if tools else None, thinking, is_open=is_open)
+    @abstractmethod
+    def parser(
+        self, tools: Sequence[Tool], *, thinking: ThinkingTags | None, is_open: bool = False
+    ) -> MessageParser: ...
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice) -> str | None:
         """Raises `InvalidRequest` if the tool that is chosen is not among the tools."""
@@ -54,20 +57,27 @@ class BaseFormat:
             "If no function helps, answer in words."
         )
 
+    @abstractmethod
     def write_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls as this format's models write them: names and arguments."""
-        raise NotImplementedError
 
-    def _call_reader(self, tools: Sequence[Tool]) -> CallReader:
-        raise NotImplementedError
-
+    @abstractmethod
     def _calls_alone(self, tools: Sequence[Tool], choice: ToolChoice) -> str:
         """The grammar of an answer that consists of calls of these tools."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _calls_in_text(self, tools: Sequence[Tool], choice: ToolChoice) -> str:
         """The grammar of any text in which calls of strict tools are what their schemas say."""
-        raise NotImplementedError
+
+
+class CallReaderFormat(BaseFormat):
+    """Calls stand in the text, between thoughts and words, and a `CallReader` finds them."""
+
+    def parser(self, tools: Sequence[Tool], *, thinking: ThinkingTags | None, is_open: bool = False) -> MessageParser:
+        return AnswerParser(self._call_reader(tools) if tools else None, thinking, is_open=is_open)
+
+    @abstractmethod
+    def _call_reader(self, tools: Sequence[Tool]) -> CallReader: ...
 
 
 def _example(parameters: Mapping[str, Any]) -> dict[str, Any]:

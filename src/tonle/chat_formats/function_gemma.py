@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, arguments, literal, most_calls, one_of, repeated, tag, text_with_calls
 from tonle.chat_formats.json_calls import skip_tag
@@ -30,7 +30,7 @@ _QUOTED = re.compile(r"[^<]*")
 _MAX_DEPTH = 50
 
 
-class FunctionGemma(BaseFormat):
+class FunctionGemma(CallReaderFormat):
     name = "functiongemma"
     tags = (_START, _END, _QUOTE)
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from tonle.chat_formats.part_list import PartList
-from tonle.chat_formats.parts import Part
-from tonle.chat_formats.text_reader import Reading, TextReader
+from tonle.chat_formats.part_parser import PartParser
+from tonle.chat_formats.text_reader import Reading
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -23,27 +22,12 @@ _PLAIN = re.compile(r"[^<]*")
 _MAX_HEADER = 400  # characters
 
 
-class HarmonyParser:
-    """A `MessageParser`."""
-
+class HarmonyParser(PartParser):
     def __init__(self, names: Collection[str], *, tells_thoughts: bool, is_open: bool) -> None:
         self._names = names
         self._tells_thoughts = tells_thoughts
-        self._reader = TextReader()
-        self._parts = PartList(with_calls=bool(names))
         self._has: set[Callable[[str], None]] = set()  # the kinds of messages that have come
-        self._reading = self._read(is_open)
-        next(self._reading)
-
-    def push(self, text: str) -> list[Part]:
-        self._reader.push(text)
-        next(self._reading)
-        return self._parts.drain()
-
-    def finish(self) -> list[Part]:
-        self._reader.end()
-        next(self._reading, None)
-        return self._parts.drain(is_last=True)
+        super().__init__(with_calls=bool(names), is_open=is_open)
 
     def _read(self, is_open: bool) -> Reading[None]:
         if is_open:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, one_of
 from tonle.chat_formats.json_calls import JSONCalls, bare_calls_in_text, object_rule, write_object
@@ -18,7 +18,7 @@ _PYTHON = "<|python_tag|>"
 _KEY = "parameters"
 
 
-class Llama3(BaseFormat):
+class Llama3(CallReaderFormat):
     name = "llama3"
     tags = (_PYTHON,)
 

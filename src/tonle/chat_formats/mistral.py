@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, arguments, literal, most_calls, one_of, repeated, tag, text_with_calls
 from tonle.chat_formats.json_calls import JSONCalls, object_rule, read_named_call, write_object
@@ -20,7 +20,7 @@ _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.-]*")
 
 
-class Mistral(BaseFormat):
+class Mistral(CallReaderFormat):
     name = "mistral"
     tags = (_CALLS, _ID, _ARGUMENTS)
     call_id_chars = 9

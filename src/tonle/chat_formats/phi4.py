@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, literal, most_calls, one_of, repeated, tag, text_with_calls
 from tonle.chat_formats.json_calls import JSONCalls, object_rule, write_object
@@ -18,7 +18,7 @@ _START, _END = "<|tool_call|>", "<|/tool_call|>"
 _WORD = "functools["
 
 
-class Phi4(BaseFormat):
+class Phi4(CallReaderFormat):
     name = "phi4"
     tags = (_START, _END)
 

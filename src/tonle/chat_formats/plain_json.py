@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, literal, most_calls, one_of, repeated
 from tonle.chat_formats.json_calls import JSONCalls, bare_calls_in_text, object_rule, write_object
@@ -17,7 +17,7 @@ from tonle.chat_formats.json_calls import JSONCalls, bare_calls_in_text, object_
 BLOCKS: Mapping[str, str] = {"```json\n": "```", "```\n": "```"}
 
 
-class PlainJSON(BaseFormat):
+class PlainJSON(CallReaderFormat):
     name = "json"
     key = "arguments"
     blocks = BLOCKS  # what may stand around calls

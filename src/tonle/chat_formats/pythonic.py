@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import ANY_TEXT, LEAD, arguments, literal, most_calls, one_of, pattern, repeated
 from tonle.chat_formats.json_calls import read_named_call, skip_tag
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[^\"'()\[\]{},]*")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 
 
-class Pythonic(BaseFormat):
+class Pythonic(CallReaderFormat):
     name = "pythonic"
     tags = (_START, _END)
 

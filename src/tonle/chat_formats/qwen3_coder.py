@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonle.chat_formats.answer_parser import CallReader
-from tonle.chat_formats.base_format import BaseFormat
+from tonle.chat_formats.base_format import CallReaderFormat
 from tonle.chat_formats.chat_format import Tool, ToolChoice
 from tonle.chat_formats.grammar_text import LEAD, arguments, literal, most_calls, one_of, repeated, tag, text_with_calls
 from tonle.chat_formats.json_calls import read_named_call, skip_tag
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[^<>\s]*")
 _PLAIN = re.compile(r"[^<\n]*")
 
 
-class Qwen3Coder(BaseFormat):
+class Qwen3Coder(CallReaderFormat):
     name = "qwen3_coder"
     tags = (_START, _END)
 
