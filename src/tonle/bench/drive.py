@@ -112,7 +112,7 @@ async def open_loop(
 
     async def work(job: Job, due_s: float) -> None:
         sample = await send(job)
-        sample.delay_s = max(0.0, sample.start_s - due_s)
+        sample.due_s = due_s
         keep(sample)
 
     async with asyncio.TaskGroup() as group:

@@ -1,6 +1,7 @@
 """What the numbers mean. Pure functions from moments and counts to a level's report; no clock, no sockets.
 
-One answer is a stream of chunks. With `start` the moment its request was sent:
+One answer is a stream of chunks. With `start` the moment its request was due: in an open loop its planned time, though it may
+have left later (a client held up by a slow server must not hide how long a caller would have waited), else when it was sent:
 
     TTFT   first chunk with text or token ids − start
     E2EL   last chunk with a choice (text, token ids or the finish reason) − start
@@ -21,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.slo import BoundResult, Latencies, Slo
 from tonle.telemetry.percentile import percentile
 
 TokenSource = Literal["usage", "token_ids", "chunks"]
@@ -40,19 +42,34 @@ class Sample(msgspec.Struct, kw_only=True):
     counted_by: TokenSource = "usage"
     finish_reason: str | None = None
     cache_hit: bool | None = None  # from a response cache; None: the server did not say
-    delay_s: float | None = None  # open loop: how long after its time the request left
+    due_s: float | None = None  # open loop: its planned time; latencies count from it
+    graphemes: int | None = None  # letters of the answer (grapheme clusters), if counted
+    conversation: int | None = None  # the conversation that it is a turn of
+    turn: int | None = None  # of that conversation, from 0
+    record: str | None = None  # id of the audit record that it replays
+    changed: str | None = None  # how its answer differs from that record's; None: the same, or not compared
     failure: str | None = None  # "kind: detail"; None = answered in full
+
+    @property
+    def begin_s(self) -> float:
+        """What latencies count from."""
+        return self.start_s if self.due_s is None else self.due_s
+
+    @property
+    def delay_s(self) -> float | None:
+        """Open loop: how long after its time the request left."""
+        return None if self.due_s is None else max(0.0, self.start_s - self.due_s)
 
     @property
     def ttft_s(self) -> float | None:
         if self.arrivals_s:
-            return self.arrivals_s[0] - self.start_s
+            return self.arrivals_s[0] - self.begin_s
         # Tokens whose text never became visible: the chunk that ended the answer is the first sign of them.
         return self.e2el_s if self.output_tokens else None
 
     @property
     def e2el_s(self) -> float | None:
-        return None if self.last_s is None else self.last_s - self.start_s
+        return None if self.last_s is None else self.last_s - self.begin_s
 
     @property
     def tpot_s(self) -> float | None:
@@ -63,6 +80,15 @@ class Sample(msgspec.Struct, kw_only=True):
     @property
     def itl_s(self) -> list[float]:
         return [after - before for before, after in pairwise(self.arrivals_s)]
+
+    @property
+    def latencies(self) -> Latencies:
+        return Latencies(
+            _milliseconds(self.ttft_s),
+            _milliseconds(self.tpot_s),
+            _milliseconds(self.e2el_s),
+            [1e3 * gap for gap in self.itl_s],
+        )
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -89,7 +115,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request in a saved report. Milliseconds; None = not reached or not told."""
 
     index: int
-    start_s: float  # after the level's first request
+    start_s: float  # when it was due, after the level's first request
+    delay_ms: float | None = None  # open loop: how long after that it was sent
     ttft_ms: float | None
     tpot_ms: float | None
     e2el_ms: float | None
@@ -99,6 +126,22 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     finish_reason: str | None
     failure: str | None
+    graphemes: int | None = None
+    conversation: int | None = None
+    turn: int | None = None
+    record: str | None = None
+    changed: str | None = None
+    good: bool | None = None  # keeps the SLO; None: there is none, or it failed
+
+
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of the machine that the client runs on, over a level. NVML's readings, a few per second."""
+
+    name: str
+    utilization: float | None  # mean share of time in which a kernel ran, 0..1
+    memory_used: int | None  # bytes, the most that was seen
+    memory_total: int | None
+    power_w: float | None = None  # mean
 
 
 class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +171,12 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     max_send_delay_ms: float | None  # open loop: the latest a request left after its time
     interrupted: bool
     rows: list[RequestRow] | None  # only if asked for
+    warmup: int = 0  # requests sent before, and not counted
+    slo: list[BoundResult] = []  # of the SLO, if one was given
+    goodput_per_s: float | None = None  # answered requests that each keep the SLO, per second
+    good_share: float | None = None  # of all requests, also failed ones
+    graphemes_per_s: float | None = None
+    gpus: list[GpuReport] = []
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +188,9 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     reconnects: int = 0
     client_cpu_s: float = 0.0
     interrupted: bool = False
+    warmup: int = 0
+    slo: Slo = Slo()
+    gpus: list[GpuReport] = []
 
 
 def spread(values: Iterable[float | None], *, scale: float = 1.0) -> Spread | None:
@@ -166,12 +218,15 @@ def group_failures(failures: Iterable[str]) -> list[FailureGroup]:
 def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_rows: bool = False) -> LevelReport:
     """Everything a level's report says, from its samples."""
     good = [sample for sample in samples if sample.failure is None]
-    begin_s = min((sample.start_s for sample in samples), default=0.0)
+    begin_s = min((sample.begin_s for sample in samples), default=0.0)
     duration_s = max((sample.end_s for sample in samples), default=0.0) - begin_s
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     output_tokens = sum(sample.output_tokens for sample in good)
     prompt_tokens = _total(sample.prompt_tokens for sample in good)
     delays_s = [sample.delay_s for sample in samples if sample.delay_s is not None]
+    slo = circumstances.slo
+    num_good = sum(slo.is_good(sample.latencies) for sample in good) if slo else None
+    graphemes = _total(sample.graphemes for sample in good)
     return LevelReport(
         label=circumstances.label,
         concurrency=circumstances.concurrency,
@@ -196,7 +251,13 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         client_cpu_share=circumstances.client_cpu_s * per_s,
         max_send_delay_ms=max(delays_s) * 1e3 if delays_s else None,
         interrupted=circumstances.interrupted,
-        rows=[_row(sample, begin_s) for sample in samples] if keep_rows else None,
+        rows=[_row(sample, begin_s, slo) for sample in samples] if keep_rows else None,
+        warmup=circumstances.warmup,
+        slo=slo.judge([sample.latencies for sample in good], len(samples) - len(good)),
+        goodput_per_s=None if num_good is None else num_good * per_s,
+        good_share=None if num_good is None or not samples else num_good / len(samples),
+        graphemes_per_s=None if graphemes is None else graphemes * per_s,
+        gpus=circumstances.gpus,
     )
 
 
@@ -206,10 +267,11 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return sum(there) if there else None
 
 
-def _row(sample: Sample, begin_s: float) -> RequestRow:
+def _row(sample: Sample, begin_s: float, slo: Slo) -> RequestRow:
     return RequestRow(
         index=sample.index,
-        start_s=round(sample.start_s - begin_s, 6),
+        start_s=round(sample.begin_s - begin_s, 6),
+        delay_ms=_milliseconds(sample.delay_s),
         ttft_ms=_milliseconds(sample.ttft_s),
         tpot_ms=_milliseconds(sample.tpot_s),
         e2el_ms=_milliseconds(sample.e2el_s),
@@ -219,6 +281,12 @@ def _row(sample: Sample, begin_s: float) -> RequestRow:
         output_tokens=sample.output_tokens,
         finish_reason=sample.finish_reason,
         failure=sample.failure,
+        graphemes=sample.graphemes,
+        conversation=sample.conversation,
+        turn=sample.turn,
+        record=sample.record,
+        changed=sample.changed,
+        good=slo.is_good(sample.latencies) if slo and sample.failure is None else None,
     )
 
 

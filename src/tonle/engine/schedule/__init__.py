@@ -6,7 +6,7 @@ from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.outcome import StepOutcome
 from tonle.engine.schedule.scheduler import Scheduler
 from tonle.engine.schedule.sequence import Sequence
-from tonle.engine.schedule.step_facts import facts_of
+from tonle.engine.schedule.step_facts import StepWork, facts_of, work_of
 
-__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepOutcome", "Targets", "TunedLimits", "facts_of",
-           "postpone", "wanted_draws"]  # fmt: skip
+__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepOutcome", "StepWork", "Targets", "TunedLimits",
+           "facts_of", "postpone", "wanted_draws", "work_of"]  # fmt: skip

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tonle.engine.plan import Plan
 from tonle.engine.schedule.step_cost import Work
+
+
+class StepWork(NamedTuple):
+    """What a step computes: all that its time depends on. A chunk of one token counts as decoding, whatever it is."""
+
+    rows: int  # sequences with one token in it
+    prompts: int  # chunks of several tokens
+    tokens: int  # in those chunks
+    decode_reads: int  # earlier tokens that attention reads for `rows`
+    prompt_reads: int  # the same for the tokens of chunks, on average over each chunk
+    samples: int  # tokens drawn
+
+
+def work_of(plan: Plan) -> StepWork:
+    prompts = tokens = prompt_reads = prompt_starts = 0
+    for chunk, start in zip(plan.chunks, plan.starts, strict=True):
+        if chunk is not None and (size := len(chunk)) > 1:
+            prompts += 1
+            tokens += size
+            prompt_reads += size * (start + size // 2)
+            prompt_starts += start
+    return StepWork(
+        len(plan.rows) - prompts, prompts, tokens, sum(plan.starts) - prompt_starts, prompt_reads, sum(plan.samples)
+    )
 
 
 @dataclass(frozen=True, slots=True)
