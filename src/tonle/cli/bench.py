@@ -1,4 +1,5 @@
-"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`.
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`,
+`tonle bench report` and `compare` are in `bench_report.py`.
 
 Exit status: 0 every request was answered in full · 1 some were not · 2 it could not start · 130 stopped with Ctrl-C.
 """
@@ -19,7 +20,7 @@ from tonle.bench.options import parse_numbers
 from tonle.bench.progress import LineWatch, LiveWatch
 from tonle.bench.report import check_writable
 from tonle.bench.tables import print_report
-from tonle.cli import bench_scenarios
+from tonle.cli import bench_report, bench_scenarios
 from tonle.cli.screen import show_error
 from tonle.errors import ConfigError, TonleError
 
@@ -36,6 +37,7 @@ bench = typer.Typer(
     add_completion=False,
 )
 bench_scenarios.register(bench)
+bench_report.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
 _load = partial(typer.Option, rich_help_panel="Load")
