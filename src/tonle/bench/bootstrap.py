@@ -77,7 +77,8 @@ def _weighted_percentiles(ordered: Floats, weights: Counts, percents: Sequence[f
 def resampled_ratio(above: Floats, below: Floats, counts: Counts) -> Floats:
     """Sum of `above` by sum of `below` over the drawn units, [resamples]; nan where the latter is 0."""
     divisor = counts @ below
-    return np.divide(counts @ above, divisor, out=np.full(len(counts), np.nan), where=divisor > 0)
+    found: Floats = np.divide(counts @ above, divisor, out=np.full(len(counts), np.nan), where=divisor > 0)
+    return found
 
 
 def interval(values: Floats, confidence: float) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ Does not: read files or print (`cli/bench_report.py`, `compare_tables.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -17,10 +18,13 @@ from tonle.bench.compare_side import Better, Estimate, Side, Unit
 from tonle.bench.report import Run
 from tonle.errors import ConfigError
 
-Verdict = Literal["regression", "improvement", "within tolerance", "no evidence", "too few requests", "no interval"]
+Verdict = Literal[
+    "regression", "improvement", "within tolerance", "no change", "no evidence", "too few requests", "no interval"
+]
 
 RESAMPLES = 2000
-MAX_LENGTH_RATIO = 1.1  # of mean tokens per request; further apart it is not the same work
+MAX_LENGTH_RATIO = 1.1  # of mean tokens per request; further apart it is not the same work, unless
+MAX_STANDARD_ERRORS = 4  # explain it: lengths are drawn at random
 # Settings that may differ between runs of one workload. All others are part of it.
 NOT_WORKLOAD = {
     "url", "model", "verify_tls", "concurrency", "rates", "requests", "duration_s", "warmup", "timeout_s", "seed",
@@ -71,7 +75,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.05  # a smaller change is no regression
-    confidence: float = 0.99  # of each interval: with dozens of numbers, 95 % would give a false alarm in every other comparison
+    confidence: float = (
+        0.99  # of each interval: with dozens of numbers, 95 % would give a false alarm in every other comparison
+    )
     resamples: int = RESAMPLES
     seed: int = 0
     force: bool = False  # compare different workloads, and runs without rows
@@ -151,6 +157,8 @@ def _verdict(
         return "no interval"
     if change is None or ends is None or not (a.enough and b.enough):
         return "too few requests"
+    if change == 0 and ends == (0, 0):
+        return "no change"
     if ends[0] <= 0 <= ends[1]:
         return "no evidence"
     # Failures are not tolerated: one more is a regression as soon as it is no accident.
@@ -178,17 +186,23 @@ def _value(value: object) -> str:
 
 
 def _different_lengths(labels: list[str], a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
-    """What was really sent and received may differ although the settings agree."""
+    """What was really sent and received may differ although the settings agree; random lengths differ a little."""
     for label in labels:
         for what in ("prompt", "output"):
-            means = [_mean_tokens(runs, label, f"{what}_tokens") for runs in (a, b)]
-            if means[0] and means[1] and max(means) > MAX_LENGTH_RATIO * min(means):
-                yield f"{label}: {what}s have {means[0]:.0f} tokens on average in A and {means[1]:.0f} in B"
+            (mean_a, error_a), (mean_b, error_b) = (_mean_tokens(runs, label, f"{what}_tokens") for runs in (a, b))
+            by_chance = MAX_STANDARD_ERRORS * math.hypot(error_a, error_b)
+            far = max(mean_a, mean_b) > MAX_LENGTH_RATIO * min(mean_a, mean_b) > 0
+            if far and abs(mean_a - mean_b) > by_chance:
+                yield f"{label}: {what}s have {mean_a:.0f} tokens on average in A and {mean_b:.0f} in B"
 
 
-def _mean_tokens(runs: Sequence[Run], label: str, field: str) -> float:
+def _mean_tokens(runs: Sequence[Run], label: str, field: str) -> tuple[float, float]:
+    """Tokens per answered request and the standard error of that, 0 where it is not known."""
     levels = [level for run in runs if (level := run.level(label))]
-    return sum(getattr(level, field) or 0 for level in levels) / max(1, sum(level.succeeded for level in levels))
+    mean = sum(getattr(level, field) or 0 for level in levels) / max(1, sum(level.succeeded for level in levels))
+    rows = [row for level in levels for row in level.rows or [] if row.failure is None]
+    counts = [count for row in rows if (count := getattr(row, field)) is not None]
+    return mean, float(np.std(counts)) / math.sqrt(len(counts)) if len(counts) > 1 else 0.0
 
 
 def _without_rows(labels: list[str], runs: Sequence[Run]) -> Iterator[str]:
@@ -199,7 +213,11 @@ def _without_rows(labels: list[str], runs: Sequence[Run]) -> Iterator[str]:
 
 def _notes(a: Sequence[Run], b: Sequence[Run], labels: list[str]) -> Iterator[str]:
     for side, runs in (("A", a), ("B", b)):
-        rest = [label for label in dict.fromkeys(each.label for run in runs for each in run.report.levels) if label not in labels]
+        rest = [
+            label
+            for label in dict.fromkeys(each.label for run in runs for each in run.report.levels)
+            if label not in labels
+        ]
         if rest:
             yield f"only in {side}, not compared: {', '.join(rest)}"
         if any(run.report.interrupted for run in runs):
@@ -222,7 +240,7 @@ def _notes(a: Sequence[Run], b: Sequence[Run], labels: list[str]) -> Iterator[st
 def _method(a: Sequence[Run], b: Sequence[Run], options: CompareOptions) -> str:
     several = " Runs are drawn first, one fewer than there are." if max(len(a), len(b)) > 1 else ""
     return (
-        f"{100 * options.confidence:g} % bootstrap intervals (percentile method, {options.resamples} resamples of whole requests, "
-        f"seed {options.seed}); ITL by requests, not by single gaps.{several} A regression is a change for the worse of more than "
-        f"{100 * options.tolerance:g} % whose interval does not contain 0, and any such rise of failures."
+        f"{100 * options.confidence:g} % bootstrap intervals (percentile method, {options.resamples} resamples of whole "
+        f"requests, seed {options.seed}); ITL by requests, not by single gaps.{several} A regression is a change for the worse "
+        f"of more than {100 * options.tolerance:g} % whose interval does not contain 0, and any such rise of failures."
     )

@@ -1,9 +1,10 @@
 """`Side`: one side of a comparison at one load, its runs together, and the numbers found for it with their resamples.
 
-Does: turn the rows of levels into estimates. Does not: compare or judge (`compare.py`), or know how draws are made (`bootstrap.py`).
+Does: turn the rows of levels into estimates. Does not: compare or judge (`compare.py`), or make draws (`bootstrap.py`).
 
 Throughput is resampled in a closed loop as tokens by seconds under way of the drawn requests: users are always busy, so that it
-rises and falls with that. In an open loop the arrivals are given, and the time of the level is cut into windows that are drawn instead.
+rises and falls with that. In an open loop the arrivals are given; there the time of the level is cut into windows, which are
+drawn instead.
 """
 
 from __future__ import annotations
@@ -87,9 +88,7 @@ class Side:
         found = self._flow([float(bool(row.good)) for row in self._rows], counts, rng, None)
         return {"goodput/s": found}
 
-    def _flow(
-        self, amounts: list[float], counts: Counts, rng: np.random.Generator, total: str | None
-    ) -> Estimate:
+    def _flow(self, amounts: list[float], counts: Counts, rng: np.random.Generator, total: str | None) -> Estimate:
         """Something per second. `amounts` of each request; `total` is the level's own sum of them, None: that of goodput."""
         duration_s = math.fsum(level.duration_s for level in self._levels)
         done = sum(

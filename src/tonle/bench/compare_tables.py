@@ -15,7 +15,20 @@ from tonle.bench.tables import never_fail, print_line
 COLUMNS = ("", "A", "B", "change", "interval", "")
 MARKS: dict[Verdict, str] = {"regression": "✗ regression", "improvement": "✓ improvement"}
 STYLES: dict[Verdict, str] = {"regression": "bold red", "improvement": "green"}
-CSV_FIELDS = ("level", "metric", "unit", "better", "a", "b", "change", "low", "high", "verdict", "requests_a", "requests_b")
+CSV_FIELDS = (
+    "level",
+    "metric",
+    "unit",
+    "better",
+    "a",
+    "b",
+    "change",
+    "low",
+    "high",
+    "verdict",
+    "requests_a",
+    "requests_b",
+)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -43,7 +56,10 @@ def conclusion(comparison: Comparison) -> str:
     worse, better = comparison.changes("regression"), comparison.changes("improvement")
     if not worse and not better:
         return f"no change beyond {100 * comparison.tolerance:g} % that the intervals confirm"
-    words = [f"{len(worse)} regression{'s' * (len(worse) != 1)}", f"{len(better)} improvement{'s' * (len(better) != 1)}"]
+    words = [
+        f"{len(worse)} regression{'s' * (len(worse) != 1)}",
+        f"{len(better)} improvement{'s' * (len(better) != 1)}",
+    ]
     return f"{' and '.join(words)} beyond {100 * comparison.tolerance:g} %"
 
 
@@ -64,7 +80,9 @@ def cells(change: Change) -> tuple[str, str, str, str, str, str]:
 def _table(level: LevelComparison) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1))
     for place, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if 0 < place < 5 else "left", no_wrap=True, style="cyan" if not place else None)
+        table.add_column(
+            name, justify="right" if 0 < place < 5 else "left", no_wrap=True, style="cyan" if not place else None
+        )
     for change in level.changes:
         table.add_row(*cells(change), style=STYLES.get(change.verdict))
     return table

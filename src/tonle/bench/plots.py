@@ -56,7 +56,13 @@ def histogram_line(name: str, values: Sequence[float], width: int, *, blocks: bo
 
 
 def scatter(
-    points: Sequence[tuple[float, float, str]], *, width: int = 56, height: int = 9, x_name: str, y_name: str, blocks: bool = True
+    points: Sequence[tuple[float, float, str]],
+    *,
+    width: int = 56,
+    height: int = 9,
+    x_name: str,
+    y_name: str,
+    blocks: bool = True,
 ) -> list[str]:
     """Lines of a plot with a mark and a label for each point (x, y, label); y is logarithmic if its values are far apart."""
     mark, corner, side, floor = ("●", "└", "│", "─") if blocks else ("*", "+", "|", "-")

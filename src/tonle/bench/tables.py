@@ -115,7 +115,9 @@ def _level_lines(level: LevelReport) -> list[str]:
     if level.graphemes_per_s is not None:
         lines.append(f"{rate_text(level.graphemes_per_s)} letters/s (grapheme clusters)")
     if level.goodput_per_s is not None:
-        lines.append(f"goodput {rate_text(level.goodput_per_s)} req/s: {share_text(level.good_share)} of requests keep the SLO")
+        lines.append(
+            f"goodput {rate_text(level.goodput_per_s)} req/s: {share_text(level.good_share)} of requests keep the SLO"
+        )
     for gpu in level.gpus:
         used = "unknown use" if gpu.utilization is None else f"{gpu.utilization:.0%} busy"
         lines.append(f"GPU {gpu.name}: {used}, {bytes_text(gpu.memory_used)} of {bytes_text(gpu.memory_total)}")

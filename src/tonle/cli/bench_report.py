@@ -41,7 +41,12 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="Reports saved by tonle bench --json.")],
     output: Annotated[
         Path | None,
-        _output("--output", "-o", metavar="FILE", help="The HTML page. Default: report.html, unless only others are asked for."),
+        _output(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The HTML page. Default: report.html, unless only others are asked for.",
+        ),
     ] = None,
     title: Annotated[str | None, _output(metavar="TEXT", help="The page's title.")] = None,
     markdown_file: Annotated[
@@ -65,7 +70,9 @@ def report(
             _check_place(path)
         loaded = load_runs(runs)
         if csv_requests is not None and not any(level.rows for run in loaded for level in run.report.levels):
-            raise ConfigError("--csv-requests: these runs were saved without rows of single requests", param="csv_requests")
+            raise ConfigError(
+                "--csv-requests: these runs were saved without rows of single requests", param="csv_requests"
+            )
         if output is not None:
             from tonle.bench.html.page import render_page  # loads numpy
 

@@ -1,7 +1,7 @@
 """Charts as inline SVG: distributions of latencies, and throughput against latency. They need no script to be seen.
 
-Does: draw. Does not: choose what is drawn (`page.py`). Series differ by color, by dashes (runs) and by the shape of their marks (levels),
-so that they can be told apart without color. Sizes are units of the picture, which scales with the page.
+Does: draw. Does not: choose what is drawn (`figures.py`). Series differ by color, by dashes (runs) and by the shape of their
+marks (levels), so that they can be told apart without color. Sizes are units of the picture, which scales with the page.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ NUM_COLORS = 8
 NUM_SHAPES = 6
 MARK_SIZE = 4.5
 MARKED_PERCENTS = (50, 95)
+SECONDS_FROM_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def distribution_chart(title: str, lines: Sequence[Distribution]) -> Html:
     x = axis_of(values, LEFT, WIDTH - RIGHT)
     y = Axis(0, 100, HEIGHT - BOTTOM, TOP)
     drawn = [_distribution(line, x, y) for line in lines]
-    parts = [_grid(x, y, "ms", "%"), *drawn, element("g", class_="guide")]
+    parts = [_grid(x, y, "time", "%"), *drawn, element("g", class_="guide")]
     return _picture(f"{title}: shares of values up to a latency", parts, kind="cdf")
 
 
@@ -93,8 +94,10 @@ def tradeoff_chart(title: str, percent: str, paths: Sequence[Path], *, hidden: b
     points = [point for path in paths for point in path.points]
     x = axis_of([point.x for point in points], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = axis_of([point.y for point in points], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(x, y, "output tok/s", "ms"), *(_path(path, x, y) for path in paths)]
-    return _picture(f"{title} {percent} against output tokens per second", parts, kind=f"tradeoff {percent}", hidden=hidden)
+    parts = [_grid(x, y, "output tok/s", "time"), *(_path(path, x, y) for path in paths)]
+    return _picture(
+        f"{title} {percent} against output tokens per second", parts, kind=f"tradeoff {percent}", hidden=hidden
+    )
 
 
 def _path(path: Path, x: Axis, y: Axis) -> Html:
@@ -131,7 +134,9 @@ def _mark(left: float, top: float, shape: int, *, size: float = MARK_SIZE) -> Ht
     if shape == 0:
         return element("circle", cx=left, cy=top, r=size * 0.9, class_="mark")
     if shape == 1:
-        return element("rect", x=left - size * 0.8, y=top - size * 0.8, width=size * 1.6, height=size * 1.6, class_="mark")
+        return element(
+            "rect", x=left - size * 0.8, y=top - size * 0.8, width=size * 1.6, height=size * 1.6, class_="mark"
+        )
     corners: dict[int, list[tuple[float, float]]] = {
         2: [(0, -1.1), (1, 0.8), (-1, 0.8)],
         3: [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
@@ -147,20 +152,27 @@ def _mark(left: float, top: float, shape: int, *, size: float = MARK_SIZE) -> Ht
 
 
 def _grid(x: Axis, y: Axis, x_name: str, y_name: str) -> Html:
-    """Lines and numbers of both axes; the units stand at their ends."""
+    """Lines and numbers of both axes; the units stand at their ends. `time` is in milliseconds, or seconds if it is long."""
     lines, texts = [], []
+    (x_unit, x_scale), (y_unit, y_scale) = _unit(x, x_name), _unit(y, y_name)
     for tick in y.ticks():
         top = y.place(tick)
         lines.append(element("line", x1=x.start, x2=x.end, y1=top, y2=top))
-        texts.append(element("text", tick_text(tick), x=x.start - 7, y=top + 4, text_anchor="end"))
+        texts.append(element("text", tick_text(tick / y_scale), x=x.start - 7, y=top + 4, text_anchor="end"))
     for tick in x.ticks():
         left = x.place(tick)
         lines.append(element("line", x1=left, x2=left, y1=y.start, y2=y.end))
-        texts.append(element("text", tick_text(tick), x=left, y=y.start + 16, text_anchor="middle"))
-    scale = " (log)"
-    texts.append(element("text", f"{x_name}{scale if x.log else ''}", x=x.end, y=HEIGHT - 6, text_anchor="end", class_="unit"))
-    texts.append(element("text", f"{y_name}{scale if y.log else ''}", x=4, y=13, class_="unit"))
+        anchor = "end" if left > x.end - 12 else "middle"
+        texts.append(element("text", tick_text(tick / x_scale), x=left, y=y.start + 16, text_anchor=anchor))
+    texts.append(element("text", x_unit, x=x.end, y=HEIGHT - 6, text_anchor="end", class_="unit"))
+    texts.append(element("text", y_unit, x=4, y=13, class_="unit"))
     return element("g", element("g", *lines, class_="lines"), element("g", *texts, class_="numbers"), class_="grid")
+
+
+def _unit(axis: Axis, name: str) -> tuple[str, float]:
+    """What is written at the end of an axis, and what its values are divided by."""
+    unit, scale = (name, 1.0) if name != "time" else ("s", 1e3) if axis.high >= SECONDS_FROM_MS else ("ms", 1.0)
+    return f"{unit} (log)" if axis.log else unit, scale
 
 
 def _picture(description: str, parts: Sequence[Html], *, kind: str, hidden: bool = False) -> Html:

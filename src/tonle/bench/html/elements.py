@@ -46,7 +46,9 @@ def joined(content: Content) -> Html:
     return Html("".join(joined(part) for part in content))
 
 
-def table(heads: Sequence[Content], rows: Sequence[Sequence[Content]], *, class_: str | None = None, caption: str = "") -> Html:
+def table(
+    heads: Sequence[Content], rows: Sequence[Sequence[Content]], *, class_: str | None = None, caption: str = ""
+) -> Html:
     """A table whose first column has the names of its rows. It scrolls by itself where it is too wide."""
     head = element("tr", *(element("th", cell, scope="col") for cell in heads))
     return wide_table([head], rows, class_=class_, caption=caption)

@@ -33,6 +33,10 @@ TITLES = {
 }
 TRADEOFF_PERCENTS = ("p50", "p95", "p99")
 MAX_SHOWN_LEVELS = 6  # of a distribution chart at first; the others can be switched on
+THINNED = (
+    f"Of a level with more than {MAX_LANES} requests, those that failed, the slowest and every so-manyth of the others "
+    "have a bar."
+)
 NO_ROWS = "was saved without its single requests, so that this is missing. `tonle bench --json` saves them by default."
 
 
@@ -64,7 +68,13 @@ class Legend:
 
 def _color(place: int, count: int) -> int:
     """Spread over the colors, cold to warm."""
-    return 1 if count == 1 else round(place * (NUM_COLORS - 1) / max(count - 1, 1)) if count <= NUM_COLORS else place % NUM_COLORS
+    return (
+        1
+        if count == 1
+        else round(place * (NUM_COLORS - 1) / max(count - 1, 1))
+        if count <= NUM_COLORS
+        else place % NUM_COLORS
+    )
 
 
 def distributions(runs: Sequence[Run]) -> Html:
@@ -74,7 +84,13 @@ def distributions(runs: Sequence[Run]) -> Html:
         lines = _distribution_lines(runs, legend, metric)
         if lines:
             figures.append(_figure(TITLES[metric], distribution_chart(TITLES[metric], lines), name=metric))
-    return joined([_missing(runs), _switches(legend) if figures else None, element("div", *figures, class_="charts") if figures else None])
+    return joined(
+        [
+            _missing(runs),
+            _switches(legend) if figures else None,
+            element("div", *figures, class_="charts") if figures else None,
+        ]
+    )
 
 
 def _distribution_lines(runs: Sequence[Run], legend: Legend, metric: str) -> list[Distribution]:
@@ -100,7 +116,9 @@ def _switches(legend: Legend) -> Html:
     if len(legend.labels) > 1:
         for place, label in enumerate(legend.labels):
             style = legend.style(0, label)
-            boxes.append(_switch(f"level{place}", label, key_mark(Style(style.color, 0, style.shape)), on=legend.shown(label)))
+            boxes.append(
+                _switch(f"level{place}", label, key_mark(Style(style.color, 0, style.shape)), on=legend.shown(label))
+            )
     if len(legend.runs) > 1:
         for number, run in enumerate(legend.runs):
             style = legend.run_style(number) if len(legend.labels) == 1 else Style(-1, number, 0)
@@ -119,7 +137,9 @@ def _switch(name: str, text: str, mark: Html, *, on: bool) -> Html:
 
 
 def _figure(title: str, *charts: Html, name: str = "") -> Html:
-    return element("figure", element("h3", title), *charts, element("figcaption", " ", class_="readout"), data_metric=name or None)
+    return element(
+        "figure", element("h3", title), *charts, element("figcaption", " ", class_="readout"), data_metric=name or None
+    )
 
 
 def tradeoffs(runs: Sequence[Run]) -> Html:
@@ -133,15 +153,25 @@ def tradeoffs(runs: Sequence[Run]) -> Html:
         if (charts := [chart for percent in TRADEOFF_PERCENTS if (chart := _tradeoff(runs, legend, metric, percent))])
     ]
     picks = [
-        element("label", element("input", type="radio", name="percent", value=percent, checked=percent == "p95"), percent)
+        element(
+            "label", element("input", type="radio", name="percent", value=percent, checked=percent == "p95"), percent
+        )
         for percent in TRADEOFF_PERCENTS
     ]
     keys = [
-        element("span", key_mark(legend.run_style(number)), run.name, class_="entry") for number, run in enumerate(runs) if len(runs) > 1
+        element("span", key_mark(legend.run_style(number)), run.name, class_="entry")
+        for number, run in enumerate(runs)
+        if len(runs) > 1
     ]
-    head = element("div", element("div", *picks, class_="picks", role="group", aria_label="Percentile"), *keys, class_="switches")
+    head = element(
+        "div", element("div", *picks, class_="picks", role="group", aria_label="Percentile"), *keys, class_="switches"
+    )
     note = "One mark per level, from the lightest load to the heaviest. Right and low is better."
-    return joined([head, element("div", *figures, class_="charts"), element("p", note, class_="quiet")]) if figures else Html("")
+    return (
+        joined([head, element("div", *figures, class_="charts"), element("p", note, class_="quiet")])
+        if figures
+        else Html("")
+    )
 
 
 def _tradeoff(runs: Sequence[Run], legend: Legend, metric: str, percent: str) -> Html | None:
@@ -153,7 +183,13 @@ def _tradeoff(runs: Sequence[Run], legend: Legend, metric: str, percent: str) ->
             if spread is None:
                 continue
             y = getattr(spread, percent)
-            details = point_details(run.name if len(runs) > 1 else "", level.label, level.output_tokens_per_s, f"{metric.upper()} {percent}", y)
+            details = point_details(
+                run.name if len(runs) > 1 else "",
+                level.label,
+                level.output_tokens_per_s,
+                f"{metric.upper()} {percent}",
+                y,
+            )
             points.append(Point(_short(level.label), level.output_tokens_per_s, y, details))
         if points:
             paths.append(Path(number, run.name, legend.run_style(number), points))
@@ -176,13 +212,9 @@ def timelines(runs: Sequence[Run]) -> Html:
         return joined([_missing(runs)])
     options = [element("option", name, value=key, selected=key == choices[-1][0]) for key, name, _ in choices]
     thinned = any(count > MAX_LANES for _, _, count in choices)
-    rule = (
-        f" Of a level with more than {MAX_LANES} requests, those that failed, the slowest and every so-manyth of the others have a bar."
-        if thinned
-        else ""
-    )
+    rule = f" {THINNED}" if thinned else ""
     return joined([
-        element("noscript", element("p", "These figures are drawn by the page's script, which is switched off.", class_="missing")),
+        element("noscript", element("p", "These figures need the page's script, which is switched off.", class_="missing")),
         element("div", element("label", "Level ", element("select", *options, id="level")), class_="switches"),
         _panel("Output tokens per second", "tokens", "Output tokens per second over time"),
         _panel("Requests under way", "users", "Requests that wait for their first token, and those that get tokens, over time"),
@@ -205,7 +237,8 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "percents": PERCENTS,
         "lines": {
-            metric: [[line.key, line.name, line.quantiles] for line in _distribution_lines(runs, legend, metric)] for metric in METRICS
+            metric: [[line.key, line.name, line.quantiles] for line in _distribution_lines(runs, legend, metric)]
+            for metric in METRICS
         },
         "timelines": {
             f"{number}/{place}": found

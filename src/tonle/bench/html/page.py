@@ -79,9 +79,7 @@ def _section(title: str, *content: Content) -> Html:
 
 
 def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
 
 
 def _hash(text: str) -> str:
@@ -101,8 +99,13 @@ def _subtitle(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         report = runs[0].report
         where = "simulated" if report.kind == "simulated" else report.url
-        return f"{where} · {report.started_at.replace('T', ' ')} · {len(report.levels)} level{'s' * (len(report.levels) != 1)}"
+        return f"{where} · {_moment(report.started_at)} · {len(report.levels)} level{'s' * (len(report.levels) != 1)}"
     return f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+
+
+def _moment(text: str) -> str:
+    """`2025-01-31T09:30:00+00:00` as `2025-01-31 09:30:00 UTC`."""
+    return text.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _definitions() -> Html:

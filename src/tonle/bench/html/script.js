@@ -4,7 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const find = (selector, root = document) => [...root.querySelectorAll(selector)];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const LEFT = 58, RIGHT = 6, BOTTOM = 22;
+const LEFT = 64, RIGHT = 6, BOTTOM = 22;
 
 function number(value) {
   if (value === null || value === undefined) return "–";
@@ -225,7 +225,7 @@ function keys() {
   gradient.append(`decoding, longest gap ${short(low)} ms`, bar, `${short(high)} ms`);
   const late = level().lanes.some((row) => row[2] > 0.5);
   box.replaceChildren(...[late && entry(patch("late"), "not sent yet"), entry(patch("wait"), "waiting for the first token"), gradient,
-    level().lanes.some((row) => row[12].failure) && entry("✗", "failed")].filter(Boolean));
+    level().lanes.some((row) => row[12].failure) && entry("✗ ", "failed")].filter(Boolean));
 }
 function draw() {
   if (!picker) return;

@@ -97,7 +97,8 @@ def _steps(rows: list[RequestRow], duration_s: float) -> dict[str, list[float]]:
 
 def _overlap(edges: Floats, begin_s: float, end_s: float) -> Floats:
     """Seconds of each step between two moments."""
-    return np.maximum(0.0, np.minimum(edges[1:], end_s) - np.maximum(edges[:-1], begin_s))
+    found: Floats = np.maximum(0.0, np.minimum(edges[1:], end_s) - np.maximum(edges[:-1], begin_s))
+    return found
 
 
 def _heat(rows: list[RequestRow], duration_s: float, low_ms: float, high_ms: float) -> list[int]:
@@ -113,7 +114,9 @@ def _heat(rows: list[RequestRow], duration_s: float, low_ms: float, high_ms: flo
     share = np.log(np.concatenate(sizes) / low_ms) / math.log(high_ms / low_ms)
     lines = np.clip(share * GAP_CELLS, 0, GAP_CELLS - 1).astype(int)
     counts = np.bincount(columns * GAP_CELLS + lines, minlength=TIME_CELLS * GAP_CELLS)
-    return [int(number) for cell in np.flatnonzero(counts) for number in (cell // GAP_CELLS, cell % GAP_CELLS, counts[cell])]
+    return [
+        int(number) for cell in np.flatnonzero(counts) for number in (cell // GAP_CELLS, cell % GAP_CELLS, counts[cell])
+    ]
 
 
 def _chosen(rows: list[RequestRow]) -> list[RequestRow]:

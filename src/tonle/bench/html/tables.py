@@ -29,11 +29,14 @@ def _headline(run: Run, *, many: bool) -> Content:
     name: Content = [element("b", run.name), ": "] if many else None
     answered = [level for level in report.levels if level.succeeded]
     if not answered:
-        return [name, "no request was answered."]
+        return [name, "no request was answered." if many else "No request was answered."]
     best = max(answered, key=lambda level: level.output_tokens_per_s)
     parts: list[Content] = [
-        name, "highest throughput ", element("b", f"{rate_text(best.output_tokens_per_s)} output tok/s"), f" at {best.label}",
-    ]  # fmt: skip
+        name,
+        "highest throughput " if many else "Highest throughput ",
+        element("b", f"{rate_text(best.output_tokens_per_s)} output tok/s"),
+        f" at {best.label}",
+    ]
     if best.ttft_ms is not None:
         parts.append(f", with a TTFT of {duration_text(best.ttft_ms.p95)} (p95)")
     if best.tpot_ms is not None:
@@ -42,9 +45,17 @@ def _headline(run: Run, *, many: bool) -> Content:
     judged = [level for level in report.levels if level.slo]
     if judged:
         held = [level for level in judged if all(result.holds for result in level.slo)]
-        parts.append(f"The SLO is held at {', '.join(level.label for level in held)}. " if held else "The SLO is held at no level. ")
+        parts.append(
+            f"The SLO is held at {', '.join(level.label for level in held)}. "
+            if held
+            else "The SLO is held at no level. "
+        )
     failed, requests = sum(level.failed for level in report.levels), sum(level.requests for level in report.levels)
-    parts.append(f"{count_text(failed)} of {count_text(requests)} requests failed. " if failed else f"All {count_text(requests)} requests were answered. ")
+    parts.append(
+        f"{count_text(failed)} of {count_text(requests)} requests failed. "
+        if failed
+        else f"All {count_text(requests)} requests were answered. "
+    )
     if report.kind == "simulated":
         parts.append(element("span", "simulated", class_="badge"))
     if report.interrupted:
@@ -58,17 +69,18 @@ def summaries(runs: Sequence[Run]) -> Html:
 
 def _summary(run: Run, *, titled: bool) -> Html:
     levels = run.report.levels
-    extra = [
-        ("goodput/s", any(level.goodput_per_s is not None for level in levels)),
-        ("good", any(level.good_share is not None for level in levels)),
-        ("letters/s", any(level.graphemes_per_s is not None for level in levels)),
-    ]
-    shown = [name for name, there in extra if there]
+    letters = any(level.graphemes_per_s is not None for level in levels)
     groups = [element("th", metric.upper(), colspan="3", scope="colgroup", class_="group") for metric in METRICS]
-    first = [element("th", name, rowspan="2", scope="col") for name in ("Load", "requests", "failed", "req/s", "out tok/s")]
-    last = [element("th", name, rowspan="2", scope="col") for name in shown]
-    percents = [element("th", text, scope="col", class_="edge" if text == "p50" else None) for _ in METRICS for text in ("p50", "p95", "p99")]
-    rows = [_summary_row(level, shown) for level in levels]
+    first = [
+        element("th", name, rowspan="2", scope="col") for name in ("Load", "requests", "failed", "req/s", "out tok/s")
+    ]
+    last = [element("th", "letters/s", rowspan="2", scope="col")] if letters else []
+    percents = [
+        element("th", text, scope="col", class_="edge" if text == "p50" else None)
+        for _ in METRICS
+        for text in ("p50", "p95", "p99")
+    ]
+    rows = [_summary_row(level, letters=letters) for level in levels]
     content = wide_table(
         [element("tr", *first, *groups, *last), element("tr", *percents)],
         rows,
@@ -78,7 +90,7 @@ def _summary(run: Run, *, titled: bool) -> Html:
     return joined([element("h3", run.name) if titled else None, content, element("p", _warmup(run), class_="quiet")])
 
 
-def _summary_row(level: LevelReport, shown: Sequence[str]) -> list[Content]:
+def _summary_row(level: LevelReport, *, letters: bool) -> list[Content]:
     cells: list[Content] = [
         level.label,
         count_text(level.requests),
@@ -89,8 +101,7 @@ def _summary_row(level: LevelReport, shown: Sequence[str]) -> list[Content]:
     for metric in METRICS:
         found = getattr(level, f"{metric}_ms")
         cells += [ms_text(None if found is None else getattr(found, f"p{percent}")) for percent in (50, 95, 99)]
-    more = {"goodput/s": rate_text(level.goodput_per_s), "good": share_text(level.good_share), "letters/s": rate_text(level.graphemes_per_s)}
-    return cells + [more[name] for name in shown]
+    return [*cells, rate_text(level.graphemes_per_s)] if letters else cells
 
 
 def _warmup(run: Run) -> str:
@@ -100,7 +111,9 @@ def _warmup(run: Run) -> str:
     if not numbers or numbers == {0}:
         return "Times in milliseconds. No warm-up: first requests are counted."
     most = max(numbers)
-    return f"Times in milliseconds. Warm-up: {count_text(most)} request{'s' * (most != 1)} before each level, not counted."
+    return (
+        f"Times in milliseconds. Warm-up: {count_text(most)} request{'s' * (most != 1)} before each level, not counted."
+    )
 
 
 def slo_results(runs: Sequence[Run]) -> Html:
@@ -131,7 +144,7 @@ def _slo(run: Run, *, titled: bool) -> Html:
 
 
 def _verdict(*, holds: bool) -> Html:
-    return element("span", "✓ held" if holds else "✗ missed", class_="good" if holds else "bad")
+    return element("span", "✓ held" if holds else "✗ missed", class_="verdict good" if holds else "verdict bad")
 
 
 def _levels(runs: Sequence[Run]) -> Iterator[tuple[str, LevelReport]]:
@@ -154,8 +167,9 @@ def slowest_requests(runs: Sequence[Run]) -> Html:
 
 def _request(name: str, row: RequestRow) -> list[Content]:
     return [
-        f"#{row.index}", name, f"{row.start_s:.2f}", ms_text(row.ttft_ms), ms_text(row.tpot_ms), ms_text(max(row.itl_ms, default=None)),
-        ms_text(row.e2el_ms), _count(row.prompt_tokens), _count(row.cached_tokens), _count(row.output_tokens),
+        f"#{row.index}", name, f"{row.start_s:.2f}", ms_text(row.ttft_ms), ms_text(row.tpot_ms),
+        ms_text(max(row.itl_ms, default=None)), ms_text(row.e2el_ms), _count(row.prompt_tokens),
+        _count(row.cached_tokens), _count(row.output_tokens),
     ]  # fmt: skip
 
 
@@ -201,16 +215,24 @@ def gpus(runs: Sequence[Run]) -> Html:
         for gpu in level.gpus
     ]
     if not rows:
-        return element("p", "No GPU was read: there is none on the client's machine, or the run is older.", class_="quiet")
+        return element(
+            "p", "No GPU was read: there is none on the client's machine, or the run is older.", class_="quiet"
+        )
     heads = ["Level", "GPU", "mean utilization", "peak memory", "mean power"]
     return table(heads, rows, class_="numbers", caption="GPUs of the client's machine during each level")
 
 
 def notes(runs: Sequence[Run]) -> Html:
     found = [(run.name, note) for run in runs for note in run.report.notes]
-    found += [(run.name, "interrupted: requests still under way are not counted") for run in runs if run.report.interrupted]
+    found += [
+        (run.name, "interrupted: requests still under way are not counted") for run in runs if run.report.interrupted
+    ]
     many = len(runs) > 1
-    return element("ul", [element("li", f"{name}: {note}" if many else note) for name, note in found]) if found else Html("")
+    return (
+        element("ul", [element("li", f"{name}: {note}" if many else note) for name, note in found])
+        if found
+        else Html("")
+    )
 
 
 def conditions(runs: Sequence[Run]) -> Html:
