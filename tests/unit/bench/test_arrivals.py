@@ -69,6 +69,10 @@ def test_a_ramp_at_random_has_its_rates() -> None:
 
 
 def test_labels() -> None:
-    loads = [Load("rate", 2.0, arrivals="constant"), Load("rate", 2.0, arrivals="gamma", burstiness=0.5), Load("ramp", 1.0, 8.0)]  # fmt: skip
+    loads = [
+        Load("rate", 2.0, arrivals="constant"),
+        Load("rate", 2.0, arrivals="gamma", burstiness=0.5),
+        Load("ramp", 1.0, 8.0),
+    ]
     assert [load.label for load in loads] == ["rate 2/s, constant", "rate 2/s, gamma 0.5", "ramp 1-8/s"]
     assert [load.rate for load in loads] == [2.0, 2.0, 4.5]
