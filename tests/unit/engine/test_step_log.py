@@ -76,7 +76,9 @@ def test_a_file_that_is_no_step_log_is_an_error_that_says_so(tmp_path: Path) -> 
 def test_the_last_line_may_be_cut(model: Any, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     with InferenceEngine(model, None, EngineConfig(step_log=str(path))) as engine:
-        engine.result(engine.submit_request([5, 6, 7], GenerationConfig(max_length=4, early_stopping=False)), timeout=60)
+        engine.result(
+            engine.submit_request([5, 6, 7], GenerationConfig(max_length=4, early_stopping=False)), timeout=60
+        )
     steps = read_step_log(path).steps
     path.write_bytes(path.read_bytes()[:-20])
     assert read_step_log(path).steps == steps[:-1]
