@@ -188,6 +188,9 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     graphemes_per_s: float | None = None
     gpus: list[GpuReport] = []
     clients: list[ClientUse] = []  # one for each process of the client
+    offered_per_s: float | None = (
+        None  # open loop: requests per second as they were due; random gaps differ from `rate`
+    )
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +273,14 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
         gpus=circumstances.gpus,
         clients=circumstances.clients,
+        offered_per_s=_offered_per_s(samples),
     )
+
+
+def _offered_per_s(samples: list[Sample]) -> float | None:
+    due_s = [sample.due_s for sample in samples if sample.due_s is not None]
+    span_s = max(due_s) - min(due_s) if due_s else 0.0
+    return (len(due_s) - 1) / span_s if span_s > 0 else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

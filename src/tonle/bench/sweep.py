@@ -3,10 +3,11 @@
 Does: say which load to try next, from what the loads before showed: double until it is too much, then halve the bracket. Says
 where it ended and why. Does not: send anything; a measured and a simulated level are judged alike.
 
-Too much is a load that
-    misses a bound of the SLO, if there is one;
-    rate: is not kept up with: answers per second below 95 % of it (`KEPT_UP`);
-    concurrency: brings less than 5 % more throughput than half of it (`GROWTH`).
+A load is too much if it
+    misses a bound of the SLO, where there is one;
+    rate: is not kept up with: fewer answers per second than 95 % of the requests that were due (`KEPT_UP`).
+Users are different: more of them are never too much for throughput, it only stops growing. Doubling ends when it brings less than
+5 % (`GROWTH`); the load that is then searched is the lowest with 95 % of the best throughput (`NEAR_BEST`).
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ Ending = Literal["throughput", "slo", "cap", "interrupted"]
 
 KEPT_UP = 0.95  # of the rate that was asked for
 GROWTH = 1.05  # of throughput, when users double
+NEAR_BEST = 0.95
 CLOSE_ENOUGH = 0.05  # of the bracket's upper end
 MAX_USERS = 4096
 LONG_ENOUGH = 5  # times an answer's own time, for a level that tells whether a rate is kept up with
 
 
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sweep ended. None: no load that was tried was low enough."""
+    """Where a sweep ended. Loads are users, or requests per second."""
 
     by: SweepKind
-    load: float | None  # users, or requests per second: the highest that was not too much
-    too_much: float | None  # the lowest that was; None: none was
+    load: float | None  # what was searched; None: even the lowest load was too much
+    low: (
+        float | None
+    )  # the two loads next to each other between which the boundary lies; None: there is none on that side
+    high: float | None
     requests_per_s: float | None  # at `load`
     output_tokens_per_s: float | None
-    limited_by: Ending  # what was too much about the next higher load, or what ended the search
+    limited_by: Ending  # what is beyond the boundary, or what ended the search
     why: str  # the same in a sentence
 
 
@@ -79,10 +84,8 @@ class Sweep:
             return self._start
         low, high = self._bracket()
         if high is None:
-            assert low is not None, "a level is fine or too much"
-            if self._kind == "concurrency":
-                return low * 2 if low * 2 <= MAX_USERS else None
-            return low * 2
+            assert low is not None, "a load is on one of the two sides"
+            return None if self._kind == "concurrency" and low * 2 > MAX_USERS else low * 2
         if high - (low or 0.0) <= CLOSE_ENOUGH * high:
             return None
         middle = ((low or 0.0) + high) / 2
@@ -90,34 +93,42 @@ class Sweep:
         return middle if (low or 0.0) < middle < high else None
 
     def _bracket(self) -> tuple[float | None, float | None]:
-        """The highest load below all that were too much, and the lowest that was."""
-        high = min((value for value in self._levels if self._too_much(value) is not None), default=None)
+        """The lowest load beyond the boundary, and the highest below that one."""
+        high = min((value for value in self._levels if self._beyond(value) is not None), default=None)
         low = max((value for value in self._levels if high is None or value < high), default=None)
         return low, high
 
-    def _too_much(self, value: float) -> Ending | None:
-        """What was too much about a load; None: nothing."""
+    def _beyond(self, value: float) -> Ending | None:
+        """Why a load is beyond the boundary; None: it is not."""
         level = self._levels[value]
-        if not all(result.holds for result in level.slo):
+        if not _holds(level):
             return "slo"
         if level.succeeded == 0:
             return "throughput"
         if self._kind == "rate":
-            return None if self._answered_per_s(level) >= KEPT_UP * value else "throughput"
-        return "throughput" if self._is_flat(value) else None
+            return None if self._answered_per_s(level) >= KEPT_UP * _offered(value, level) else "throughput"
+        return "throughput" if self._is_flat() and self._is_near_best(level) else None
 
-    def _is_flat(self, value: float) -> bool:
-        """Whether fewer users get nearly as much done: at the ratio that a doubling must bring, for any lower load."""
-        speed = self._levels[value].output_tokens_per_s
-        for lower, level in self._levels.items():
-            if lower < value and speed < level.output_tokens_per_s * GROWTH ** math.log2(value / lower):
-                return True
-        return False
+    def _is_flat(self) -> bool:
+        """Whether some doubling brought too little. Where the SLO was missed, that is the boundary and not this."""
+        if not all(_holds(level) for level in self._levels.values()):
+            return False
+        return any(
+            level.output_tokens_per_s < GROWTH * lower.output_tokens_per_s
+            for value, level in self._levels.items()
+            for lower_value, lower in self._levels.items()
+            if lower_value <= value / 2
+        )
+
+    def _is_near_best(self, level: LevelReport) -> bool:
+        best = max(each.output_tokens_per_s for each in self._levels.values())
+        return level.output_tokens_per_s >= NEAR_BEST * best
 
     def _answered_per_s(self, level: LevelReport) -> float:
-        """Without the wait for the last answers, which is no sign of a slow server: it counts little in a long level."""
+        """Without the time of the last answer, which is no sign of a slow server."""
         tails = [other.e2el_ms.p50 / 1e3 for other in self._levels.values() if other.e2el_ms is not None]
-        return level.succeeded / max(level.duration_s - min(tails, default=0.0), 1e-9)
+        # n requests have n − 1 gaps
+        return max(1, level.succeeded - 1) / max(level.duration_s - min(tails, default=0.0), 1e-9)
 
     def notes(self) -> list[str]:
         """What the reader of the result should know."""
@@ -139,18 +150,24 @@ class Sweep:
             return None
         low, high = self._bracket()
         ending: Ending = "interrupted" if interrupted else "cap"
-        if high is not None and (found := self._too_much(high)) is not None:
+        if high is not None and (found := self._beyond(high)) is not None:
             ending = found
-        level = None if low is None else self._levels[low]
+        load = high if self._is_plateau(high) else low
+        level = None if load is None else self._levels[load]
         return Saturation(
             by=self._kind,
-            load=low,
-            too_much=high,
+            load=load,
+            low=low,
+            high=high,
             requests_per_s=None if level is None else level.requests_per_s,
             output_tokens_per_s=None if level is None else level.output_tokens_per_s,
             limited_by=ending,
             why=self._why(low, high, ending, interrupted=interrupted),
         )
+
+    def _is_plateau(self, high: float | None) -> bool:
+        """Whether the boundary is where users stop to bring throughput: then its upper side is the load to name."""
+        return self._kind == "concurrency" and high is not None and self._levels[high].succeeded > 0 and self._is_flat()
 
     def _why(self, low: float | None, high: float | None, ending: Ending, *, interrupted: bool) -> str:
         if high is None:
@@ -158,27 +175,43 @@ class Sweep:
             return f"{reason} before any load was too much"
         what = self._what(high, ending)
         if low is None:
-            return f"the lowest load that was tried, {self._name(high)}, was too much: {what}"
+            return what if self._is_plateau(high) else f"the lowest load that was tried was too much: {what}"
         width = (high - low) / high
-        rest = "" if width <= CLOSE_ENOUGH or (self._kind == "concurrency" and high - low <= 1) else (
-            f"; the search {'was stopped' if interrupted else f'ended after {len(self._levels)} levels'} "
-            f"with {width:.0%} between the two"
-        )  # fmt: skip
-        return f"at {self._name(high)} {what}{rest}"
+        if width <= CLOSE_ENOUGH or (self._kind == "concurrency" and high - low <= 1):
+            return what
+        ended = "was stopped" if interrupted else f"ended after {len(self._levels)} levels"
+        return f"{what}; the search {ended} between {low:g} and {high:g}"
 
     def _what(self, value: float, ending: Ending) -> str:
         level = self._levels[value]
+        name = (
+            f"at {value:g} requests per second"
+            if self._kind == "rate"
+            else f"with {value:g} user{'' if value == 1 else 's'}"
+        )
         if ending == "slo":
-            return "; ".join(str(result) for result in level.slo if not result.holds)
+            return f"{name}, {'; '.join(str(result) for result in level.slo if not result.holds)}"
         if level.succeeded == 0:
-            return "no request was answered"
-        client = ", but the client itself was the limit" if is_limit(level) else ""
+            return f"{name} no request was answered"
         if self._kind == "rate":
-            return f"{self._answered_per_s(level):.3g} requests per second were answered{client}"
-        return f"throughput no longer grew: {level.output_tokens_per_s:.1f} output tok/s{client}"
+            answered, offered = self._answered_per_s(level), _offered(value, level)
+            return f"{name}, {answered:.3g} of {offered:.3g} were answered{_client(level)}"
+        best = max(self._levels, key=lambda each: self._levels[each].output_tokens_per_s)
+        most = self._levels[best]
+        return f"more users bring at most {most.output_tokens_per_s:.1f} output tok/s, with {best:g}{_client(most)}"
 
-    def _name(self, value: float) -> str:
-        return f"{value:g} requests per second" if self._kind == "rate" else f"{value:g} users"
+
+def _holds(level: LevelReport) -> bool:
+    return all(result.holds for result in level.slo)
+
+
+def _offered(value: float, level: LevelReport) -> float:
+    """Requests per second as they were due: random gaps differ from the rate that was asked for."""
+    return value if level.offered_per_s is None else level.offered_per_s
+
+
+def _client(level: LevelReport) -> str:
+    return ", but the client itself was the limit" if is_limit(level) else ""
 
 
 def _three_digits(value: float) -> float:
