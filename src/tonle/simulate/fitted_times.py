@@ -3,8 +3,8 @@
 Does: answer for any `StepWork` in about a microsecond. Does not: fit (`fit_times.py`).
 
 The expected time is a median: half of the measured steps of that kind took longer. `ratios` says how far steps scatter around it;
-their mean carries what slow steps cost on average. Steps scatter independently of each other: that a shared machine is slow for seconds
-on end is not modelled.
+their mean carries what slow steps cost on average. Steps scatter independently of each other: a shared machine that is slow for
+seconds on end is not modelled.
 """
 
 from __future__ import annotations
