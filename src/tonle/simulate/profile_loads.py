@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import msgspec
 
@@ -44,6 +44,7 @@ class ProfileLoad:
     users: int
     samples: list[Sample]
     is_burst: bool = False  # all at once
+    client_share: float = 0.0  # of the time, that the client itself computed; near 1 it was the limit
 
 
 class ProfileDriver:
@@ -135,8 +136,10 @@ class ProfileDriver:
 
     async def _send(self, label: str, users: int, jobs: Iterator[Job], seconds: float | None) -> list[Sample]:
         self._tell(label, min(0.99, (perf_counter() - self._began_s) / self._seconds))
+        began_s, cpu_s = perf_counter(), thread_time()
         samples = self._check(await self._drive(jobs, users, seconds))
-        self._loads.append(ProfileLoad(label, users, samples, is_burst=seconds is None))
+        share = (thread_time() - cpu_s) / (perf_counter() - began_s)
+        self._loads.append(ProfileLoad(label, users, samples, seconds is None, share))
         return samples
 
     async def _drive(self, jobs: Iterator[Job], users: int, seconds: float | None = None) -> list[Sample]:

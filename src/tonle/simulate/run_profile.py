@@ -11,7 +11,6 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +19,9 @@ import numpy as np
 import tonle
 from tonle.bench.run import fastest_loop
 from tonle.bench.server_process import ServerProcess
-from tonle.engine.step_log import LoggedEngine, LoggedRequest, StepLogFile, read_step_log
+from tonle.engine.step_log import LoggedEngine, StepLogFile, read_step_log
 from tonle.errors import ConfigError
+from tonle.simulate.around import Around, time_around
 from tonle.simulate.fit_times import TimedStep, fit_times, timed_steps
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.profile import Fit, Profile, ServerFacts
@@ -30,15 +30,6 @@ from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
 _SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
 _HELD_OUT = 5  # one slice of so many
 _LOG_S = 10.0  # for the log to tell of the last step
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What lies around steps: seconds of HTTP, tokenizing and the client."""
-
-    front_s: float
-    back_s: float
-    front_gap_s: float
 
 
 def run_profile(
@@ -101,10 +92,12 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
     engine = log.engine
     begin_s = min((sample.start_s for load in loads for sample in load.samples), default=0.0)
     steps = [step for step in timed_steps(log.steps, engine.lag) if step.begin_s >= begin_s]
-    around = time_around(log.requests, loads)
+    around = time_around(log, loads)
     times = _fitted(steps, engine, around)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
-    facts["settings"] = {name: value for name, value in engine.settings.items() if name != "step_log"}
+    # None: what suits the device, as a server has it unless it is told otherwise.
+    given = {name: value for name, value in engine.settings.items() if name != "step_log" and value is not None}
+    facts["settings"] = given
     return Profile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         tonle=tonle.__version__,
@@ -115,54 +108,7 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
 
 
 def _fitted(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) -> FittedTimes:
-    return fit_times(
-        steps, lag=engine.lag, sizes=engine.sizes, front_s=around.front_s, back_s=around.back_s,
-        front_gap_s=around.front_gap_s,
-    )  # fmt: skip
-
-
-# -- what lies around steps
-
-
-def time_around(requests: Sequence[LoggedRequest], loads: Sequence[ProfileLoad]) -> Around:
-    """From requests as the client and the engine saw them; both read the same clock."""
-    by_length: dict[int, list[LoggedRequest]] = {}
-    for request in requests:
-        by_length.setdefault(request.prompt_tokens, []).append(request)
-    fronts: list[float] = []
-    backs: list[float] = []
-    gaps: list[float] = []
-    for load in loads:
-        pairs = _matched(load, by_length)
-        if load.is_burst:
-            arrived = sorted(request.arrived_s for request, _ in pairs)
-            gaps += [(arrived[-1] - arrived[0]) / (len(arrived) - 1)] if len(arrived) > 1 else []
-        else:
-            fronts += [request.arrived_s - start_s for request, (start_s, _) in pairs]
-            backs += [first_s - request.first_s for request, (_, first_s) in pairs]
-    if not fronts:
-        raise ConfigError("the step log has none of the requests that were sent: is it the log of this server?")
-    handed_over = float(np.percentile([request.taken_s - request.arrived_s for request in requests], 10))
-    return Around(float(np.median(fronts)) + handed_over, float(np.median(backs)), float(np.median(gaps or [0.0])))
-
-
-def _matched(
-    load: ProfileLoad, by_length: dict[int, list[LoggedRequest]]
-) -> list[tuple[LoggedRequest, tuple[float, float]]]:
-    """Each request of the log with the moments that the client sent it and saw its first token; ambiguous ones are left out."""
-    pairs = []
-    for sample in load.samples:
-        if sample.prompt_tokens is None or not sample.arrivals_s:
-            continue
-        first_s = sample.arrivals_s[0]
-        fitting = [
-            request
-            for request in by_length.get(sample.prompt_tokens, ())
-            if sample.start_s <= request.arrived_s and request.first_s <= first_s
-        ]
-        if len(fitting) == 1 or (load.is_burst and fitting):
-            pairs.append((fitting[0], (sample.start_s, first_s)))
-    return pairs
+    return fit_times(steps, lag=engine.lag, sizes=engine.sizes, around=around)
 
 
 # -- how good the fit is
