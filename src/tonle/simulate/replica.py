@@ -161,7 +161,6 @@ class Replica:
     def verify(self) -> None:
         """Recount rows and blocks. Raises AssertionError."""
         if isinstance(self.scheduler, SkippingScheduler):
-            self.scheduler.in_flight = self._launched[-1].plan if self._launched else None
             self.scheduler.take_up_all()
         self.scheduler.verify()
 
@@ -203,10 +202,9 @@ class Replica:
 
     def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
         """A plan without those left out, and the work of all."""
-        scheduler.in_flight = self._launched[-1].plan if self._launched else None
-        scheduler.leave_out()
-        num_left_out = scheduler.num_left_out
-        if num_left_out and scheduler.is_quiet:
+        scheduler.begin_step(self._launched[-1].plan if self._launched else None)
+        if scheduler.is_quiet:
+            num_left_out = scheduler.num_left_out
             return Plan(), StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
         plan = scheduler.plan(now)
         work = work_of(plan)
