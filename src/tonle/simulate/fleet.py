@@ -114,7 +114,9 @@ class Fleet:
     def resized(self, count: int) -> Fleet:
         """With so many replicas: the first is repeated. Raises `ConfigError` if they differ."""
         if any(each != self.replicas[0] for each in self.replicas):
-            raise ConfigError("these replicas are not alike: it is not clear which to add or leave out", param="replicas")
+            raise ConfigError(
+                "these replicas are not alike: it is not clear which to add or leave out", param="replicas"
+            )
         return replace(self, replicas=self.replicas[:1] * count)
 
     def check(self) -> None:
@@ -127,13 +129,16 @@ class Fleet:
                 raise ConfigError(f"two replicas are called {name}; give each a name of its own", param="replicas")
         roles = {each.role for each in self.replicas}
         if roles == {"prefill"}:
-            raise ConfigError("there are replicas with role: prefill, but none with role: decode or any", param="replicas")
+            raise ConfigError(
+                "there are replicas with role: prefill, but none with role: decode or any", param="replicas"
+            )
         if self.gateway is False and self.has_several:
             raise ConfigError("several replicas need a gateway in front of them", param="gateway")
         for failure in self.failures:
             if not 0 <= failure.replica < len(self.replicas):
                 raise ConfigError(
-                    f"replica {failure.replica} cannot fail: there are {len(self.replicas)}, counted from 0", param="failures"
+                    f"replica {failure.replica} cannot fail: there are {len(self.replicas)}, counted from 0",
+                    param="failures",
                 )
         if self.autoscaling is not None:
             self.autoscaling.check()

@@ -78,6 +78,7 @@ class Replica:
         on_end: Callable[[Ended], None],
         jitter: bool = True,
         skip: bool = True,
+        now: float = 0.0,
         targets: Targets | None = None,
         watch: Callable[[Plan, StepWork], None] | None = None,
     ) -> None:
@@ -106,15 +107,17 @@ class Replica:
         self._mail: deque[tuple[float, Request]] = deque()
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
-        self._device_free_s = 0.0
+        self._device_free_s = self._front_free_s = now
+        self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)
         self._published_s: list[float] = []  # by step
         self._tokens_s: dict[int, list[float]] = {}  # by handle
         self._cached: dict[int, int] = {}
 
     # -- what comes in
 
-    def submit(self, request: Request, at_s: float) -> None:
-        """It is in the mailbox from `at_s` on. Calls come in the order of `at_s`."""
+    def submit(self, request: Request, now: float) -> None:
+        """Its front gets the request now, and the engine's mailbox after `front_s`, one after the other. Calls come in order."""
+        at_s = self._front_free_s = max(now + self.times.front_s, self._front_free_s + self._front_gap_s)
         self._mail.append((at_s, request))
         if self.next_s is None or (not self._launched and not self.scheduler.running):
             self.next_s = at_s if self.next_s is None else min(self.next_s, at_s)
@@ -154,14 +157,16 @@ class Replica:
     def kv_usage(self) -> float:
         return self.scheduler.pool.num_held / self.scheduler.pool.num_blocks
 
-    def began(self, handle: int) -> bool:
-        """Whether a token of its answer has been published."""
-        return bool(self._tokens_s.get(handle))
+    def tokens_until_now(self) -> dict[int, list[float]]:
+        """By handle, of all that it has: when their tokens were published."""
+        left_out = self.scheduler.left_out_since if isinstance(self.scheduler, SkippingScheduler) else {}
+        return {
+            handle: tokens_s + self._published_s[left_out[handle] :] if handle in left_out else tokens_s
+            for handle, tokens_s in self._tokens_s.items()
+        }
 
     def verify(self) -> None:
         """Recount rows and blocks. Raises AssertionError."""
-        if isinstance(self.scheduler, SkippingScheduler):
-            self.scheduler.take_up_all()
         self.scheduler.verify()
 
     # -- time

@@ -1,8 +1,8 @@
 """`SkippingScheduler`: the engine's scheduler, which need not look at sequences to which nothing happens but one more token.
 
-Most steps of a decoding sequence are alike: planning and committing one adds one to two numbers, and in every sixteenth a block is
-taken. Here a sequence is left out of plans as long as that is certain: blocks are taken from the pool at the steps they would be,
-and all else is made up for at once when it is taken up again. Every decision is still made by `Scheduler`, on the same state.
+Most steps of a decoding sequence are alike: planning and committing one adds one to two numbers, and in every sixteenth a block
+is taken. Here a sequence is left out of plans as long as that is certain: blocks are taken from the pool at the steps they would
+be, and all else is made up for at once when it is taken up again. `Scheduler` still makes every decision, on the same state.
 
 - It is taken up before its last step, so that the scheduler ends it.
 - Blocks of its answer are published when it is taken up. No other sequence can find them before: they are named by its answer's
@@ -36,7 +36,7 @@ class SkippingScheduler(Scheduler):
         lag: int,
         on_tokens: Callable[[int, int, int], None],
     ) -> None:
-        """`on_tokens(handle, first, end)`: a sequence that is taken up got its tokens of the steps from `first` to before `end`."""
+        """`on_tokens(handle, first, end)`: a sequence that is taken up got tokens in the steps from `first` to before `end`."""
         super().__init__(limits, pool, ())
         self.step = 0  # the next one's number
         self.num_left_out = 0
@@ -54,6 +54,11 @@ class SkippingScheduler(Scheduler):
     def is_quiet(self) -> bool:
         """After `begin_step`: the next plan would have no rows but those left out, and admit no sequence."""
         return bool(self.num_left_out) and not self._taken_up and (not self.waiting or not self._rows)
+
+    @property
+    def left_out_since(self) -> dict[int, int]:
+        """Handle -> the first step that it is left out of."""
+        return {handle: first for handle, (_, first) in self._left_out.items()}
 
     def begin_step(self, in_flight: Plan | None) -> None:
         """After a commit, before the next plan. `in_flight`: the step that is launched and not read, with `lag` 1."""
