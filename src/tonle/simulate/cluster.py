@@ -1,6 +1,6 @@
 """`Cluster`: servers behind a gateway in virtual time.
 
-Does: let a trace's requests arrive (at their times, or as users become free), let servers fail and come back, add and remove them.
+Does: let a trace's requests arrive, at their times or as users become free; let servers fail and come back; add and remove them.
 Does not: know how a request is sent (`sending.py`), how long steps take, or print.
 """
 
@@ -35,14 +35,14 @@ Lost = Callable[[Server, list[float]], None]
 class Cluster:
     """Run it once."""
 
-    def __init__(self, fleet: Fleet, trace: Trace, seed: int) -> None:
+    def __init__(self, fleet: Fleet, trace: Trace, *, seed: int, skip: bool) -> None:
         fleet.check()
         self.fleet = fleet
         self.clock = Clock()
         self.samples: list[Sample] = []
         self.servers: list[Server] = []
         self.counts: list[tuple[float, int]] = []
-        self._seed = seed
+        self._seed, self._skip = seed, skip
         self._config = fleet.gateway_config
         self._pool = BackendPool([], probe_interval_s=0)
         self.router = Router(self._pool, self._config)
@@ -147,7 +147,8 @@ class Cluster:
     def add_server(self, options: ReplicaOptions, cold_start_s: float) -> None:
         number, now = len(self.servers), self.clock.now
         server = Server(number, options, self._config, self.clock.seconds, created_s=now,
-                        gated=self.fleet.has_gateway, on_end=self._on_end, seed=self._seed)  # fmt: skip
+                        gated=self.fleet.has_gateway, on_end=self._on_end, seed=self._seed,
+                        skip=self._skip)  # fmt: skip
         self.servers.append(server)
         self._by_backend[server.backend.name] = server
         if cold_start_s:

@@ -34,6 +34,8 @@ from tonle.simulate.skipping import SkippingScheduler
 from tonle.simulate.step_times import StepTimes
 from tonle.simulate.trace import ANSWER_IDS
 
+_SPIN_S = 1e-6  # a batch that is due but for rounding: the loop asks again at once
+
 
 class Ended(NamedTuple):
     """A request that the engine has answered, or refused."""
@@ -244,9 +246,9 @@ class Replica:
         if self.scheduler.idle:
             return mail_s
         wait_s = self.scheduler.wake_s(now)
-        if wait_s == 0.0:
+        if wait_s == 0.0 and self.scheduler.limits.continuous:
             raise InternalError("a request waits, nothing runs, and the scheduler does not admit it")
-        due_s = None if wait_s is None else now + wait_s
+        due_s = None if wait_s is None else now + max(wait_s, _SPIN_S)
         return min((at_s for at_s in (mail_s, due_s) if at_s is not None), default=None)
 
     def _take(self, request: Request, now: float) -> None:

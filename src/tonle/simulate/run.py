@@ -24,10 +24,11 @@ __all__ = [
 ]
 
 
-def simulate(trace: Trace, fleet: Fleet, *, seed: int = 0) -> SimulationResult:
-    """Raises `ConfigError` if the fleet makes no sense. `seed`: of the scatter of step times."""
+def simulate(trace: Trace, fleet: Fleet, *, seed: int = 0, skip: bool = True) -> SimulationResult:
+    """Raises `ConfigError` if the fleet makes no sense. `seed`: of the scatter of step times. `skip`: see `skipping.py`; the
+    result is the same without, and comes later."""
     began_s = perf_counter()
-    cluster = Cluster(fleet, trace, seed)
+    cluster = Cluster(fleet, trace, seed=seed, skip=skip)
     cluster.run()
     samples = sorted(cluster.samples, key=lambda sample: sample.index)
     end_s = max((sample.end_s for sample in samples), default=0.0)

@@ -33,6 +33,7 @@ class Server:
         gated: bool,
         on_end: Callable[[Server, Ended], None],
         seed: int,
+        skip: bool,
     ) -> None:
         self.number = number
         self.options = options
@@ -44,7 +45,7 @@ class Server:
         self._created_s = created_s
         self._up_since_s: float | None = None
         self._up_s = 0.0
-        self._clock, self._on_end = clock, on_end
+        self._skip, self._on_end = skip, on_end
         self._rng = random.Random(f"{seed}/replica/{number}")
         self._ended: list[Replica] = []
         row = BackendConfig(
@@ -67,7 +68,7 @@ class Server:
     def start(self, now: float) -> None:
         options = self.options
         self.replica = Replica(
-            options.limits, options.num_blocks, options.times, rng=self._rng, targets=options.targets,
+            options.limits, options.num_blocks, options.times, rng=self._rng, targets=options.targets, skip=self._skip,
             on_end=lambda ended: self._on_end(self, ended), now=now,
         )  # fmt: skip
         self._up_since_s = now
