@@ -71,10 +71,10 @@ def plan(left_s: float, *, startup_s: float, run_s: float | None = None, least_r
     """
     if run_s is None:
         run_s = min(MOST_RUN_S, max(least_run_s, left_s / WANTED_RUNS - startup_s))
-    least_s = _confirm_s(LEAST_PAIRS, startup_s, run_s) + LEAST_SEARCH * (startup_s + run_s)
+    least_s = confirm_s(LEAST_PAIRS, startup_s, run_s) + LEAST_SEARCH * (startup_s + run_s)
     if left_s < least_s:
         run_s = max(least_run_s, run_s * 0.25) if least_run_s < run_s else run_s
-        least_s = _confirm_s(LEAST_PAIRS, startup_s, run_s) + LEAST_SEARCH * (startup_s + run_s)
+        least_s = confirm_s(LEAST_PAIRS, startup_s, run_s) + LEAST_SEARCH * (startup_s + run_s)
     if left_s < least_s:
         raise ConfigError(
             f"the budget is too short: {clock_text(left_s)} are left to measure, and the least is the default and one other once "
@@ -83,15 +83,16 @@ def plan(left_s: float, *, startup_s: float, run_s: float | None = None, least_r
             param="budget",
         )
     pairs = LEAST_PAIRS
-    while pairs < MOST_PAIRS and _confirm_s(pairs + 1, startup_s, run_s) <= CONFIRM_SHARE * left_s:
+    while pairs < MOST_PAIRS and confirm_s(pairs + 1, startup_s, run_s) <= CONFIRM_SHARE * left_s:
         pairs += 1
-    rest_s = left_s - _confirm_s(pairs, startup_s, run_s)
+    rest_s = left_s - confirm_s(pairs, startup_s, run_s)
     search = max(LEAST_SEARCH, int(rest_s / (startup_s + run_s)))
     checks = search > LEAST_SEARCH + 2
     return Plan(run_s, search - checks, pairs, checks)
 
 
-def _confirm_s(pairs: int, startup_s: float, run_s: float) -> float:
+def confirm_s(pairs: int, startup_s: float, run_s: float) -> float:
+    """Time that a confirmation takes."""
     return (pairs + 1) * startup_s + 2 * pairs * run_s
 
 

@@ -19,13 +19,14 @@ RESOLUTION = 0.05  # a load is known well enough when the bounds around it are t
 KNEE = 0.95  # of the most throughput
 DEFAULT_WAIT_S = 10.0  # how long a caller may wait for a first token, where no SLO says it
 
+LoadKind = Literal["concurrency", "rate"]
 OutcomeAt = Callable[[float], Outcome]
 
 
 class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
     """`value` None: the SLO holds at no load that was tried."""
 
-    kind: Literal["concurrency", "rate"]
+    kind: LoadKind
     value: float | None
     outcome: Outcome | None  # there
     source: Literal["simulated", "measured"]
@@ -39,7 +40,7 @@ class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.value:.0f} users" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
 
 
-def find_safe_load(kind: Literal["concurrency", "rate"], goal: Goal, outcome_at: OutcomeAt) -> SafeLoad:
+def find_safe_load(kind: LoadKind, goal: Goal, outcome_at: OutcomeAt) -> SafeLoad:
     """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput."""
     seen: dict[float, Outcome] = {}
 

@@ -29,28 +29,21 @@ Progress = Callable[[float, str], None]
 class Launcher(Protocol):
     """Starts servers of one kind."""
 
-    def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TonleLauncher:
-    """`tonle serve` of this package. `config`: what the user's settings file says."""
-
-    model: str | None
-    config: dict[str, Any] = field(default_factory=dict)
-    folder: Path = Path()  # for the file that the server reads
-
     def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess:
-        flags = []
-        if kept := self.measured_config:
-            import yaml
-
-            file = self.folder / "server.yaml"
-            file.write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
-            flags = ["--config", str(file)]
+        flags = self.config_flags()
         for name, value in settings.items():
             flags += [SETTINGS[name].flag, str(value)]
         return ServerProcess.tonle(self.model, flags, log=log, ready_s=_READY_S, on_progress=on_progress)
+
+    def config_flags(self) -> list[str]:
+        """For the settings of the file, which is written for it."""
+        if not (kept := self.measured_config):
+            return []
+        import yaml
+
+        file = self.folder / "server.yaml"
+        file.write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+        return ["--config", str(file)]
 
     @property
     def measured_config(self) -> dict[str, Any]:

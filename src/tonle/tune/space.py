@@ -39,6 +39,7 @@ class Knob:
     simulated: bool  # the simulator ranks it; else it is only measured
     purpose: str
     allow: str | None = None  # the word after --allow that it needs, because it changes answers slightly
+    alone: bool = False  # tried by itself: with it, the engine moves the other limits
 
     @property
     def tonle_flag(self) -> str:
@@ -87,8 +88,9 @@ KNOBS = (
         "target_itl",
         _targets,
         None,
-        simulated=False,
+        simulated=True,
         purpose="adaptive limits instead of fixed ones: the engine moves them toward this time between tokens as it runs",
+        alone=True,
     ),
     Knob(
         "frontends",
@@ -132,6 +134,7 @@ class Choice:
     name: str
     values: tuple[Any, ...]
     simulated: bool
+    alone: bool = False
 
 
 def choices(
@@ -158,7 +161,7 @@ def choices(
             continue
         values = tuple(own.pop(knob.name)) if knob.name in own else table(facts)
         if values:
-            found.append(Choice(knob.name, values, knob.simulated and kind == "tonle"))
+            found.append(Choice(knob.name, values, knob.simulated and kind == "tonle", knob.alone))
     found += [Choice(name, tuple(values), simulated=False) for name, values in own.items() if values]
     if not found:
         raise ConfigError("there is nothing to search: every knob is left alone", param="values")
@@ -184,6 +187,18 @@ def _number(text: str) -> Any:
         return int(text)
     except ValueError:
         return text
+
+
+def alternatives(knobs: Iterable[Choice]) -> list[Settings]:
+    """Settings of knobs that are tried by themselves."""
+    return [{knob.name: value} for knob in knobs if knob.alone for value in knob.values]
+
+
+def variants(knobs: Iterable[Choice], base: Settings) -> list[Settings]:
+    """`base` with one value of each knob that is only measured."""
+    return [
+        {**base, knob.name: value} for knob in knobs if not knob.simulated and not knob.alone for value in knob.values
+    ]
 
 
 def simulated_part(settings: Settings) -> Settings:

@@ -115,18 +115,12 @@ class MeasuredStage:
 
     def outcome(self, settings: Settings, stage: Stage = "search", *, before: int | None = None) -> Outcome:
         """Of all its measurements in this stage; `before`: in the rounds before this one."""
-        runs = [run for run in self._folder.of(settings, stage) if before is None or run.tag.round < before]
-        return outcome_of([run.level for run in runs], self._goal.slo)
+        return measured_outcome(self._folder, self._goal, settings, stage, before=before)
 
     def ranked(self, candidates: Sequence[Settings], *, before: int | None = None) -> list[Settings]:
         """Those that were measured, without the default, the best first."""
         others = [settings for settings in candidates if settings and self._folder.of(settings, "search")]
         return sorted(others, key=lambda each: self._goal.rank(self.outcome(each, before=before)), reverse=True)
-
-    def measured_settings(self) -> list[Settings]:
-        """Those that the search measured, each once."""
-        found = {key_of(run.tag.server): run.tag.server for run in self._folder.measurements if run.tag.stage == "search"}
-        return list(found.values())
 
     def _once(self, settings: Settings, stage: Stage, number: int, which: str) -> Measurement:
         """One measurement, unless it is there already."""
@@ -145,3 +139,17 @@ class MeasuredStage:
 
     def _failed_settings(self, search: Search) -> list[Settings]:
         return [settings for settings in search.grid() if key_of(settings) in self._folder.state.failed]
+
+
+def measured_outcome(
+    folder: TuneDir, goal: Goal, settings: Settings, stage: Stage = "search", *, before: int | None = None
+) -> Outcome:
+    """Of all measurements of these settings in this stage; `before`: in the rounds before this one."""
+    runs = [run for run in folder.of(settings, stage) if before is None or run.tag.round < before]
+    return outcome_of([run.level for run in runs], goal.slo)
+
+
+def measured_settings(folder: TuneDir, *, before: int = CONFIRM_ROUND) -> list[Settings]:
+    """Those that the search measured, each once; `before`: in the rounds before this one."""
+    runs = [run for run in folder.measurements if run.tag.stage == "search" and run.tag.round < before]
+    return list({key_of(run.tag.server): run.tag.server for run in runs}.values())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tonle.tune.objective import Goal, Outcome
 from tonle.tune.search import Search
-from tonle.tune.space import Choice, Settings, key_of
+from tonle.tune.space import Choice, Settings, alternatives, key_of
 from tonle.tune.state import Trial
 
 MOST_TRIALS = 400
@@ -33,8 +33,11 @@ def search_simulated(
     clock: Callable[[], float] = time.monotonic,
     tell: Tell | None = None,
 ) -> list[Trial]:
-    """Trials, the default first, until the time or the grid is used up. `first`: settings to try right after the default."""
-    search = Search([knob for knob in knobs if knob.simulated], seed=seed, first=first)
+    """Trials, the default first, until the time or the grid is used up. `first`: settings to try right after the default.
+
+    Knobs that are tried by themselves come last, outside of the grid.
+    """
+    search = Search([knob for knob in knobs if knob.simulated and not knob.alone], seed=seed, first=first)
     until_s = clock() + seconds
     trials: list[Trial] = []
     best: Trial | None = None
@@ -49,7 +52,7 @@ def search_simulated(
             best = trial
         if tell is not None:
             tell(len(trials), best)
-    return trials
+    return trials + [Trial(settings, predict(settings)) for settings in alternatives(knobs)]
 
 
 def shortlist(trials: Sequence[Trial], goal: Goal, count: int, *, besides: Sequence[Settings] = ()) -> list[Settings]:
