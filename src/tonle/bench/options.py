@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tonle.bench.load import Load
 from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
@@ -41,25 +42,6 @@ class Span:
 
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How hard one level pushes: so many users who each wait for their answer, or so many arrivals per second."""
-
-    kind: Literal["concurrency", "rate"]
-    value: float
-
-    @property
-    def label(self) -> str:
-        return f"concurrency {self.value:g}" if self.kind == "concurrency" else f"rate {self.value:g}/s"
-
-    @property
-    def default_requests(self) -> int:
-        """Four rounds for every user, or twenty seconds of arrivals: the least that percentiles make sense of."""
-        if self.kind == "concurrency":
-            return max(8, 4 * int(self.value))
-        return max(16, math.ceil(20 * self.value))
 
 
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:
