@@ -7,8 +7,9 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from tonle.bench.level_lines import level_lines, saturation_line, slo_lines
 from tonle.bench.measure import FailureGroup, LevelReport, Spread
-from tonle.bench.numbers import bytes_text, ms_text, rate_text, share_text
+from tonle.bench.numbers import ms_text, rate_text
 from tonle.bench.plots import can_show_blocks, histogram_line, scatter
 from tonle.bench.report import BenchReport
 
@@ -29,6 +30,8 @@ def print_report(report: BenchReport, console: Console) -> None:
         console.print()
         console.print(_comparison(report.levels))
         _print_tradeoff(report.levels, console)
+    if report.saturation is not None:
+        print_line(console, saturation_line(report.saturation), style="bold")
     for note in report.notes:
         print_line(console, f"note: {note}", style="yellow")
     if report.interrupted:
@@ -50,14 +53,14 @@ def never_fail(console: Console) -> None:
 def _print_level(level: LevelReport, console: Console) -> None:
     console.print()
     print_line(console, level.label, style="bold")
-    for line in _level_lines(level):
+    for line in (*_level_lines(level), *level_lines(level)):
         print_line(console, f"  {line}")
     if level.succeeded:
         console.print(_latencies(level))
         for line in _histograms(level, blocks=can_show_blocks(console)):
             print_line(console, f"  {line}", style="cyan")
-    for result in level.slo:
-        print_line(console, f"  SLO {result}", style="green" if result.holds else "red")
+    for line in slo_lines(level):
+        print_line(console, f"  {line}", style="red" if line.startswith("✗") else "green")
     for text in failure_lines(level.failures):
         print_line(console, f"  {text}", style="red")
     for text in _changed_lines(level):
@@ -114,15 +117,6 @@ def _level_lines(level: LevelReport) -> list[str]:
         lines.append(_tokens_line(level))
     if level.graphemes_per_s is not None:
         lines.append(f"{rate_text(level.graphemes_per_s)} letters/s (grapheme clusters)")
-    if level.goodput_per_s is not None:
-        lines.append(
-            f"goodput {rate_text(level.goodput_per_s)} req/s: {share_text(level.good_share)} of requests keep the SLO"
-        )
-    for gpu in level.gpus:
-        used = "unknown use" if gpu.utilization is None else f"{gpu.utilization:.0%} busy"
-        lines.append(f"GPU {gpu.name}: {used}, {bytes_text(gpu.memory_used)} of {bytes_text(gpu.memory_total)}")
-    if level.warmup:
-        lines.append(f"warm-up: {level.warmup} requests before, not counted")
     return lines
 
 
