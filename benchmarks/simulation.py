@@ -148,11 +148,8 @@ def table(levels: Sequence[Level]) -> str:
             predicted = statistics.median(each[place] for each in level.predicted)
             measured = statistics.median(each[place] for each in level.measured)
             error = predicted / measured - 1
-            text = (
-                f"{predicted:,.4g} / {measured:,.4g} ({error:+.1%})"
-                if place
-                else f"{predicted:,.0f} / {measured:,.0f} ({error:+.1%})"
-            )  # noqa: E501
+            digits = ",.4g" if place else ",.0f"
+            text = f"{predicted:{digits}} / {measured:{digits}} ({error:+.1%})"
             cells.append(text if abs(error) <= limit else f"**{text}**")
         lines.append(f"| {level.label} | {level.requests} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -192,9 +189,8 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
         else:
             profile = load_profile(arguments.profile)
         for fit in profile.fits:
-            say(
-                f"  {fit.kind}: {fit.steps} steps, median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}, sum {fit.total_error:+.1%}"
-            )  # noqa: E501
+            errors = f"median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}, sum {fit.total_error:+.1%}"
+            say(f"  {fit.kind}: {fit.steps} steps, {errors}")
         levels = predict(profile, arguments)
         write(out / "predictions.json", Comparison(profile, levels))
         say(f"predictions are in {out / 'predictions.json'}; now the real runs")
