@@ -72,7 +72,7 @@ class World:
     def publish(self, message: ToFront) -> None:
         assert isinstance(message, Step) and not message.refused
         for handle in message.handles:
-            self.tokens_s.setdefault(handle, []).append(self.now)
+            self.tokens_s.setdefault(handle, []).append(self.now + self.times.back_s)
         for handle in sorted(message.finished):
             self.ended[handle] = self.tokens_s[handle]
             self.send_next(handle, self.now)
