@@ -111,7 +111,9 @@ class Replica:
         self._num_due = 0  # of those, to be read before the next plan
         self._device_free_s = self._front_free_s = now
         self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
-        self._back_row_s: float = getattr(times, "back_row_s", 0.0)  # in addition to `back_s`, per token of the same step
+        self._back_row_s: float = getattr(
+            times, "back_row_s", 0.0
+        )  # in addition to `back_s`, per token of the same step
         self._seen_s: list[float] = []  # by step: when callers see its tokens
         self._tokens_s: dict[int, list[float]] = {}  # by handle: when its caller sees them
         self._cached: dict[int, int] = {}
