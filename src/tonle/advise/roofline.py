@@ -83,7 +83,9 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
     # -- the parts, each in seconds
 
     def read_weights_s(self, tokens: int = 1) -> float:
-        return self.shape.read_bytes(self.precision, tokens) / (self.gpus * self.gpu.bandwidth * self.efficiency.bandwidth)
+        return self.shape.read_bytes(self.precision, tokens) / (
+            self.gpus * self.gpu.bandwidth * self.efficiency.bandwidth
+        )
 
     def multiply_s(self, tokens: int, samples: int) -> float:
         share = self.efficiency.products * (self.efficiency.int4_products if self.precision.name == "int4" else 1.0)

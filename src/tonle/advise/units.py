@@ -36,7 +36,9 @@ def parse_bandwidth(text: str, name: str) -> float:
     try:
         return float(parse_bytes(bare, name))
     except ConfigError:
-        raise ConfigError(f"{_flag(name)} takes bytes per second such as 4.8TB/s or 864GB/s, not {text!r}", param=name) from None
+        raise ConfigError(
+            f"{_flag(name)} takes bytes per second such as 4.8TB/s or 864GB/s, not {text!r}", param=name
+        ) from None
 
 
 def parse_flops(text: str, name: str) -> float:

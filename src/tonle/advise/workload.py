@@ -51,18 +51,23 @@ class Workload:
 
     @classmethod
     def of_spans(
-        cls, prompts: Span, answers: Span, *, users: int | None = None, rate: float | None = None, shared_prefix: int = 0
+        cls,
+        prompts: Span,
+        answers: Span,
+        *,
+        users: int | None = None,
+        rate: float | None = None,
+        shared_prefix: int = 0,
     ) -> Workload:
         for name, span in (("input_tokens", prompts), ("output_tokens", answers)):
             if span.low < 1 or span.high < span.low:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a number or a range of at least 1 token, not {span}", param=name
+                    f"--{name.replace('_', '-')} must be a number or a range of at least 1 token, not {span}",
+                    param=name,
                 )
         rng = random.Random(0)
         lengths = [(prompts.draw(rng), answers.draw(rng)) for _ in range(_DRAWN)]
-        return cls(
-            lengths, label=f"{prompts} in, {answers} out", users=users, rate=rate, shared_prefix=shared_prefix
-        )
+        return cls(lengths, label=f"{prompts} in, {answers} out", users=users, rate=rate, shared_prefix=shared_prefix)
 
     # -- statistics
 
