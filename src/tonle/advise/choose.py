@@ -172,11 +172,15 @@ def _smallest(options: list[Option], question: Question) -> Option | None:
 
 
 def cost(option: Option, question: Question) -> float:
-    """GPUs for the load; without one, GPU seconds per request."""
-    workload = question.workload
-    if workload.users is None and workload.rate is None:
-        return option.gpu_s
-    return float(replicas_for(option, workload) * option.times.gpus)
+    """GPUs for the load, in fractions beyond the first replica, so that rounding up decides nothing; without a load, GPU seconds
+    per request."""
+    workload, settings = question.workload, option.settings
+    assert settings is not None
+    if workload.rate is not None:
+        return option.times.gpus * max(1.0, workload.rate * option.request_s / HEADROOM)
+    if workload.users is not None:
+        return option.times.gpus * max(1.0, workload.users / settings.max_num_seqs)
+    return option.gpu_s
 
 
 def _price(option: Option, question: Question) -> float:

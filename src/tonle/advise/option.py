@@ -34,13 +34,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     kv_cache_dtype: str
 
-    def limits(self) -> SchedulerLimits:
+    def limits(self, *, prefix_caching: bool = True) -> SchedulerLimits:
         return SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             context_length=self.max_model_len,
             block_size=BLOCK,
             long_prefill_tokens=self.long_prefill_token_threshold,
+            prefix_caching=prefix_caching,
         )
 
 

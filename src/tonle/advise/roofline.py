@@ -35,7 +35,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     int4_products: float = 0.9  # of that: weights are unpacked on the way (assumed)
     attention: float = 0.33  # of prompts: of bf16's operations per second
     row_layer_s: float = 9.5e-6  # per layer of a step with one row: launches and latencies that nothing hides
-    layer_s: float = 23e-6  # the same in steps of several rows or prompts
+    layer_s: float = 25e-6  # the same in steps of several rows or prompts
     link: float = 0.75  # of the link between GPUs (assumed)
     all_reduce_s: float = 10e-6  # each, besides what it sends (assumed: NVLink and the like)
     pcie_all_reduce_s: float = 30e-6  # the same over PCIe (assumed)
@@ -52,8 +52,9 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency = Efficiency()
     front_s: float = 0.8e-3  # tokenizing a chat's prompt and HTTP
     back_s: float = 0.2e-3
-    host_fixed_s: float = 0.2e-3  # of the loop's thread per step: measured, with an H200's host
-    host_row_s: float = 4.5e-6
+    host_fixed_s: float = 0.3e-3  # of the loop's thread per step: measured, with an H200's host
+    host_row_s: float = 3.5e-6
+    host_prompt_s: float = 0.2e-3  # per prompt in it
 
     @property
     def lag(self) -> int:
@@ -65,7 +66,7 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0
 
     def host_s(self, work: StepWork) -> float:
-        return self.host_fixed_s + self.host_row_s * (work.rows + work.prompts)
+        return self.host_fixed_s + self.host_row_s * work.rows + self.host_prompt_s * work.prompts
 
     def device_s(self, work: StepWork) -> float:
         tokens = work.rows + work.tokens
