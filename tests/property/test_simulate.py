@@ -37,13 +37,17 @@ def fleets(draw: st.DrawFn) -> Fleet:
     )
     times = draw(st.sampled_from([LinearTimes(read_s=1e-8), H200, Scattered(), Scattered(lag=1, launch_s=1e-3)]))
     least = -(-CONTEXT // block_size)
-    one = ReplicaOptions(times=times, limits=bounds, num_blocks=least + draw(st.integers(0, 3 * least)), price_per_hour=1.0)
+    one = ReplicaOptions(
+        times=times, limits=bounds, num_blocks=least + draw(st.integers(0, 3 * least)), price_per_hour=1.0
+    )
     replicas = [one] * draw(st.integers(1, 4))
     if len(replicas) > 1 and draw(st.booleans()):
         replicas[0] = replace(one, role="prefill")
     if len(replicas) > 2 and draw(st.booleans()):
         replicas[1] = replace(one, length="long")
-    autoscaling = draw(st.sampled_from([None, None, Autoscaling(target=2, every_s=1, cold_start_s=0.5, down_after_s=3, max=5)]))
+    autoscaling = draw(
+        st.sampled_from([None, None, Autoscaling(target=2, every_s=1, cold_start_s=0.5, down_after_s=3, max=5)])
+    )
     failures = [Failure(replica=draw(st.integers(0, len(replicas) - 1)), at_s=draw(st.floats(0.0, 3.0)),
                         restart_s=draw(st.sampled_from([None, 0.5, 4.0])))] if draw(st.booleans()) else []  # fmt: skip
     return Fleet(

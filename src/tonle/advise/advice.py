@@ -91,7 +91,11 @@ def advise(question: Question, *, simulated: bool = True, on_check: Callable[[st
         sizing = size_together(question, chosen)
         if sizing.replicas > 1:
             sizing = size_by_length(question, chosen) or sizing
-    sections += [floor_section(question, chosen), capacity_section(question, sizing), load_section(question, sizing)]
+    sections += [
+        floor_section(question, chosen if sizing.split else sizing.option),
+        capacity_section(question, sizing),
+        load_section(question, sizing),
+    ]
     if check is not None:
         sections.append(Section(title="Checked by simulation", lines=[_check_line(question, check), *corrected.lines]))
     return _advice(question, options, sizing, check, sections, tried)
@@ -100,7 +104,7 @@ def advise(question: Question, *, simulated: bool = True, on_check: Callable[[st
 def _nothing(question: Question, options: list[Option]) -> Section:
     fitting = [option for option in options if option.fits]
     if fitting:  # --engine tonle
-        reason = f"{fitting[0].name} would fit, but {fitting[0].served}. Use --engine vllm or auto."
+        reason = f"{fitting[0].name} would fit, but {fitting[0].not_served}. Use --engine vllm or auto."
     else:
         reason = (
             f"The closest, {options[-1].name}: {options[-1].why_not}. Use a GPU with more memory, more GPUs per replica, a lower "
@@ -143,7 +147,8 @@ def _check_line(question: Question, check: Check) -> Line:
         verdict=verdict,
         reason=("; ".join(check.bounds) + "." if check.bounds else ", ".join(parts) + ".") + share,
         arithmetic=(", ".join(parts) + "; " if check.bounds else "")
-        + f"{check.requests:,} requests in {check.virtual_s:,.0f} virtual seconds after {check.warmup:,} that warm it up, the real scheduler "
+        + f"{check.requests:,} requests in {check.virtual_s:,.0f} virtual seconds after {check.warmup:,} that warm it "
+        f"up, the real scheduler "
         "and routing, step times from the roofline",
     )
 
@@ -160,7 +165,11 @@ def _advice(
     groups = sizing.groups if sizing is not None else ()
     return Advice(
         tonle=__version__,
-        model={**msgspec.to_builtins(shape), "parameters": shape.parameters, "active_parameters": shape.active_parameters},
+        model={
+            **msgspec.to_builtins(shape),
+            "parameters": shape.parameters,
+            "active_parameters": shape.active_parameters,
+        },
         gpu=question.gpu,
         workload={
             "label": workload.label,
@@ -183,10 +192,9 @@ def _advice(
                 replicas=group.replicas,
                 gpus=group.gpus,
                 option=group.option.name,
-                settings=group.option.settings,
+                settings=group.settings,
             )
             for group in groups
-            if group.option.settings is not None
         ],
         sections=sections,
         check=check,
@@ -213,6 +221,6 @@ def _option_report(option: Option) -> OptionReport:
         tpot_ms=option.tpot_ms if option.fits else None,
         ttft_floor_p95_ms=option.ttft_floor_ms.get("p95"),
         gpu_s_per_request=option.gpu_s if option.fits else None,
-        not_served_by_tonle=option.served,
+        not_served_by_tonle=option.not_served,
         misses=option.misses,
     )

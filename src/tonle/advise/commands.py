@@ -10,21 +10,19 @@ import shlex
 import msgspec
 
 from tonle.advise.choose import Group, Question, Sizing
-from tonle.advise.option import Settings
 
-_FIRST_PORT = 8000
-_SHOWN_BACKENDS = 4
+_PORT = 8000
+_SHOWN_BACKENDS = 4  # more go into a file
+_GATEWAY_FILE = "gateway.yaml"
 
 
 def command_lines(question: Question, sizing: Sizing) -> list[str]:
     lines = []
     for group in sizing.groups:
-        settings = group.option.settings
-        assert settings is not None
         count = f"{group.replicas} of these" if group.replicas > 1 else "one of these"
         kind = "" if group.length == "any" else f" for {group.length} prompts"
-        lines += [f"# {count}{kind}, {_gpus(group)}", server_line(question, group, settings)]
-    lines += ["# in front of them: admission, queue, keys, routing", *gateway_lines(question, sizing)]
+        lines += [f"# {count}{kind}, {_gpus(group)}", server_line(question, group)]
+    lines += ["# in front of them: admission, queue, keys, routing", gateway_line(sizing)]
     if question.gpu.deploy_name is not None:
         lines.append("# or as documents of a platform, from the settings files below")
         lines += [f"tonle deploy render kubernetes --config {settings_name(group)}" for group in sizing.groups]
@@ -36,13 +34,15 @@ def settings_name(group: Group) -> str:
 
 
 def settings_files(question: Question, sizing: Sizing) -> dict[str, str]:
-    """By name: what `tonle serve --config` and `tonle deploy render --config` take."""
-    return {settings_name(group): _settings_file(question, group) for group in sizing.groups}
+    """By name: what `--config` of `tonle serve`, `tonle deploy render` and `tonle gateway` take."""
+    files = {settings_name(group): _settings_file(question, group) for group in sizing.groups}
+    if _GATEWAY_FILE in gateway_line(sizing):
+        files[_GATEWAY_FILE] = _gateway_file(question, sizing)
+    return files
 
 
 def _settings_file(question: Question, group: Group) -> str:
-    settings, times = group.option.settings, group.option.times
-    assert settings is not None
+    settings, times = group.settings, group.option.times
     rows: dict[str, object] = {"model": _checkpoint(question, group)}
     rows |= {name: value for name, value in msgspec.to_builtins(settings).items() if value != "auto"}
     lines = [f"{name}: {value}" for name, value in rows.items()]
@@ -50,7 +50,7 @@ def _settings_file(question: Question, group: Group) -> str:
         lines += ["deploy:", f"  gpu: {question.gpu.deploy_name}"]
         if group.length != "any":
             lines.append(f"  name: {group.length}-prompts")
-        if group.option.served:
+        if group.option.not_served:
             lines.append("  engine: vllm")
         if times.gpus > 1:
             lines.append(f"  gpus: {times.gpus}")
@@ -74,8 +74,8 @@ def _gpus(group: Group) -> str:
     return f"each on {gpus} GPUs" if gpus > 1 else "each on one GPU"
 
 
-def server_line(question: Question, group: Group, settings: Settings) -> str:
-    times = group.option.times
+def server_line(question: Question, group: Group) -> str:
+    times, settings = group.option.times, group.settings
     flags = [
         f"--max-model-len {settings.max_model_len}",
         f"--max-num-seqs {settings.max_num_seqs}",
@@ -84,30 +84,35 @@ def server_line(question: Question, group: Group, settings: Settings) -> str:
     ]
     if settings.kv_cache_dtype != "auto":
         flags.append(f"--kv-cache-dtype {settings.kv_cache_dtype}")
-    if not group.option.served:
+    if not group.option.not_served:
         return " ".join(["tonle serve", _checkpoint(question, group), *flags])
     if times.gpus > 1:
         flags.insert(0, f"--tensor-parallel-size {times.gpus}")
     return " ".join(["vllm serve", _checkpoint(question, group), *flags])
 
 
-def gateway_lines(question: Question, sizing: Sizing) -> list[str]:
-    first = sizing.groups[0].option.settings
-    assert first is not None
-    if not sizing.split:
-        backends = [f"--backend http://HOST-{number}:{_FIRST_PORT}" for number in range(1, min(sizing.replicas, _SHOWN_BACKENDS) + 1)]
-        if sizing.replicas > _SHOWN_BACKENDS:
-            backends.append("…")
-        return [" ".join(["tonle gateway", *backends, f"--max-concurrent {first.max_num_seqs}"])]
-    lines = ["tonle gateway --config gateway.yaml   # with:", f"length_threshold: {question.length_threshold}", "backends:"]
+def gateway_line(sizing: Sizing) -> str:
+    if sizing.split:
+        return f"tonle gateway --config {_GATEWAY_FILE}"
+    backends = [f"--backend {_url(sizing.groups[0], number)}" for number in range(1, sizing.replicas + 1)]
+    if len(backends) > _SHOWN_BACKENDS:
+        return f"tonle gateway --config {_GATEWAY_FILE}"
+    return " ".join(["tonle gateway", *backends, f"--max-concurrent {sizing.groups[0].settings.max_num_seqs}"])
+
+
+def _url(group: Group, number: int) -> str:
+    kind = "" if group.length == "any" else f"{group.length}-"
+    return f"http://{kind}host-{number}:{_PORT}"
+
+
+def _gateway_file(question: Question, sizing: Sizing) -> str:
+    lines = [f"length_threshold: {question.length_threshold}"] if sizing.split else []
+    lines.append("backends:")
     for group in sizing.groups:
-        settings = group.option.settings
-        assert settings is not None
-        for number in range(1, min(group.replicas, _SHOWN_BACKENDS) + 1):
-            lines.append(
-                f"  - {{name: {group.length}-{number}, url: 'http://{group.length.upper()}-HOST-{number}:{_FIRST_PORT}', "
-                f"length: {group.length}, max_concurrent: {settings.max_num_seqs}}}"
-            )
-        if group.replicas > _SHOWN_BACKENDS:
-            lines.append(f"  # … {group.replicas - _SHOWN_BACKENDS} more like these")
-    return lines
+        name = "replica" if group.length == "any" else group.length
+        lines += [
+            f"  - {{name: {name}-{number}, url: '{_url(group, number)}', length: {group.length}, "
+            f"max_concurrent: {group.settings.max_num_seqs}}}"
+            for number in range(1, group.replicas + 1)
+        ]
+    return "\n".join(lines) + "\n"

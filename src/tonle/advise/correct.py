@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tonle.advise.check import Check, run_check
 from tonle.advise.choose import Group, Question, Sizing, size_by_length, size_together
 from tonle.advise.lines import Line
-from tonle.advise.option import Option
+from tonle.advise.option import Option, build_option
 from tonle.bench.slo import duration_text
 
 _MOST_REPLICAS = 64
@@ -28,19 +26,47 @@ class Corrected:
     lines: list[Line] = field(default_factory=list)  # what was changed, and why
 
 
-def check_and_correct(question: Question, option: Option, on_check: Callable[[str], None] = lambda _: None) -> Corrected:
+def check_and_correct(
+    question: Question, option: Option, on_check: Callable[[str], None] = lambda _: None
+) -> Corrected:
     """`on_check` is told what is simulated next."""
     workload = question.workload
     if workload.rate is None and workload.users is None:
         return _one_replica(question, option, on_check)
+    option, share_lines = _with_best_threshold(question, option, on_check)
     together = size_together(question, option)
     found = _fewest(question, together.replicas, lambda count: _together(together, count), "all alike", on_check)
+    found.lines = share_lines + found.lines
     apart = size_by_length(question, option)
     if apart is None:
         return found
     first = max(2, found.sizing.replicas)
     split = _fewest(question, first, lambda count: _apart(apart, count), "by length", on_check)
     return _better(question, found, split)
+
+
+def _with_best_threshold(
+    question: Question, option: Option, on_check: Callable[[str], None]
+) -> tuple[Option, list[Line]]:
+    """Whether one prompt may fill a step: half of it is the usual choice; the whole step where more requests keep the SLO so."""
+    if not question.slo or option.settings is None:
+        return option, []
+    whole = option.with_threshold(option.settings.max_num_batched_tokens)
+    checks = []
+    for each, share in ((option, "half of a step"), (whole, "a whole step")):
+        on_check(f"one prompt may take {share}")
+        checks.append(run_check(question, size_together(question, each), f"threshold: {share}"))
+    half_share, whole_share = ((check.good_share or 0.0) for check in checks)
+    if whole_share <= half_share + 0.005:
+        return option, []
+    line = Line(
+        topic="corrected by the simulation",
+        verdict="long_prefill_token_threshold: a prompt may take the whole step",
+        reason=f"{whole_share:.1%} of requests keep the SLO so, {half_share:.1%} if a prompt may take half of it: "
+        f"prompts of this "
+        "workload are too alike for a cap to help.",
+    )
+    return whole, [line]
 
 
 def _together(sizing: Sizing, count: int) -> Sizing:
@@ -131,7 +157,11 @@ def _count_line(guess: int, best: int, checks: dict[int, tuple[Sizing, Check]]) 
     reason = f"With {guess} it does not hold: {missed}." if best > guess else f"{best} hold it too."
     below = checks.get(best - 1)
     if below is not None and below[1].holds is False and best < guess:
-        reason += f" {best - 1} do not: " + next((text for text in below[1].bounds if "missed" in text), "requests failed") + "."
+        reason += (
+            f" {best - 1} do not: "
+            + next((text for text in below[1].bounds if "missed" in text), "requests failed")
+            + "."
+        )
     return Line(
         topic="corrected by the simulation",
         verdict=f"{best} replicas instead of the {guess} of the rule of thumb",
@@ -145,7 +175,8 @@ def _better(question: Question, together: Corrected, split: Corrected) -> Correc
     together.tried += split.tried
     split.tried = together.tried
     text = (
-        f"TTFT p95 of short prompts {_ms(theirs.short_ttft_p95_ms)} apart, {_ms(ours.short_ttft_p95_ms)} together; of all prompts "
+        f"TTFT p95 of short prompts {_ms(theirs.short_ttft_p95_ms)} apart, {_ms(ours.short_ttft_p95_ms)} together; of "
+        f"all prompts "
         f"{_ms(theirs.ttft_p95_ms)} and {_ms(ours.ttft_p95_ms)}; SLO kept by {_share(theirs)} and {_share(ours)} of requests"
     )
     sooner = (theirs.short_ttft_p95_ms or 0) < 0.8 * (ours.short_ttft_p95_ms or 0)
@@ -165,7 +196,8 @@ def _better(question: Question, together: Corrected, split: Corrected) -> Correc
         Line(
             topic="length classes, simulated",
             verdict=f"together is as good or better here: {ours.gpus} GPUs, apart {theirs.gpus}",
-            reason=text + ". With few replicas each class has too few to balance its bursts; the prefill threshold protects short "
+            reason=text
+            + ". With few replicas each class has too few to balance its bursts; the prefill threshold protects short "
             "prompts instead.",
         )
     )
@@ -183,11 +215,16 @@ def _share(check: Check) -> str:
 def _one_replica(question: Question, option: Option, on_check: Callable[[str], None]) -> Corrected:
     """No load was given: the most users at a time that one replica serves within the SLO."""
     checks: dict[int, tuple[Sizing, Check]] = {}
+    option, share_lines = _with_best_threshold(question, option, on_check)
+    capless = bool(share_lines)
 
     def holds(users: int) -> bool:
         if users not in checks:
             on_check(f"one replica, {users} users")
-            sizing = size_together(question, limited(option, users))
+            smaller = build_option(option.times, question.workload, question.slo, question.context_length, users)
+            if capless and smaller.settings is not None:
+                smaller = smaller.with_threshold(smaller.settings.max_num_batched_tokens)
+            sizing = size_together(question, smaller)
             checks[users] = (sizing, run_check(question, sizing, f"{users} users", users=users))
         return checks[users][1].holds is not False
 
@@ -197,7 +234,7 @@ def _one_replica(question: Question, option: Option, on_check: Callable[[str], N
     if not holds(most) and question.slo:
         best = _most_users(most, holds)
     sizing, check = checks[best or most]
-    corrected = Corrected(sizing, check, [checks[users][1] for users in sorted(checks)])
+    corrected = Corrected(sizing, check, [checks[users][1] for users in sorted(checks)], share_lines)
     missed = next((text for text in checks[most][1].bounds if "missed" in text), "")
     if best is None:
         corrected.lines.append(
@@ -226,10 +263,3 @@ def _most_users(most: int, holds: Callable[[int], bool]) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def limited(option: Option, rows: int) -> Option:
-    """The same with a smaller batch."""
-    assert option.settings is not None
-    settings = msgspec.structs.replace(option.settings, max_num_seqs=min(rows, option.settings.max_num_seqs))
-    return msgspec.structs.replace(option, settings=settings)

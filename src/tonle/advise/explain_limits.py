@@ -28,19 +28,24 @@ def floor_section(question: Question, option: Option) -> Section:
     lines = [
         Line(
             topic="TTFT floor",
-            verdict=f"p50 {duration_text(floors['p50'])}, p95 {duration_text(floors['p95'])}, p99 {duration_text(floors['p99'])} on an idle "
+            verdict=f"p50 {duration_text(floors['p50'])}, p95 {duration_text(floors['p95'])}, p99 "
+            f"{duration_text(floors['p99'])} on an idle "
             "replica",
             reason="Prompts are bound by arithmetic; queueing comes on top.",
-            arithmetic=f"an average prompt: 2 × {flops_text(shape.active_block_parameters).replace(' G', 'B')} × {own:,.0f} tokens = "
-            f"{flops_text(operations)}FLOP at {times.efficiency.products:.0%} of {flops_text(times.gpu.rate(times.precision.rate))}"
+            arithmetic=f"an average prompt: 2 × {flops_text(shape.active_block_parameters).replace(' G', 'B')} × "
+            f"{own:,.0f} tokens = "
+            f"{flops_text(operations)}FLOP at {times.efficiency.products:.0%} of "
+            f"{flops_text(times.gpu.rate(times.precision.rate))}"
             f"FLOP/s{gpus}, and attention",
         ),
         Line(
             topic="TPOT floor",
-            verdict=f"{duration_text(option.decode_one_ms)} for one user, {duration_text(option.decode_full_ms)} in a full batch, "
+            verdict=f"{duration_text(option.decode_one_ms)} for one user, {duration_text(option.decode_full_ms)} in a "
+            f"full batch, "
             f"{duration_text(option.tpot_ms)} with the prompts of others in between",
             reason="Every step reads the weights once, and the keys and values of every row.",
-            arithmetic=f"{bytes_text(read)} of weights{f' / {times.gpus}' if times.gpus > 1 else ''} at {times.efficiency.bandwidth:.0%} "
+            arithmetic=f"{bytes_text(read)} of weights{f' / {times.gpus}' if times.gpus > 1 else ''} at "
+            f"{times.efficiency.bandwidth:.0%} "
             f"of {bytes_text(times.gpu.bandwidth)}/s = {duration_text(1e3 * times.read_weights_s())}; KV of the full batch "
             f"{duration_text(1e3 * times.read_kv_s(round(_rows(option) * _context(workload))))}",
         ),
@@ -50,13 +55,18 @@ def floor_section(question: Question, option: Option) -> Section:
             reason="Below that, more users in a batch cost almost nothing but KV reads; memory ends the batch first."
             if ridge > _rows(option)
             else "The batch is beyond it: more users in it no longer raise throughput much.",
-            arithmetic=f"{flops_text(times.gpu.rate(times.precision.rate))}FLOP/s × {times.precision.bytes_per_weight:.3g} bytes / "
+            arithmetic=f"{flops_text(times.gpu.rate(times.precision.rate))}FLOP/s × "
+            f"{times.precision.bytes_per_weight:.3g} bytes / "
             f"(2 × {bytes_text(times.gpu.bandwidth)}/s)",
         ),
     ]
     if option.misses:
         lines.append(
-            Line(topic="SLO", verdict="cannot hold", reason="; ".join(option.misses) + ". More GPUs per replica or a faster GPU would help.")
+            Line(
+                topic="SLO",
+                verdict="cannot hold",
+                reason="; ".join(option.misses) + ". More GPUs per replica or a faster GPU would help.",
+            )
         )
     return Section(title="Floors (roofline)", lines=lines)
 
@@ -80,65 +90,77 @@ def capacity_section(question: Question, sizing: Sizing) -> Section:
 
 def _group_lines(question: Question, group: Group, *, named: bool) -> list[Line]:
     option, workload = group.option, group.workload
-    capacity, settings = option.capacity, option.settings
-    assert settings is not None
+    capacity, settings = option.capacity, group.settings
     where = f", {group.length} prompts" if named else ""
     by_memory = settings.max_num_seqs >= capacity.users_safe
-    lines = [
+    return [
         Line(
             topic=f"KV capacity{where}",
-            verdict=f"{capacity.kv_tokens:,} tokens: {capacity.users_mean} requests of average size, {capacity.users_p95} of p95 size",
-            reason=f"{capacity.users_safe} of this mix fit in 95 of 100 moments; beyond that requests are preempted and computed again.",
-            arithmetic=memory_text(capacity, option.times) + f"; the rest / {bytes_text(capacity.kv_bytes_per_token)} per token",
+            verdict=f"{capacity.kv_tokens:,} tokens: {capacity.users_mean} requests of average size, "
+            f"{capacity.users_p95} of p95 size",
+            reason=f"{capacity.users_safe} of this mix fit in 95 of 100 moments; beyond that requests are preempted "
+            f"and computed again.",
+            arithmetic=memory_text(capacity, option.times)
+            + f"; the rest / {bytes_text(capacity.kv_bytes_per_token)} per token",
         ),
         Line(
             topic=f"admission{where}",
-            verdict=f"at most {settings.max_num_seqs} requests at a time per replica (max_num_seqs, and max_concurrent of the gateway)",
+            verdict=f"at most {settings.max_num_seqs} requests at a time per replica (max_num_seqs, and "
+            f"max_concurrent of the gateway)",
             reason=(
-                "Memory sets it." if by_memory else "The SLO sets it: a larger batch would make tokens later than allowed."
+                "Memory sets it."
+                if by_memory
+                else "The SLO sets it: a larger batch would make tokens later than allowed."
             )
-            + " The gateway's queue does what a semaphore in the client would, for all clients together, and refuses with 429 when "
+            + " The gateway's queue does what a semaphore in the client would, for all clients together, and refuses "
+            "with 429 when "
             "it is full.",
-            arithmetic=f"n × {workload.held_mean:,.0f} + 1.645 × √n × {workload.held_spread:,.0f} ≤ {capacity.kv_tokens:,} tokens",
+            arithmetic=f"n × {workload.held_mean:,.0f} + 1.645 × √n × {workload.held_spread:,.0f} ≤ "
+            f"{capacity.kv_tokens:,} tokens",
         ),
         _step_line(question.slo, group, where),
         _threshold_line(group, where),
     ]
-    return lines
 
 
 def _step_line(slo: Slo, group: Group, where: str) -> Line:
-    option = group.option
-    settings = option.settings
-    assert settings is not None
+    option, settings = group.option, group.settings
     limit = min((bound.limit_ms for bound in slo.bounds if bound.metric == "itl"), default=math.inf)
     if math.isinf(limit):
-        reason = "No ITL bound was given: the default, which keeps products busy. A smaller one makes gaps between tokens shorter."
+        reason = "No ITL bound was given: the default, which keeps products busy. A smaller one makes gaps between "
+        "tokens shorter."
     elif option.mixed_ms <= limit:
-        reason = f"The most tokens that a step can compute within the ITL bound of {duration_text(limit)}, less a tenth for scatter."
+        reason = f"The most tokens that a step can compute within the ITL bound of {duration_text(limit)}, less a "
+        "tenth for scatter."
     else:
         reason = f"Even the smallest sensible step exceeds the ITL bound of {duration_text(limit)}."
+    prompt_s = prompt_cost_s(option.times, group.workload, settings.max_num_seqs, settings.max_num_batched_tokens)
     return Line(
         topic=f"tokens per step{where}",
-        verdict=f"max_num_batched_tokens {settings.max_num_batched_tokens:,}: a step with prompts takes {duration_text(option.mixed_ms)}",
+        verdict=f"max_num_batched_tokens {settings.max_num_batched_tokens:,}: a step with prompts takes "
+        f"{duration_text(option.mixed_ms)}",
         reason=reason,
         arithmetic=f"{settings.max_num_seqs} rows decode in {duration_text(option.decode_full_ms)}; an average prompt adds "
-        f"{duration_text(1e3 * prompt_cost_s(option.times, group.workload, settings.max_num_seqs, settings.max_num_batched_tokens))} in all",
+        f"{duration_text(1e3 * prompt_s)} in all",
     )
 
 
 def _threshold_line(group: Group, where: str) -> Line:
-    settings = group.option.settings
-    assert settings is not None
-    steps = math.ceil(group.workload.prompt_at(95) / settings.long_prefill_token_threshold)
+    settings, longest = group.settings, group.workload.prompt_at(95)
+    share, step = settings.long_prefill_token_threshold, settings.max_num_batched_tokens
+    if share >= step:
+        reason = "A prompt may take the whole step: in simulation more requests keep the SLO so."
+    else:
+        reason = "Half of a step: a long prompt leaves the other half to those that came after it."
+    if step <= LONG_PROMPT and longest > step:
+        reason += f" It caps one prompt's share of a step, so that {LONG_PROMPT:,} would change nothing with steps of "
+        f"{step:,} tokens."
+    steps = math.ceil(longest / share)
     return Line(
         topic=f"long prompts beside short ones{where}",
-        verdict=f"long_prefill_token_threshold {settings.long_prefill_token_threshold:,}",
-        reason="Half of a step: a long prompt leaves the other half to those that came after it. It caps the share of one step, so a "
-        f"value of {LONG_PROMPT:,} would have no effect with steps of {settings.max_num_batched_tokens:,} tokens."
-        if settings.max_num_batched_tokens <= LONG_PROMPT
-        else "Half of a step: a long prompt leaves the other half to those that came after it.",
-        arithmetic=f"a p95 prompt of {group.workload.prompt_at(95):,} tokens takes {steps} steps while others run",
+        verdict=f"long_prefill_token_threshold {share:,}",
+        reason=reason,
+        arithmetic=f"a p95 prompt of {longest:,} tokens takes {steps} step{'s' if steps > 1 else ''} while others run",
     )
 
 
@@ -156,7 +178,8 @@ def _kv_line(question: Question, option: Option) -> Line:
     return Line(
         topic="fp8 KV",
         verdict=f"off; it would hold {2 * option.capacity.kv_tokens:,} tokens",
-        reason="Twice the requests where memory is the limit. Measured on an H200: decode steps −4 to −9 %, prompts +14 %; so only where "
+        reason="Twice the requests where memory is the limit. Measured on an H200: decode steps −4 to −9 %, prompts "
+        "+14 %; so only where "
         "memory ends the batch and prompts are short (--kv-dtype fp8 plans with it).",
         arithmetic=f"{bytes_text(plain)} → {bytes_text(plain / 2)} per token",
     )
@@ -168,29 +191,31 @@ def _prefix_line(workload: Workload) -> Line:
         return Line(
             topic="prefix caching",
             verdict=f"leave it on: {share:.0%} of an average prompt is computed once",
-            reason="The shared prefix is held once in memory and skipped in every later prompt; the gateway's prefix_affinity keeps "
+            reason="The shared prefix is held once in memory and skipped in every later prompt; the gateway's "
+            "prefix_affinity keeps "
             "equal beginnings on one replica.",
         )
     return Line(
         topic="prefix caching",
         verdict="leave it on; none is planned for",
-        reason="It costs nothing without hits. System prompts, documents and earlier turns at the beginning of prompts raise every number "
+        reason="It costs nothing without hits. System prompts, documents and earlier turns at the beginning of "
+        "prompts raise every number "
         "here: state them with --shared-prefix-tokens.",
     )
 
 
 def load_section(question: Question, sizing: Sizing) -> Section:
-    lines = []
-    for group in sizing.groups:
-        lines.append(_replica_line(group, named=sizing.split))
+    lines = [_replica_line(group, named=sizing.split) for group in sizing.groups]
     if sizing.split:
         short, long = sizing.groups
         lines.append(
             Line(
                 topic="length classes",
-                verdict=f"separate prompts below and from {question.length_threshold:,} tokens: {short.replicas} and {long.replicas} "
+                verdict=f"separate prompts below and from {question.length_threshold:,} tokens: {short.replicas} and "
+                f"{long.replicas} "
                 "replicas",
-                reason="A long prompt holds up the short ones that share its steps; the gateway routes by length (length_threshold).",
+                reason="A long prompt holds up the short ones that share its steps; the gateway routes by length "
+                "(length_threshold).",
                 arithmetic=f"{len(short.workload.lengths) / len(question.workload.lengths):.0%} of requests are short, "
                 f"with {short.workload.mean_prompt:,.0f} tokens on average instead of {long.workload.mean_prompt:,.0f}",
             )
@@ -200,11 +225,13 @@ def load_section(question: Question, sizing: Sizing) -> Section:
 
 def _replica_line(group: Group, *, named: bool) -> Line:
     option, workload = group.option, group.workload
-    settings = option.settings
-    assert settings is not None
+    settings = group.settings
     where = f", {group.length} prompts" if named else ""
-    each = f"{option.requests_per_s:.3g} requests/s, {option.requests_per_s * workload.mean_answer:,.0f} tokens/s out per replica when full"
-    count = f"{group.replicas} replica{'s' if group.replicas > 1 else ''} ({group.gpus} GPU{'s' if group.gpus > 1 else ''})"
+    each = f"{option.requests_per_s:.3g} requests/s, {option.requests_per_s * workload.mean_answer:,.0f} tokens/s out "
+    "per replica when full"
+    count = (
+        f"{group.replicas} replica{'s' if group.replicas > 1 else ''} ({group.gpus} GPU{'s' if group.gpus > 1 else ''})"
+    )
     if workload.rate is not None:
         reason = f"{workload.rate:.3g} requests/s at {HEADROOM:.0%} of what a replica can do: arrivals come in bunches."
         arithmetic = f"{workload.rate:.3g} × {option.request_s:.3g} s / {HEADROOM:g}; {each}"

@@ -38,7 +38,8 @@ def model_section(question: Question) -> Section:
             Line(
                 topic="experts",
                 verdict=f"{count_text(shape.active_parameters)} parameters are active per token",
-                reason=f"{shape.experts_per_token} of {shape.experts} experts: memory must hold all of them, one token is multiplied "
+                reason=f"{shape.experts_per_token} of {shape.experts} experts: memory must hold all of them, one "
+                f"token is multiplied "
                 "with few; in a large batch some token asks for each expert, and all weights are read.",
             )
         )
@@ -68,7 +69,8 @@ def _stored_line(stored_as: str, file_bytes: int | None) -> Line:
     return Line(
         topic="files",
         verdict=f"weights are stored as {stored_as}{size}",
-        reason="On a CPU Tonle computes from the packed weights; on a GPU they are unpacked to 16 bits, so that a GPU must hold the "
+        reason="On a CPU Tonle computes from the packed weights; on a GPU they are unpacked to 16 bits, so that a GPU "
+        "must hold the "
         "bf16 size.",
     )
 
@@ -127,13 +129,18 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
         reason += " A lower precision would have to save 10 % (8 bits) or 25 % (4 bits) to be worth its risk."
     if name == "int4":
         reason += " Products run at bf16's rate, so that int4 helps decoding and memory, not prompts."
-    if chosen.served == "" and any(option.served and option.fits for option in options) and question.engine == "auto":
+    if (
+        chosen.not_served == ""
+        and any(option.not_served and option.fits for option in options)
+        and question.engine == "auto"
+    ):
         reason = f"Tonle's engine serves it today, which comes first with --engine auto. {reason}"
     return Line(
         topic="precision",
         verdict=f"{name} ({chosen.times.precision.how} per weight)",
         reason=reason,
-        arithmetic=f"{chosen.name} {_cost_text(chosen, question)}" + (f"; best of others: {', '.join(others)}" if others else ""),
+        arithmetic=f"{chosen.name} {_cost_text(chosen, question)}"
+        + (f"; best of others: {', '.join(others)}" if others else ""),
     )
 
 
@@ -150,7 +157,9 @@ def _parallel_lines(question: Question, options: Sequence[Option], chosen: Optio
     larger = next((option for option in same if option.fits and option.times.gpus == 2 * times.gpus), None)
     if times.gpus == 1:
         verdict = "one GPU per replica, and more replicas for more load"
-        reason = "It fits one GPU: replicas share no step, no link and no failure, and throughput grows with their number."
+        reason = (
+            "It fits one GPU: replicas share no step, no link and no failure, and throughput grows with their number."
+        )
     else:
         verdict = f"tensor parallel over {times.gpus} GPUs per replica, and more replicas for more load"
         missed = next((option for option in smaller if option.fits and option.misses), None)
@@ -160,7 +169,8 @@ def _parallel_lines(question: Question, options: Sequence[Option], chosen: Optio
         elif why:
             reason = f"With {smaller[-1].times.gpus} GPU{'s' if smaller[-1].times.gpus > 1 else ''}: {why}."
         else:
-            reason = f"More GPUs per replica save more than {PARALLEL_PRICE:.0%}: the weights are held once for a larger KV cache."
+            reason = f"More GPUs per replica save more than {PARALLEL_PRICE:.0%}: the weights are held once for a "
+            "larger KV cache."
     lines = [Line(topic="replicas or tensor parallel", verdict=verdict, reason=reason, arithmetic=_link_text(chosen))]
     if larger is not None and larger.settings is not None:
         gain, cheaper = chosen.request_s / larger.request_s, 1 - larger.gpu_s / chosen.gpu_s
@@ -198,21 +208,32 @@ def _link_text(option: Option) -> str:
 
 
 def _serving_line(question: Question, options: Sequence[Option], chosen: Option) -> Line:
-    if not chosen.served:
+    if not chosen.not_served:
         better = min(
-            (option for option in options if option.fits and option.served), key=lambda option: option.gpu_s, default=None
+            (option for option in options if option.fits and option.not_served),
+            key=lambda option: option.gpu_s,
+            default=None,
         )
         more = ""
         if better is not None and better.gpu_s < 0.9 * chosen.gpu_s:
             more = (
-                f" {better.name} would take {1 - better.gpu_s / chosen.gpu_s:.0%} less GPU time ({better.served}); plan with it by "
+                f" {better.name} would take {1 - better.gpu_s / chosen.gpu_s:.0%} less GPU time ({better.not_served}); "
+                f"plan with it by "
                 "--engine vllm."
             )
-        return Line(topic="who serves it", verdict="Tonle's own engine", reason="Family, precision and GPU are supported." + more)
-    tonle = next((option for option in options if option.fits and not option.served), None)
+        return Line(
+            topic="who serves it",
+            verdict="Tonle's own engine",
+            reason="Family, precision and GPU are supported." + more,
+        )
+    tonle = next((option for option in options if option.fits and not option.not_served), None)
     return Line(
         topic="who serves it",
         verdict="vLLM, behind `tonle gateway` (keys, limits, audit, routing)",
-        reason=f"{chosen.served}."
-        + (f" Tonle's engine could serve {tonle.name}." if tonle is not None else " No option that fits is served by Tonle's engine today."),
+        reason=f"{chosen.not_served}."
+        + (
+            f" Tonle's engine could serve {tonle.name}."
+            if tonle is not None
+            else " No option that fits is served by Tonle's engine today."
+        ),
     )

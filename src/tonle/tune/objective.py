@@ -88,7 +88,8 @@ class Goal(msgspec.Struct, frozen=True):
         """Raises `ConfigError` for goals that make no sense."""
         if not self.slo and self.maximize == "goodput":
             raise ConfigError(
-                "say what to tune for: an SLO such as --ttft-p95 200ms --itl-p99 50ms, or --maximize throughput", param="slo"
+                "say what to tune for: an SLO such as --ttft-p95 200ms --itl-p99 50ms, or --maximize throughput",
+                param="slo",
             )
         for bound in self.slo.bounds:
             for other in self.slo.bounds:
@@ -139,9 +140,14 @@ def _check_pair(bound: Bound, other: Bound) -> None:
             f"{bound} says nothing beside {other}: the lower percentile is never the larger one; leave it out or lower it",
             param="slo",
         )
-    if (bound.metric, other.metric) == ("ttft", "e2el") and bound.percent <= other.percent and bound.limit_ms > other.limit_ms:
+    if (
+        (bound.metric, other.metric) == ("ttft", "e2el")
+        and bound.percent <= other.percent
+        and bound.limit_ms > other.limit_ms
+    ):
         raise ConfigError(
-            f"{bound} says nothing beside {other}: an answer cannot end before it begins; leave it out or lower it", param="slo"
+            f"{bound} says nothing beside {other}: an answer cannot end before it begins; leave it out or lower it",
+            param="slo",
         )
 
 

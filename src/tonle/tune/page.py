@@ -42,7 +42,11 @@ def render_page(result: TuneResult) -> str:
     sections: list[Content] = [
         element("p", headline(result), class_="lead"),
         element("p", element("strong", result.verdict.sentence)) if result.verdict is not None else None,
-        _section("Throughput against latency", front_picture(result), element("p", "; ".join(legend(result)), class_="legend")),
+        _section(
+            "Throughput against latency",
+            front_picture(result),
+            element("p", "; ".join(legend(result)), class_="legend"),
+        ),
         _section("Confirmation", _confirmation(result)),
         _section("Measured in the search", _candidates(result)),
         _section("Safe load", _safe(result)),
@@ -89,7 +93,14 @@ def _candidates(result: TuneResult) -> Html:
     if not result.candidates:
         return Html("")
     goal = result.goal
-    heads = ["settings", "runs", "output tok/s", *(["good req/s"] if goal.slo else []), *_bound_names(goal), "simulated tok/s"]
+    heads = [
+        "settings",
+        "runs",
+        "output tok/s",
+        *(["good req/s"] if goal.slo else []),
+        *_bound_names(goal),
+        "simulated tok/s",
+    ]
     rows: list[list[Content]] = []
     for each in result.candidates:
         simulated = "–" if each.simulated is None else rate_text(each.simulated.output_tokens_per_s)

@@ -42,7 +42,14 @@ class SimulatedServer:
     """One server of a profile under the workload of a benchmark."""
 
     def __init__(
-        self, profile: Profile, bench: BenchOptions, slo: Slo, config: dict[str, Any], trace_of: TraceOf, *, seed: int = 0
+        self,
+        profile: Profile,
+        bench: BenchOptions,
+        slo: Slo,
+        config: dict[str, Any],
+        trace_of: TraceOf,
+        *,
+        seed: int = 0,
     ) -> None:
         """`config`: what the user's settings file says. `trace_of`: the first so many requests of the benchmark."""
         self._profile = profile

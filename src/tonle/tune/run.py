@@ -205,7 +205,9 @@ class Tuner:
         else:
             if not self._folder.of({}, "pilot"):
                 self._say("measuring the default for a moment, to see how long a measurement takes")
-                self._measure.measure({}, "pilot", 0, requests=None if self._task.is_sized else self._task.least_requests)
+                self._measure.measure(
+                    {}, "pilot", 0, requests=None if self._task.is_sized else self._task.least_requests
+                )
             outcome = measured_outcome(self._folder, self._task.goal, {}, "pilot")
         return max(outcome.requests_per_s, 1e-6), outcome.duration_s
 
@@ -237,7 +239,9 @@ class Tuner:
                 first=[*known, *shortlist(state.trials, goal, 3 * _CANDIDATES)],
             )  # fmt: skip
         newcomers = shortlist(state.reranked, goal, _NEWCOMERS, besides=measured_settings(self._folder, before=1))
-        worst = min((goal.rank(_of(state.reranked, each)) for each in survivors if _has(state.reranked, each)), default=None)
+        worst = min(
+            (goal.rank(_of(state.reranked, each)) for each in survivors if _has(state.reranked, each)), default=None
+        )
         return [each for each in newcomers if worst is None or goal.rank(_of(state.reranked, each)) > worst]
 
     def _confirm(self, stage: MeasuredStage) -> None:
@@ -247,7 +251,9 @@ class Tuner:
         pairs = self._pairs
         startup_s = self._state.startup_s or _GUESS_STARTUP_S
         self._reserve_s = 0.0
-        while pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s:
+        while (
+            pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s
+        ):
             pairs += 1
         self._say(f"confirming: the default against {describe(self.tuned)}, {pairs} times each with new prompts")
         try:
@@ -272,7 +278,9 @@ class Tuner:
         kind: LoadKind = "concurrency" if task.load.kind == "concurrency" else "rate"
         found = find_safe_load(kind, task.goal, lambda value: predict.outcome(best, correction, load=Load(kind, value)))
         self.safe = found
-        check = SafeLoadCheck(self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests)
+        check = SafeLoadCheck(
+            self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests
+        )
         startup_s = state.startup_s or _GUESS_STARTUP_S
         self.safe = check.confirm(best, found, fits=lambda run_s: startup_s + run_s <= self._budget.left_s)
 

@@ -89,7 +89,9 @@ class CommandLauncher:
     def words(self, settings: Settings, port: int) -> list[str]:
         """The command line."""
         values = {**self.defaults, **settings, "port": port}
-        words = [_PLACE.sub(lambda match: str(values.get(match[1], match[0])), word) for word in shlex.split(self.command)]
+        words = [
+            _PLACE.sub(lambda match: str(values.get(match[1], match[0])), word) for word in shlex.split(self.command)
+        ]
         if "port" not in self.places:
             words += ["--port", str(port)]
         for name, value in settings.items():

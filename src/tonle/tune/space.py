@@ -46,9 +46,7 @@ class Knob:
         return "--" + self.name.replace("_", "-")
 
 
-def _by_device(
-    cpu: tuple[Any, ...] = (), cuda: tuple[Any, ...] = ()
-) -> Callable[[DeviceFacts], tuple[Any, ...]]:
+def _by_device(cpu: tuple[Any, ...] = (), cuda: tuple[Any, ...] = ()) -> Callable[[DeviceFacts], tuple[Any, ...]]:
     return lambda facts: cuda if facts.device == "cuda" else cpu
 
 
@@ -146,7 +144,8 @@ def choices(
         raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
     if kind == "tonle" and (unknown := sorted(set(own) - set(BY_NAME))):
         raise ConfigError(
-            f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}", param="values"
+            f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}",
+            param="values",
         )
     found = []
     for knob in KNOBS if kind != "other" else ():
@@ -175,7 +174,9 @@ def parse_values(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, rest = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
         if not equals or not name:
-            raise ConfigError(f"--values takes NAME=VALUE,VALUE such as max_num_seqs=8,16,32, not {text!r}", param="values")
+            raise ConfigError(
+                f"--values takes NAME=VALUE,VALUE such as max_num_seqs=8,16,32, not {text!r}", param="values"
+            )
         if name in found:
             raise ConfigError(f"--values {name} is there twice; give all its values at once", param="values")
         found[name] = tuple(_number(part.strip()) for part in rest.split(",") if part.strip())

@@ -29,7 +29,9 @@ Fits = Callable[[int, int], bool]  # whether the budget has room for so many sta
 class MeasuredStage:
     """Owns the order in which settings are measured."""
 
-    def __init__(self, folder: TuneDir, measure: Measure, goal: Goal, say: Say, *, requests: int | None, fits: Fits) -> None:
+    def __init__(
+        self, folder: TuneDir, measure: Measure, goal: Goal, say: Say, *, requests: int | None, fits: Fits
+    ) -> None:
         self._folder = folder
         self._measure = measure
         self._goal = goal

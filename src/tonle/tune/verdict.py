@@ -67,7 +67,11 @@ def _shown(comparison: Comparison, goal: Goal) -> list[Change]:
 def _decide(changes: Sequence[Change], default: Outcome, tuned: Outcome, goal: Goal) -> tuple[bool, str]:
     by_name = {change.metric: change for change in changes}
     if tuned.holds and not default.holds:
-        missed = [by_name.get(f"{each.bound.metric.upper()} p{each.bound.percent:g}") for each in default.bounds if not each.holds]
+        missed = [
+            by_name.get(f"{each.bound.metric.upper()} p{each.bound.percent:g}")
+            for each in default.bounds
+            if not each.holds
+        ]
         if missed and all(change is not None and change.high is not None and change.high < 0 for change in missed):
             return True, "it holds the SLO, which the default misses, and the difference is larger than chance"
     name = "output tok/s" if goal.maximize == "throughput" else "goodput/s"
