@@ -134,6 +134,13 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     good: bool | None = None  # keeps the SLO; None: there is none, or it failed
 
 
+class ChangedAnswer(msgspec.Struct, frozen=True):
+    """A replayed request that was answered in another way than it was recorded."""
+
+    record: str  # the id of the audit record
+    how: str
+
+
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of the machine that the client runs on, over a level. NVML's readings, a few per second."""
 
@@ -177,6 +184,7 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     good_share: float | None = None  # of all requests, also failed ones
     graphemes_per_s: float | None = None
     gpus: list[GpuReport] = []
+    changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,6 +266,11 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         good_share=None if num_good is None or not samples else num_good / len(samples),
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
         gpus=circumstances.gpus,
+        changed=[
+            ChangedAnswer(sample.record, sample.changed)
+            for sample in sorted(samples, key=lambda sample: sample.index)
+            if sample.record is not None and sample.changed is not None
+        ],
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 import tonle
 from tonle.bench.measure import LevelReport
-from tonle.bench.options import BenchOptions, Span
+from tonle.bench.options import BenchOptions, Pause, Span
 from tonle.errors import ConfigError
 
 ReportT = TypeVar("ReportT")
@@ -72,7 +72,7 @@ def describe_settings(options: BenchOptions) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for option in fields(options):
         value = getattr(options, option.name)
-        if isinstance(value, Span | Path):
+        if isinstance(value, Span | Pause | Path):
             value = str(value)
         elif isinstance(value, tuple):
             value = list(value)
@@ -93,11 +93,14 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
     if level.succeeded and level.prompt_tokens is None:
         yield "prompt tokens are unknown: total tok/s is output tok/s"
     planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
-    if options.file is None and level.cached_tokens is not None and level.cached_tokens > planned:
+    repeats = options.file is not None or options.replay is not None or options.turns is not None  # as it should
+    if not repeats and level.cached_tokens is not None and level.cached_tokens > planned:
         yield (
             f"{level.cached_tokens} prompt tokens came from the server's prefix cache, more than the shared prefix: "
             "it has seen these prompts before; use another --seed"
         )
+    if options.replay is not None and level.max_send_delay_ms is not None:
+        yield f"requests were sent within {level.max_send_delay_ms:.1f} ms of their recorded times"
     if level.client_cpu_share > BUSY_CLIENT_SHARE:
         yield f"the client was busy {level.client_cpu_share:.0%} of the time: latencies include its own delays"
     if level.max_send_delay_ms is not None and level.max_send_delay_ms > LATE_SEND_MS:

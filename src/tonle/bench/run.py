@@ -21,7 +21,7 @@ from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
 from tonle.bench.options import BenchOptions, Load
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
-from tonle.bench.workload import FileWorkload, Job
+from tonle.bench.workload import Job
 from tonle.edge.client import Address, HttpClient, UpstreamError
 
 WARMUP_USERS_OPEN_LOOP = 4
@@ -74,14 +74,13 @@ class Bench:
         notes = list(target.notes) if target is not None else []
         for level in self._levels:
             notes += remark(level, self._options)
-        if target is not None and isinstance(target.workload, FileWorkload) and target.workload.wrapped:
-            notes.append("the file's prompts were sent more than once: caches of the server may have answered")
-        kind = None if target is None else "file" if target.scale is None else target.scale.kind
+        if target is not None:
+            notes += target.workload.notes()
         return BenchReport(
             started_at=self._started_at.isoformat(timespec="seconds"),
             url=str(self._client.address),
             model=None if target is None else target.model,
-            prompt_kind=kind,
+            prompt_kind=None if target is None else target.workload.kind,
             settings=describe_settings(self._options),
             environment=describe_environment(self._event_loop),
             levels=list(self._levels),
@@ -105,6 +104,7 @@ class Bench:
             # Made now, so that it takes nothing of the measured time; a very long run makes the rest as it goes.
             ahead = list(itertools.islice(jobs, min(num_requests, MAX_JOBS_AHEAD)))
             jobs = itertools.chain(ahead, itertools.islice(jobs, num_requests - len(ahead)))
+            num_requests += sum(job.num_requests - 1 for job in ahead)  # each job was counted as one
         if load.kind == "concurrency":
             with contextlib.suppress(UpstreamError):  # the requests report it
                 await self._client.prepare(int(load.value))
@@ -138,7 +138,8 @@ class Bench:
             await closed_loop(jobs, users=int(load.value), send=self._send, keep=keep, duration_s=duration_s)
         else:
             rng = random.Random(f"{self._options.seed}/{number}/arrivals")
-            await open_loop(jobs, rate=load.value, rng=rng, send=self._send, keep=keep, duration_s=duration_s)
+            rate = load.value if load.kind == "rate" else None
+            await open_loop(jobs, rate=rate, rng=rng, send=self._send, keep=keep, duration_s=duration_s)
 
 
 def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:
