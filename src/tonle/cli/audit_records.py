@@ -299,8 +299,8 @@ def _query(
     if status is not None and status not in STATUSES:
         raise InvalidRequest(f"status must be one of {', '.join(STATUSES)}, not {status!r}", param="status")
     return Query(
-        since=query_time(since), until=query_time(until), key_id=key, model=model, adapter=adapter, status=status, chain=chain, text=text,
-        limit=limit, newest_first=newest,
+        since=query_time(since), until=query_time(until), key_id=key, model=model, adapter=adapter, status=status,
+        chain=chain, text=text, limit=limit, newest_first=newest,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ count what is not sent and not compared, and why. Does not: find or read records
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -113,19 +112,13 @@ class ReplayWorkload:
         if phase != "run":
             return iter(())
         self.outcome = Outcome()
-        made = self._made()
-        ahead: deque[Job] = deque()
-        num_bytes = 0
-        for job in itertools.islice(made, AHEAD_JOBS):
-            ahead.append(job)
-            num_bytes += len(job.body)
-            if num_bytes > AHEAD_BYTES:
-                break
-        return _drain(ahead, made)
+        return _Ahead(self._made())
 
     def _made(self) -> Iterator[Job]:
         outcome = self.outcome
-        for row in rows_of(self._trail, self._options.since, self._last_moment):
+        for row in rows_of(self._trail, self._options.since, self._options.until):
+            if (row.time or "") > self._last:
+                return  # what this replay sends to a server with the same trail is not replayed in turn
             reason = _why_not_sent(row)
             job = self._job(row) if reason is None else None
             if job is None:
@@ -135,11 +128,6 @@ class ReplayWorkload:
             else:
                 outcome.num_sent += 1
                 yield job
-
-    @property
-    def _last_moment(self) -> str | None:
-        """Requests that this replay sends to a server with the same trail are not replayed in turn."""
-        return self._options.until or self._last[:-1] + "1Z"
 
     def _job(self, row: Row) -> Job | None:
         record = read_row(self._trail, row, [])
@@ -181,14 +169,40 @@ class ReplayWorkload:
         return notes
 
 
-def _drain(ahead: deque[Job], made: Iterator[Job]) -> Iterator[Job]:
-    """Jobs in order. Others are made while there is time before the next one is due."""
-    begin_s = perf_counter()
-    while ahead or (ahead := deque(itertools.islice(made, 1))):
-        job = ahead.popleft()
-        if (job.due_s or 0.0) - (perf_counter() - begin_s) > SLACK_S and len(ahead) < AHEAD_JOBS:
-            ahead.extend(itertools.islice(made, REFILL_JOBS))
-        yield job
+class _Ahead:
+    """Jobs in order. The first ones are made at once, others while there is time before the next one is due."""
+
+    def __init__(self, made: Iterator[Job]) -> None:
+        self._made = made
+        self._ahead: deque[Job] = deque()
+        self._num_bytes = 0
+        self._begin_s: float | None = None
+        self._make(AHEAD_JOBS)
+
+    def __iter__(self) -> Iterator[Job]:
+        return self
+
+    def __next__(self) -> Job:
+        now_s = perf_counter()
+        if self._begin_s is None:
+            self._begin_s = now_s  # the level begins
+        if not self._ahead:
+            self._make(1)
+        if not self._ahead:
+            raise StopIteration
+        job = self._ahead.popleft()
+        self._num_bytes -= len(job.body)
+        if (job.due_s or 0.0) - (now_s - self._begin_s) > SLACK_S:
+            self._make(REFILL_JOBS)
+        return job
+
+    def _make(self, count: int) -> None:
+        for _ in range(min(count, AHEAD_JOBS - len(self._ahead))):
+            job = next(self._made, None) if self._num_bytes < AHEAD_BYTES else None
+            if job is None:
+                return
+            self._ahead.append(job)
+            self._num_bytes += len(job.body)
 
 
 def _why_not_sent(row: Row) -> str | None:
