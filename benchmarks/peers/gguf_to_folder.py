@@ -19,6 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 def main(source: Path, folder: Path) -> None:
     place: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    if getattr(model, "hf_quantizer", None) is not None:
+        # The weights were unpacked, but from 5.20 on transformers keeps the mark of a GGUF model, and saves none that has it.
+        model.hf_quantizer.remove_quantization_config(model)
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(**place)
     backend = tokenizer.backend_tokenizer

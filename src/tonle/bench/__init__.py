@@ -18,8 +18,10 @@ Runs: in the caller's thread, one event loop.
 
 from __future__ import annotations
 
+from tonle.bench.arrivals import arrival_times
+from tonle.bench.load import Load
 from tonle.bench.measure import FailureGroup, LevelReport, RequestRow, Sample, Spread
-from tonle.bench.options import BenchOptions, Load, Span
+from tonle.bench.options import BenchOptions, Span
 from tonle.bench.report import BenchReport, load_report, save_report
 from tonle.bench.run import Bench, Watch, run_bench
 from tonle.bench.scenario_report import ScenarioReport, ScenarioResult, load_scenario_report
@@ -42,6 +44,7 @@ __all__ = [
     "Span",
     "Spread",
     "Watch",
+    "arrival_times",
     "load_report",
     "load_scenario_report",
     "run_bench",

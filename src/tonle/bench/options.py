@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from tonle.bench.datasets.check import check_data
 from tonle.bench.datasets.shipped import is_shipped
+from tonle.bench.load import Load
 from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
@@ -70,29 +71,6 @@ class Pause:
 
 
 NO_PAUSE = Pause(0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How hard one level pushes: so many users who each wait for their answer, or so many arrivals per second."""
-
-    kind: Literal["concurrency", "rate", "replay"]
-    value: float  # of a replay: so many times as fast as recorded
-
-    @property
-    def label(self) -> str:
-        if self.kind == "replay":
-            return f"replay ×{self.value:g}"
-        return f"concurrency {self.value:g}" if self.kind == "concurrency" else f"rate {self.value:g}/s"
-
-    @property
-    def default_requests(self) -> int | None:
-        """Four rounds for every user, or twenty seconds of arrivals: the least that percentiles make sense of."""
-        if self.kind == "replay":
-            return None  # all that were recorded
-        if self.kind == "concurrency":
-            return max(8, 4 * int(self.value))
-        return max(16, math.ceil(20 * self.value))
 
 
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:

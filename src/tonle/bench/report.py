@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tonle.bench.options import BenchOptions, Pause, Span
 from tonle.errors import ConfigError
 
 ReportT = TypeVar("ReportT")
+Kind = Literal["measured", "simulated"]
 
 SCHEMA = "tonle.bench/1"
 BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
@@ -50,6 +51,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     levels: list[LevelReport]
     notes: list[str]
     interrupted: bool
+    kind: Kind = "measured"  # simulated: virtual moments, no server was asked
 
     @property
     def ok(self) -> bool:

@@ -17,8 +17,9 @@ from time import thread_time
 from typing import Protocol
 
 from tonle.bench.drive import Keep, closed_loop, open_loop, send_job
+from tonle.bench.load import Load
 from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
-from tonle.bench.options import BenchOptions, Load
+from tonle.bench.options import BenchOptions
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
 from tonle.bench.workload import Job

@@ -74,6 +74,7 @@ class EngineConfig:
     # Watching
     enable_metrics: bool = True
     profile_performance: bool = False  # time the parts of every step; get_stats()["profile"]
+    step_log: str | None = None  # a file that gets one line of JSON per step: its work and its moments
     log_level: str = "INFO"
 
     # Known from other engines: accepted, and explained in the log (`no_effect.py`)
@@ -201,6 +202,11 @@ class EngineConfig:
         rows = self.max_batch_size or (256 if gpu else 32)
         rows = rows if self.enable_dynamic_batching else 1
         return rows, max(rows, self.max_num_batched_tokens or (4096 if gpu else 512))
+
+    def changed(self) -> dict[str, Any]:
+        """Settings that differ from the defaults."""
+        usual = EngineConfig()
+        return {name: value for name in self.names() if (value := getattr(self, name)) != getattr(usual, name)}
 
     @classmethod
     def names(cls) -> list[str]:

@@ -19,6 +19,7 @@ from tonle.config.setting import (
     ADAPTERS,
     ANSWERS,
     CACHE,
+    LOGGING,
     MODEL,
     SCHEDULING,
     SECURITY,
@@ -265,6 +266,12 @@ class ServeConfig(ServerConfig):
     )
 
     log_level: str = log_level_setting(engine="log_level")
+    step_log: str | None = _engine(
+        "step_log",
+        values.optional(values.path(), none="no such file"),
+        "Write one line of JSON per step of the engine to this file: what it computed and when. `tonle profile` reads it.",
+        group=LOGGING,
+    )
 
     def validate(self) -> None:
         """Check settings against each other. Raises `ConfigError`."""

@@ -6,6 +6,8 @@ import logging
 import secrets
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +19,14 @@ from tonle.engine.defaults import read_defaults, suited_to_cpu
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
-from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, gpu_uuid, kv_cache
+from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, device_name, gpu_uuid, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, Targets
+from tonle.engine.step_log import LoggedEngine, StepLog
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.no_text import NoText
 from tonle.errors import ConfigError
@@ -72,9 +75,9 @@ def build(
     if adapters is not None:
         adapters.host.is_used, runner.adapters = scheduler.slots.is_used, adapters.host
     compiler = _grammar_compiler(model, config, text, spec)
-    loop = Loop(
-        scheduler, runner, mailbox, fatal=device.type == "cuda", controller=controller, adapters=adapters, compiler=compiler
-    )  # fmt: skip
+    parts = {"controller": controller, "adapters": adapters, "compiler": compiler}
+    loop_type: Any = Loop if config.step_log is None else _logged_loop(model, decoder, machine, limits, config)
+    loop = loop_type(scheduler, runner, mailbox, fatal=device.type == "cuda", **parts)
     card = ModelCard(
         architecture=spec.architecture,
         context_length=context_length,
@@ -95,6 +98,35 @@ def build(
         engine_id=secrets.randbits(62),
     )
     return loop, card
+
+
+def _logged_loop(
+    model: ModelSource | Any,
+    decoder: Decoder | CpuDecoder,
+    machine: Machine,
+    limits: SchedulerLimits,
+    config: EngineConfig,
+) -> Any:
+    """A loop that writes the step log."""
+    from tonle.engine.logged_loop import LoggedLoop
+
+    assert config.step_log is not None
+    engine = LoggedEngine(
+        model=model.name if isinstance(model, ModelSource) else decoder.spec.architecture,
+        device=decoder.device.type,
+        device_name=device_name(decoder.device),
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        block_size=limits.block_size,
+        num_blocks=machine.kv.num_blocks,
+        context_length=limits.context_length,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        long_prefill_tokens=limits.long_prefill_tokens,
+        lag=machine.runner.lag,
+        sizes=machine.runner.sizes,
+        settings=config.changed(),
+    )
+    return partial(LoggedLoop, step_log=StepLog(Path(config.step_log), engine))
 
 
 def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> SchedulerLimits:

@@ -30,7 +30,7 @@ from tonle.engine.messages import (
     Submit,
     UnloadAdapter,
 )
-from tonle.engine.plan import Masks, Plan
+from tonle.engine.plan import Masks, Plan, StepResult
 from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
 from tonle.engine.schedule import Controller, Scheduler, Sequence, StepOutcome, facts_of, postpone, wanted_draws
@@ -251,10 +251,7 @@ class Loop:
 
     def _collect(self, launched: LaunchedStep) -> StepOutcome | None:
         """Wait for a step and commit it. None: it failed."""
-        try:
-            result = self._runner.collect(launched)
-        except Exception:
-            self._break(launched.plan)
+        if (result := self._wait(launched)) is None:
             return None
         outcome = self._scheduler.commit(launched.plan, result)
         self._stats.num_steps += 1
@@ -262,6 +259,13 @@ class Loop:
         if self._controller is not None:
             self._tell_committed(self._controller)
         return outcome
+
+    def _wait(self, launched: LaunchedStep) -> StepResult | None:
+        try:
+            return self._runner.collect(launched)
+        except Exception:
+            self._break(launched.plan)
+            return None
 
     def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
         running, waiting = self._scheduler.running, self._scheduler.waiting

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
+import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +48,17 @@ def gpu_uuid(device: torch.device) -> str:
     if device.type != "cuda" or torch.version.hip is not None:
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def device_name(device: torch.device) -> str:
+    """As its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.machine()
+    with contextlib.suppress(OSError):  # Linux has it
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = found[1] if found else name
+    return f"{name}, {os.cpu_count()} cores"
 
 
 def give_back() -> None:

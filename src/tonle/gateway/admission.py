@@ -31,7 +31,7 @@ def cost_of(prompt_tokens: float, new_tokens: float) -> float:
 
 
 class Ticket:
-    """One request's place: queued, then inside. Leave exactly once."""
+    """One request's place: queued, then inside. Leave exactly once. A simulation has tickets that wait in no event loop."""
 
     __slots__ = ("begun_s", "cost", "key_id", "new_tokens", "priority", "prompt_tokens", "tokens", "turn")
 
@@ -45,8 +45,28 @@ class Ticket:
         self.cost = cost_of(
             prompt_tokens, new_tokens
         )  # at most, until it is let in; what is too large fails here, uncounted
-        self.turn: asyncio.Future[None] | None = None
+        self.turn: asyncio.Future[None] | None = None  # its caller waits for it; the four methods below set it
         self.begun_s = 0.0
+
+    @property
+    def is_queued(self) -> bool:
+        return self.turn is not None and not self.turn.done()
+
+    def queue(self) -> None:
+        self.turn = asyncio.get_running_loop().create_future()
+
+    def let_in(self) -> None:
+        assert self.turn is not None
+        self.turn.set_result(None)
+
+    def displace(self, error: QueueFull) -> None:
+        assert self.turn is not None
+        self.turn.set_exception(error)
+        self.turn.exception()  # seen: its caller may be gone
+
+    def withdraw(self) -> None:
+        if self.turn is not None:
+            self.turn.cancel()
 
 
 class Gate:
@@ -90,7 +110,7 @@ class Gate:
             raise DeadlinePassed(f"the queue takes about {wait_s:.1f} s, longer than the request's deadline allows",
                                  retry_after_s=wait_s)  # fmt: skip
         self._make_room(ticket, wait_s)
-        ticket.turn = asyncio.get_running_loop().create_future()
+        ticket.queue()
         self._level(ticket.key_id)
         self._queues.setdefault((ticket.priority, ticket.key_id), deque()).append(ticket)
         self.num_queued += 1
@@ -108,7 +128,7 @@ class Gate:
         `used_tokens`: read and written together; None: not known, it stays charged as it is. `new_tokens`: those of them
         that were written; None: all beyond the prompt's estimate.
         """
-        if ticket.turn is not None and not ticket.turn.done():
+        if ticket.is_queued:
             self._withdraw(ticket)
             return
         if not ticket.begun_s:
@@ -159,8 +179,7 @@ class Gate:
             self._drop_empty(place)
             self._count_out(ticket)
             self._let_in(ticket)
-            assert ticket.turn is not None
-            ticket.turn.set_result(None)
+            ticket.let_in()
 
     def _rank(self, place: tuple[int, str]) -> tuple[int, float]:
         priority, key_id = place
@@ -177,11 +196,9 @@ class Gate:
             self._queues[place].remove(displaced)
             self._drop_empty(place)
             self._count_out(displaced)
-            assert displaced.turn is not None
-            displaced.turn.set_exception(
+            displaced.displace(
                 QueueFull("the queue is full, and this key holds the largest part of it", retry_after_s=wait_s)
             )
-            displaced.turn.exception()  # seen: its caller may be gone
 
     def _is_full(self, ticket: Ticket, num_queued: int, queued_tokens: int) -> str | None:
         """Of what there is too much, with this request: requests, tokens, or nothing."""
@@ -215,8 +232,7 @@ class Gate:
         self._queues[place].remove(ticket)
         self._drop_empty(place)
         self._count_out(ticket)
-        if ticket.turn is not None:
-            ticket.turn.cancel()
+        ticket.withdraw()
 
     def _drop_empty(self, place: tuple[int, str]) -> None:
         if not self._queues[place]:

@@ -1,14 +1,15 @@
 """A trace: which requests come, when, and how long their prompts and answers are.
 
 Prompts are token ids, so that equal beginnings are found by the prefix cache as they would be. A simulated answer's tokens are
-`answer_ids` of its place in the trace: a later turn of a conversation that holds the answer finds its blocks.
+`answer_ids` of its place in the trace: a later turn of a conversation that holds the answer finds its blocks. Blocks are named
+by all tokens up to their end, so that one id per answer is enough to tell answers apart.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-ANSWER_IDS = 1 << 40  # above every prompt's ids
+ANSWER_IDS = 1 << 30  # above the ids of every prompt's own tokens; ids have 32 bits
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     users: int | None = None  # closed loop: so many are under way at once
 
 
+def answer_id(index: int) -> int:
+    """What every token of the answer to request `index` is."""
+    return ANSWER_IDS + index
+
+
 def answer_ids(index: int, count: int) -> list[int]:
     """The tokens of the answer to request `index`."""
-    first = ANSWER_IDS + (index << 20)
-    return list(range(first, first + count))
+    return [answer_id(index)] * count

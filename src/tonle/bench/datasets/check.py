@@ -60,3 +60,5 @@ def _check_replay(options: BenchOptions) -> None:
             raise ConfigError(
                 f"a replay sends what was recorded, when it was recorded: {name} cannot be set as well", param=name
             )
+    if getattr(options, "processes", 1) > 1:
+        raise ConfigError("a replay is sent by one process: leave processes at 1", param="processes")

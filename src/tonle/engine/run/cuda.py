@@ -57,6 +57,7 @@ class CudaRunner(Runner):
         self._row_sampling = row_sampling
         self._bound_rows = BoundRows(model, row_sampling, capture=graphs.num_graphs > 0)
         self._graphs = graphs
+        self.sizes = graphs.sizes
         self._prompts: dict[int, DescribedPrompt] = {}
         self._pools = RowPools()
         max_rows = model.sizes.max_rows

@@ -101,6 +101,12 @@ class Graphs:
         """Of them, those of steps with adapters."""
         return len(self._adapted)
 
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """That steps are padded to: rows that decode; tokens of a mixed step, and those of it that sample."""
+        base = self._base
+        return {"decode": base.decode_rungs, "mixed": base.mixed_rungs, "head": base.head_rungs} if len(base) else {}
+
     def decode(self, num_rows: int, *, adapted: bool = False) -> None:
         """The whole of a step where every row goes on from its last token."""
         graphs = self._adapted if adapted else self._base

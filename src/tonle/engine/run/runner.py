@@ -76,6 +76,7 @@ class Runner:
     """
 
     adapters: AdaptersByNumber | None = None  # None: the engine takes none, and no plan names one
+    sizes: dict[str, list[int]] = {}  # noqa: RUF012  that steps are padded to, as in the step log; empty: to none
 
     def __init__(self, model: ForwardModel, kv: KVCache, sampler: Sampler, rows: Rows, *, lag: int = 0) -> None:
         self.lag = lag  # steps that may be launched before the first of them is read

@@ -1,0 +1,227 @@
+"""From measured steps to `FittedTimes`.
+
+Does: turn moments of the step log into seconds of device and host, fit them, say how good the fit is. Does not: measure.
+
+The device's time is a sum of terms that never fall below zero: a curve over the rows of a decoding step, one over the tokens of a
+step with prompts, and so much per chunk, per token read and per token drawn. Errors count relative to the expected time, and
+absolutely rather than squared, so that the fit passes through the median: one step in a hundred that took five times as long
+changes nothing of it. Such steps are in `ratios`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tonle.engine.schedule.step_facts import StepWork
+from tonle.engine.step_log import LoggedStep
+from tonle.errors import ConfigError
+from tonle.simulate.fitted_times import Curve, FittedTimes
+
+Floats = npt.NDArray[np.float64]
+
+_ROUNDS = 25  # of reweighting
+_FLOOR = 0.005  # relative errors below this count as squares: the median of exact data is found, too
+_NUM_RATIOS = 200
+_WAITED_S = 3e-5  # a shorter wait: the device had been done before the host asked
+_LEAST_STEPS = 60
+_DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
+          384, 448, 512)  # fmt: skip
+_COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+_DRAWN = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class TimedStep:
+    """One step: what it computed, and how long device and host took for it. None: its moments do not tell."""
+
+    __slots__ = ("begin_s", "device_s", "host_s", "work")
+
+    def __init__(self, work: StepWork, begin_s: float, device_s: float | None, host_s: float | None) -> None:
+        self.work = work
+        self.begin_s = begin_s
+        self.device_s = device_s
+        self.host_s = host_s
+
+
+def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
+    """In their order. With `lag` 1 a step begins on the device when it is launched or the one ahead of it ends."""
+    timed = []
+    ahead_s = 0.0
+    for step, following in pairwise(steps):
+        if lag:
+            began_s = max(step.launched_s, ahead_s)
+            known = step.collected_s - step.waited_s > _WAITED_S
+            device_s = step.collected_s - began_s if known else None
+        else:
+            device_s = step.collected_s - step.launching_s
+        ahead_s = step.collected_s
+        planning_s = (step.launching_s if not lag else step.launched_s) - step.planned_s
+        host_s = planning_s + step.published_s - step.collected_s
+        if following.planned_s > step.published_s and step.running:  # mail in between; asleep if nothing was left
+            host_s += following.planned_s - step.published_s
+        timed.append(TimedStep(step.work, step.planned_s, device_s, host_s if step.running or step.waiting else None))
+    return timed
+
+
+def fit_times(
+    steps: Sequence[TimedStep],
+    *,
+    lag: int,
+    sizes: dict[str, list[int]],
+    front_s: float,
+    back_s: float,
+    front_gap_s: float,
+) -> FittedTimes:
+    """`sizes`: as in the step log. Raises `ConfigError` if there are too few steps."""
+    known = [step for step in steps if step.device_s is not None and step.device_s > 0]
+    if len(known) < _LEAST_STEPS:
+        raise ConfigError(
+            f"only {len(known)} steps could be timed; at least {_LEAST_STEPS} are needed: measure for longer"
+        )
+    works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
+    seconds = np.array([step.device_s for step in known])
+    model = _Features(works, sizes)
+    coefficients = _fit(model.columns(works), seconds)
+    expected = model.columns(works) @ coefficients
+    decode, mixed, draw = model.curves(coefficients)
+    chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
+    host = _fit_host(steps)
+    return FittedTimes(
+        lag=lag, front_s=front_s, back_s=back_s, front_gap_s=front_gap_s, decode=decode, mixed=mixed, draw=draw,
+        chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
+        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2], ratios=_ratios(seconds, expected),
+    )  # fmt: skip
+
+
+class _Features:
+    """Columns of the fit: rises of the three curves between neighbouring sizes, then chunk, decode reads, prompt reads."""
+
+    def __init__(self, works: Floats, sizes: dict[str, list[int]]) -> None:
+        rows, prompts, tokens, samples = works[:, 0], works[:, 1], works[:, 2], works[:, 5]
+        is_mixed = prompts > 0
+        self.decode = _Knots(rows[~is_mixed], sizes.get("decode"), _DENSE)
+        self.mixed = _Knots((rows + tokens)[is_mixed], sizes.get("mixed"), _COARSE)
+        self.draw = _Knots(samples[is_mixed], None, _DRAWN)
+
+    def columns(self, works: Floats) -> Floats:
+        rows, prompts, tokens, decode_reads, prompt_reads, samples = works.T
+        is_mixed = (prompts > 0)[:, None]
+        return np.hstack(
+            [
+                self.decode.rises(rows) * ~is_mixed,
+                self.mixed.rises(rows + tokens) * is_mixed,
+                self.draw.rises(samples)[:, 1:] * is_mixed,  # the first would be the same as that of `mixed`
+                np.stack([prompts, decode_reads, prompt_reads], axis=1),
+            ]
+        )
+
+    def curves(self, coefficients: Floats) -> tuple[Curve, Curve, Curve]:
+        first = len(self.decode.sizes)
+        second = first + len(self.mixed.sizes)
+        third = second + len(self.draw.sizes) - 1
+        return (
+            self.decode.curve(coefficients[:first]),
+            self.mixed.curve(coefficients[first:second]),
+            self.draw.curve(np.concatenate([[0.0], coefficients[second:third]])),
+        )
+
+
+class _Knots:
+    """The sizes between which a curve is straight. What was not measured near a size cannot tell it from its neighbours: only the
+    others are fitted (`sizes`), the rest lies on the line between them."""
+
+    def __init__(self, measured: Floats, ladder: list[int] | None, usual: Sequence[int]) -> None:
+        self._ladder = ladder or []
+        most = int(self._padded(measured).max(initial=1))
+        end = self._ladder[-1] if ladder else 0
+        candidates = [*self._ladder, *(size for size in usual if size > end)]
+        self._all = [size for size in candidates if size < most] + [most]
+        seen = set(np.searchsorted(self._all, self._padded(measured)).tolist())
+        last = len(self._all) - 1
+        self.sizes = [size for place, size in enumerate(self._all) if place in seen or place in (0, last)]
+
+    def _padded(self, values: Floats) -> Floats:
+        """Up to the end of the ladder each value counts as the next size of it."""
+        if not self._ladder:
+            return values
+        ladder = np.array(self._ladder, dtype=np.float64)
+        inside = values <= ladder[-1]
+        places = np.minimum(np.searchsorted(ladder, values), len(ladder) - 1)
+        return np.where(inside, ladder[places], values)
+
+    def rises(self, values: Floats) -> Floats:
+        """(N, sizes): 1 in the first column; in each other one, how far the value is from one size to the next, 0 to 1."""
+        values = self._padded(values)
+        columns = [np.ones(len(values))]
+        for low, high in pairwise(self.sizes):
+            columns.append(np.clip((values - low) / (high - low), 0.0, 1.0))
+        return np.stack(columns, axis=1)
+
+    def curve(self, rises: Floats) -> Curve:
+        seconds = self.rises(np.array(self._all, dtype=np.float64)) @ rises
+        padded_to = max((size for size in self._all if size in self._ladder), default=0)
+        return Curve(list(self._all), [float(value) for value in seconds], padded_to)
+
+
+def _fit(columns: Floats, seconds: Floats) -> Floats:
+    """Coefficients of at least 0 that make the expected time a median: least squares, reweighted until they are absolute."""
+    expected = seconds.copy()
+    weights = np.ones(len(seconds))
+    coefficients = np.zeros(columns.shape[1])
+    for turn in range(_ROUNDS):
+        scale = np.sqrt(weights) / expected
+        coefficients = non_negative_least_squares(columns * scale[:, None], seconds * scale)
+        # Damped: the expected time of a step changes the weight of its own error.
+        now = np.maximum(columns @ coefficients, 1e-7)
+        expected = now if turn == 0 else np.sqrt(expected * now)
+        weights = 1.0 / np.maximum(np.abs(seconds / expected - 1.0), _FLOOR)
+    return coefficients
+
+
+def non_negative_least_squares(columns: Floats, values: Floats) -> Floats:
+    """Lawson and Hanson's active set method, on the normal equations of columns scaled to length 1."""
+    lengths = np.linalg.norm(columns, axis=0)
+    lengths[lengths == 0] = 1.0
+    scaled = columns / lengths
+    matrix, right = scaled.T @ scaled, scaled.T @ values
+    count = len(right)
+    matrix[np.diag_indices(count)] += 1e-9  # columns that say the same share their weight
+    solution, is_free = np.zeros(count), np.zeros(count, dtype=bool)
+    for _ in range(3 * count):
+        gradient = right - matrix @ solution
+        gradient[is_free] = -np.inf
+        if is_free.all() or gradient.max() <= 1e-10 * np.abs(right).max():
+            break
+        is_free[gradient.argmax()] = True
+        while True:
+            trial = np.zeros(count)
+            trial[is_free] = np.linalg.solve(matrix[np.ix_(is_free, is_free)], right[is_free])
+            bad = is_free & (trial <= 0)
+            if not bad.any():
+                solution = trial
+                break
+            share = np.min(solution[bad] / (solution[bad] - trial[bad]))
+            solution += share * (trial - solution)
+            is_free &= solution > 1e-14
+            solution[~is_free] = 0.0
+    answer: Floats = solution / lengths
+    return answer
+
+
+def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float, float]:
+    known = [step for step in steps if step.host_s is not None and step.host_s > 0]
+    if not known:
+        return 0.0, 0.0, 0.0
+    works = np.array([step.work for step in known], dtype=np.float64)
+    columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2]], axis=1)
+    step_s, row_s, token_s = _fit(columns, np.array([step.host_s for step in known]))
+    return float(step_s), float(row_s), float(token_s)
+
+
+def _ratios(seconds: Floats, expected: Floats) -> list[float]:
+    """Means of equal shares of the steps, ascending. Their mean is that of all steps: it keeps the sum of all times."""
+    ratios = np.sort(seconds / expected)
+    return [float(part.mean()) for part in np.array_split(ratios, min(_NUM_RATIOS, len(ratios)))]

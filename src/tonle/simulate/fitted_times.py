@@ -1,0 +1,101 @@
+"""`FittedTimes`: how long steps take, as measured on one device. A `StepTimes` that a profile holds.
+
+Does: answer for any `StepWork` in about a microsecond. Does not: fit (`fit_times.py`).
+
+The expected time is a median: half of the measured steps of that kind took longer. `ratios` says how far steps scatter around it;
+their mean carries what slow steps cost on average. Steps scatter independently of each other: that a shared machine is slow for seconds
+on end is not modelled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+
+import msgspec
+
+from tonle.engine.schedule.step_facts import StepWork
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Seconds by a size, never falling: straight between sizes. Up to `padded_to` a step costs what the next size costs, as with
+    CUDA graphs."""
+
+    sizes: list[int]  # ascending, at least one
+    seconds: list[float]
+    padded_to: int = 0
+
+    def at(self, size: int) -> float:
+        """Beyond the last size it goes on as steeply as over the last half of the sizes."""
+        sizes, seconds = self.sizes, self.seconds
+        if size > sizes[-1]:
+            middle = bisect_left(sizes, sizes[-1] / 2)
+            run = sizes[-1] - sizes[middle]
+            slope = (seconds[-1] - seconds[middle]) / run if run else seconds[-1] / sizes[-1]
+            return seconds[-1] + slope * (size - sizes[-1])
+        place = bisect_left(sizes, size)
+        if size <= self.padded_to or place == 0 or sizes[place] == size:
+            return seconds[place]
+        low, high = sizes[place - 1], sizes[place]
+        return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (size - low) / (high - low)
+
+
+class _Cached(dict[int, float]):
+    """A curve's values, computed when they are first asked for."""
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+
+    def __missing__(self, size: int) -> float:
+        value = self[size] = self._curve.at(size)
+        return value
+
+
+class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
+    """Seconds, unless it says otherwise."""
+
+    lag: int
+    front_s: float
+    back_s: float
+    front_gap_s: float = 0.0  # of the front alone per request: what lies between requests that are sent at once
+    decode: Curve  # of a step without prompts, by its rows
+    mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes
+    draw: Curve  # of a step with prompts, in addition: by the tokens drawn in it
+    chunk_s: float  # per chunk of a prompt
+    decode_read_s: float  # per earlier token that attention reads for a row
+    prompt_read_s: float  # the same for a token of a chunk
+    host_step_s: float  # of the host, per step,
+    host_row_s: float  # per row or chunk in it,
+    host_token_s: float  # and per token of its chunks
+    ratios: list[float] = [1.0]  # measured / expected time of steps: means of equal shares of the steps, ascending
+
+    def device_s(self, work: StepWork) -> float:
+        rows, prompts, tokens, decode_reads, prompt_reads, samples = work
+        if not prompts:
+            return self._decode[rows] + self.decode_read_s * decode_reads
+        return (
+            self._mixed[rows + tokens]
+            + self._draw[samples]
+            + self.chunk_s * prompts
+            + self.decode_read_s * decode_reads
+            + self.prompt_read_s * prompt_reads
+        )
+
+    def host_s(self, work: StepWork) -> float:
+        return self.host_step_s + self.host_row_s * (work.rows + work.prompts) + self.host_token_s * work.tokens
+
+    def jitter(self, u: float) -> float:
+        """The factor by which a step exceeds its expected time, for a `u` drawn evenly from [0, 1)."""
+        return self.ratios[int(u * len(self.ratios))]
+
+    @cached_property
+    def _decode(self) -> dict[int, float]:
+        return _Cached(self.decode)
+
+    @cached_property
+    def _mixed(self) -> dict[int, float]:
+        return _Cached(self.mixed)
+
+    @cached_property
+    def _draw(self) -> dict[int, float]:
+        return _Cached(self.draw)

@@ -1,0 +1,104 @@
+"""`Profile`: a server and how long its steps take. A JSON file that `tonle profile` writes and simulations read.
+
+Does: load, save, list those that the package ships (`profiles/`). Does not: measure (`run_profile.py`) or simulate.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tonle.engine.schedule.limits import SchedulerLimits
+from tonle.errors import ConfigError
+from tonle.simulate.fitted_times import FittedTimes
+
+_SHIPPED = files("tonle.simulate") / "profiles"
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The server that was measured. Its limits are those in force then."""
+
+    model: str
+    device: str  # "cpu" | "cuda"
+    device_name: str
+    dtype: str
+    block_size: int
+    num_blocks: int
+    context_length: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_tokens: int
+    settings: dict[str, Any]  # of the engine, those that differ from the defaults
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the model of step times tells steps it was not fitted to."""
+
+    kind: str  # of steps
+    steps: int
+    seconds: float  # that they took
+    median_error: float  # |expected / measured - 1|
+    p90_error: float
+    total_error: float  # of the sum of all of them, scatter included; below 0: expected too short
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    schema: Literal["tonle.profile/1"] = "tonle.profile/1"
+    made_at: str  # UTC, ISO 8601
+    tonle: str  # version
+    server: ServerFacts
+    times: FittedTimes
+    fits: list[Fit] = []
+
+    def limits(self, **changes: int) -> SchedulerLimits:
+        """Of the server's scheduler. `changes`: by field, such as max_num_seqs=64."""
+        server = self.server
+        own: dict[str, Any] = {
+            "max_num_seqs": server.max_num_seqs,
+            "max_num_batched_tokens": server.max_num_batched_tokens,
+            "context_length": server.context_length,
+            "block_size": server.block_size,
+            "long_prefill_tokens": server.long_prefill_tokens,
+            "prefix_caching": server.settings.get("enable_prefix_caching", True),
+            "min_forced": 1 + self.times.lag,
+        }
+        return SchedulerLimits(**own | changes)
+
+
+def shipped_profiles() -> list[str]:
+    """Names that `load_profile` takes beside paths."""
+    if not _SHIPPED.is_dir():
+        return []
+    return sorted(each.name.removesuffix(".json") for each in _SHIPPED.iterdir() if each.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """One that the package ships, by its name, or a file. Raises `ConfigError`."""
+    if name_or_path in shipped_profiles():
+        data = (_SHIPPED / f"{name_or_path}.json").read_bytes()
+    else:
+        try:
+            data = Path(name_or_path).read_bytes()
+        except OSError as error:
+            known = ", ".join(shipped_profiles())
+            raise ConfigError(
+                f"cannot read the profile {name_or_path}: {error.strerror}. Make one with `tonle profile -o FILE`, or use one "
+                f"of those that come with Tonle: {known}",
+                param="profile",
+            ) from None
+    try:
+        return msgspec.json.decode(data, type=Profile)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name_or_path} is not a profile of steps ({error})", param="profile") from None
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Raises `ConfigError`."""
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
+    try:
+        path.write_bytes(text + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", param="output") from None

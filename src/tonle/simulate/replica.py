@@ -1,0 +1,286 @@
+"""`Replica`: one engine in virtual time. The scheduler is the engine's own; a step takes what `StepTimes` says.
+
+Does: what `engine/loop.py` does, in the same order: take mail, plan, launch, commit the step before, publish. Does not: compute
+tokens, wait, or know of other replicas (`cluster.py`).
+
+With `lag` 0 the host waits for each step. With `lag` 1 it launches a step (`host_s`) and then reads the one before: the device
+begins a step when it is launched and the one before has ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.plan import Plan, StepResult
+from tonle.engine.request import Request
+from tonle.engine.schedule import (
+    Controller,
+    Scheduler,
+    SchedulerLimits,
+    Sequence,
+    StepWork,
+    Targets,
+    facts_of,
+    work_of,
+)
+from tonle.errors import ConfigError, InternalError
+from tonle.simulate.skipping import SkippingScheduler
+from tonle.simulate.step_times import StepTimes
+from tonle.simulate.trace import ANSWER_IDS
+
+
+class Ended(NamedTuple):
+    """A request that the engine has answered, or refused."""
+
+    handle: int
+    at_s: float
+    tokens_s: list[float]  # when each token was published
+    cached_tokens: int
+    refusal: str | None = None
+
+
+class Counts(msgspec.Struct):
+    """What a replica has done so far. Sums over steps."""
+
+    steps: int = 0
+    rows: int = 0  # sequences in steps
+    device_s: float = 0.0
+    host_s: float = 0.0
+    output_tokens: int = 0
+    ended: int = 0
+    max_running: int = 0
+    max_kv_usage: float = 0.0
+
+
+class _Launched(NamedTuple):
+    plan: Plan
+    step: int
+    end_s: float
+
+
+class Replica:
+    """`next_s` is when it does something next, and `advance` does it. A request's `seed` must be its place in the trace: it says
+    which tokens its answer has."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        num_blocks: int,
+        times: StepTimes,
+        *,
+        rng: random.Random,
+        on_end: Callable[[Ended], None],
+        jitter: bool = True,
+        skip: bool = True,
+        targets: Targets | None = None,
+        watch: Callable[[Plan, StepWork], None] | None = None,
+    ) -> None:
+        """`targets`: of adaptive tuning. `skip`: leave sequences out of steps that change nothing else; not with `targets`, and
+        not with `watch`, which is told each plan."""
+        if num_blocks * limits.block_size < limits.context_length:
+            raise ConfigError(
+                f"{num_blocks} blocks of {limits.block_size} tokens do not hold one context of {limits.context_length} tokens; "
+                "the engine needs at least as many",
+                param="num_blocks",
+            )
+        self.next_s: float | None = None
+        self.counts = Counts()
+        self.times = times
+        self._lag, self._on_end, self._rng, self._watch = times.lag, on_end, rng, watch
+        self._jitter: Callable[[float], float] | None = getattr(times, "jitter", None) if jitter else None
+        self._skips = skip and targets is None and watch is None
+        self.scheduler: Scheduler = (
+            SkippingScheduler(limits, BlockPool(num_blocks), lag=times.lag, on_tokens=self._add_tokens)
+            if self._skips
+            else Scheduler(limits, BlockPool(num_blocks), ())
+        )
+        self._controller = None if targets is None else Controller(targets, limits)
+        if self._controller is not None:
+            self.scheduler.tuned = self._controller.limits
+        self._mail: deque[tuple[float, Request]] = deque()
+        self._launched: deque[_Launched] = deque()
+        self._num_due = 0  # of those, to be read before the next plan
+        self._device_free_s = 0.0
+        self._published_s: list[float] = []  # by step
+        self._tokens_s: dict[int, list[float]] = {}  # by handle
+        self._cached: dict[int, int] = {}
+
+    # -- what comes in
+
+    def submit(self, request: Request, at_s: float) -> None:
+        """It is in the mailbox from `at_s` on. Calls come in the order of `at_s`."""
+        self._mail.append((at_s, request))
+        if self.next_s is None or (not self._launched and not self.scheduler.running):
+            self.next_s = at_s if self.next_s is None else min(self.next_s, at_s)
+
+    def receive_blocks(self, request: Request) -> int:
+        """Keys and values of its prompt have come from another replica: its full blocks can be found in the prefix cache from now
+        on. Returns how many tokens they hold; fewer than the prompt where the pool has no room."""
+        scheduler, pool, size = self.scheduler, self.scheduler.pool, self.scheduler.limits.block_size
+        named, held = Sequence(request, key=0.0, stops=frozenset()), []
+        if not scheduler.limits.prefix_caching:
+            return 0
+        for place in range(len(request.prompt) // size):
+            digest = named.digest(place, size)
+            block = pool.lookup(digest)
+            if block is not None:
+                pool.hold(block)
+            elif pool.num_available:
+                block = pool.take()
+                pool.publish(block, digest)
+            else:
+                break
+            held.append(block)
+        pool.release(held)
+        return len(held) * size
+
+    # -- state
+
+    @property
+    def num_running(self) -> int:
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self._mail)
+
+    @property
+    def kv_usage(self) -> float:
+        return self.scheduler.pool.num_held / self.scheduler.pool.num_blocks
+
+    def began(self, handle: int) -> bool:
+        """Whether a token of its answer has been published."""
+        return bool(self._tokens_s.get(handle))
+
+    def verify(self) -> None:
+        """Recount rows and blocks. Raises AssertionError."""
+        if isinstance(self.scheduler, SkippingScheduler):
+            self.scheduler.in_flight = self._launched[-1].plan if self._launched else None
+            self.scheduler.take_up_all()
+        self.scheduler.verify()
+
+    # -- time
+
+    def advance(self) -> None:
+        """Do what is next, at `next_s`."""
+        now = self.next_s
+        assert now is not None
+        if self._num_due:
+            self._num_due -= 1
+            self._commit(self._launched.popleft(), now)
+            if self._num_due:
+                self.next_s = max(now, self._launched[0].end_s)
+                return
+        self._plan(now)
+
+    def _plan(self, now: float) -> None:
+        scheduler, mail = self.scheduler, self._mail
+        while mail and mail[0][0] <= now:
+            self._take(mail.popleft()[1], now)
+        if isinstance(scheduler, SkippingScheduler):
+            plan, work = self._plan_some(scheduler, now)
+        else:
+            plan = scheduler.plan(now)
+            work = work_of(plan)
+            if self._watch is not None and plan.rows:
+                self._watch(plan, work)
+        has_rows = work.rows + work.prompts > 0
+        if has_rows:
+            if self._controller is not None:
+                self._tell_planned(self._controller, plan, now)
+            now = self._launch(plan, work, now)
+        self._num_due = max(0, len(self._launched) - (self._lag if has_rows else 0))
+        if self._num_due:
+            self.next_s = max(now, self._launched[0].end_s)
+        else:
+            self.next_s = now if has_rows else self._wake_s(now)
+
+    def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
+        """A plan without those left out, and the work of all."""
+        scheduler.in_flight = self._launched[-1].plan if self._launched else None
+        scheduler.leave_out()
+        num_left_out = scheduler.num_left_out
+        if num_left_out and scheduler.is_quiet:
+            return Plan(), StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
+        plan = scheduler.plan(now)
+        work = work_of(plan)
+        if num_left_out := scheduler.num_left_out:
+            rows, prompts, tokens, reads, prompt_reads, samples = work
+            reads += scheduler.left_out_reads
+            work = StepWork(rows + num_left_out, prompts, tokens, reads, prompt_reads, samples + num_left_out)
+        return plan, work
+
+    def _launch(self, plan: Plan, work: StepWork, now: float) -> float:
+        """When the host can go on."""
+        host_s, device_s = self.times.host_s(work), self.times.device_s(work)
+        if self._jitter is not None:
+            device_s *= self._jitter(self._rng.random())
+        now += host_s
+        self._device_free_s = max(now, self._device_free_s) + device_s
+        self._launched.append(_Launched(plan, len(self._published_s) + len(self._launched), self._device_free_s))
+        if isinstance(self.scheduler, SkippingScheduler):
+            self.scheduler.launched_step()
+        counts = self.counts
+        counts.steps += 1
+        counts.rows += work.rows + work.prompts
+        counts.device_s += device_s
+        counts.host_s += host_s
+        counts.max_running = max(counts.max_running, len(self.scheduler.running))
+        counts.max_kv_usage = max(counts.max_kv_usage, self.kv_usage)
+        return now
+
+    def _wake_s(self, now: float) -> float | None:
+        """Nothing runs: the next mail, or the time at which a batch is due that is not full."""
+        mail_s = self._mail[0][0] if self._mail else None
+        if self.scheduler.idle:
+            return mail_s
+        wait_s = self.scheduler.wake_s(now)
+        if wait_s == 0.0:
+            raise InternalError("a request waits, nothing runs, and the scheduler does not admit it")
+        due_s = None if wait_s is None else now + wait_s
+        return min((at_s for at_s in (mail_s, due_s) if at_s is not None), default=None)
+
+    def _take(self, request: Request, now: float) -> None:
+        if (why := self.scheduler.refusal(request)) is not None:
+            self._on_end(Ended(request.handle, now, [], 0, why))
+            return
+        self._tokens_s[request.handle] = []
+        self.scheduler.add(request)
+
+    def _commit(self, launched: _Launched, now: float) -> None:
+        scheduler, plan = self.scheduler, launched.plan
+        self._published_s.append(now)
+        if plan.sequences:
+            samples = zip(plan.sequences, plan.samples, strict=True)
+            tokens = [ANSWER_IDS + sequence.request.seed for sequence, sampled in samples if sampled]
+            outcome = scheduler.commit(plan, StepResult(tokens))
+            tokens_s = self._tokens_s
+            for handle in outcome.handles:
+                tokens_s[handle].append(now)
+            if scheduler.started:
+                self._cached |= {handle: cached for handle, (_, cached) in scheduler.started.items()}
+                scheduler.started = {}
+            for handle in sorted(outcome.finished):  # so that their order does not depend on who was left out
+                self._end(handle, now)
+        if self._controller is not None and (tuned := self._controller.committed(now)) is not None:
+            scheduler.tuned = tuned
+
+    def _end(self, handle: int, now: float) -> None:
+        tokens_s = self._tokens_s.pop(handle)
+        self.counts.ended += 1
+        self.counts.output_tokens += len(tokens_s)
+        self._on_end(Ended(handle, now, tokens_s, self._cached.pop(handle, 0)))
+
+    def _add_tokens(self, handle: int, first: int, end: int) -> None:
+        self._tokens_s[handle] += self._published_s[first:end]
+
+    def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        waiting_s = 0.0 if (first := waiting.peek()) is None else now - first.request.arrived_s
+        controller.planned(facts_of(plan, now, waiting_s=waiting_s, demand=len(running) + len(waiting)))
