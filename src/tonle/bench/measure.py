@@ -78,6 +78,12 @@ class Sample(msgspec.Struct, kw_only=True):
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
+    def per_grapheme_s(self) -> float | None:
+        if self.ttft_s is None or self.e2el_s is None or self.graphemes is None or self.graphemes < 2:
+            return None
+        return (self.e2el_s - self.ttft_s) / (self.graphemes - 1)
+
+    @property
     def itl_s(self) -> list[float]:
         return [after - before for before, after in pairwise(self.arrivals_s)]
 
@@ -183,6 +189,7 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float | None = None  # answered requests that each keep the SLO, per second
     good_share: float | None = None  # of all requests, also failed ones
     graphemes_per_s: float | None = None
+    ms_per_grapheme: Spread | None = None  # after the first chunk, as TPOT is
     gpus: list[GpuReport] = []
     changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
 
@@ -265,6 +272,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         goodput_per_s=None if num_good is None else num_good * per_s,
         good_share=None if num_good is None or not samples else num_good / len(samples),
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
+        ms_per_grapheme=spread((sample.per_grapheme_s for sample in good), scale=1e3),
         gpus=circumstances.gpus,
         changed=[
             ChangedAnswer(sample.record, sample.changed)
