@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tonle.bench.measure import TokenSource
 from tonle.protocol.answers import EVENT_STREAM, Answer, Collector
 from tonle.protocol.replies import (
@@ -68,6 +70,8 @@ class StreamedAnswer:
             self.usage = decode_usage(body) or {}
         else:
             self._take(reply, now_s, whole=True)
+            if reply.choices is None and reply.usage is None:
+                self.usage = _metadata(body)
         self.last_s = now_s
 
     def collected(self) -> Answer | None:
@@ -151,6 +155,20 @@ class StreamedAnswer:
 def _says_something(delta: ReplyDelta) -> bool:
     """False for the chunk that only opens a chat answer (`role`)."""
     return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+class _Inference(msgspec.Struct):
+    """An answer of /api/v1/inference."""
+
+    metadata: dict[str, Any] = {}
+
+
+def _metadata(body: bytes) -> dict[str, Any]:
+    """It names counts as usage does."""
+    try:
+        return msgspec.json.decode(body, type=_Inference).metadata
+    except UNREADABLE:
+        return {}
 
 
 def _count(counts: Any, name: str) -> int | None:
