@@ -46,8 +46,8 @@ def rows_of(trail: Path, since: str | None = None, until: str | None = None) -> 
             yield from fresh
             if len(rows) < limit:
                 return
-            limit = PAGE_ROWS if fresh else 2 * limit  # more than a page at one moment
-            start = rows[-1].time or ""
+            begun, start = start, rows[-1].time or ""
+            limit = PAGE_ROWS if start > begun else 2 * limit  # more than a page at one moment
             seen = {(row.day, row.file) for row in rows if row.time == start}
 
 
