@@ -23,6 +23,7 @@ Verdict = Literal["same", "different", "failed", "skipped"]
 INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
 # Their records, where a gateway wrote them, hold the request that was made of theirs: that one is sent.
 _TRANSLATED = ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate")
+_TAKE_INPUT = ("/v1/responses", "/v1/embeddings")  # what others call `prompt`, in records too
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
@@ -67,7 +68,7 @@ def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
         body.pop(name, None)
     for name in ("messages", "prompt"):
         if record.get(name) is not None:
-            body["input" if name == "prompt" and record["endpoint"] == "/v1/responses" else name] = record[name]
+            body["input" if name == "prompt" and record["endpoint"] in _TAKE_INPUT else name] = record[name]
     return inference_body(body) if record["endpoint"] == INFERENCE else body
 
 

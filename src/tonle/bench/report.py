@@ -17,14 +17,15 @@ import msgspec
 import tonle
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Pause, Span
+from tonle.bench.self_check import client_remarks
+from tonle.bench.slo import Slo
+from tonle.bench.sweep import Saturation
 from tonle.errors import ConfigError
 
 ReportT = TypeVar("ReportT")
 Kind = Literal["measured", "simulated"]
 
 SCHEMA = "tonle.bench/1"
-BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
-LATE_SEND_MS = 20.0
 CACHE_SLACK_TOKENS = 32  # per request: blocks and templates cause hits that are not part of the workload
 
 
@@ -52,11 +53,17 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     interrupted: bool
     kind: Kind = "measured"  # simulated: virtual moments, no server was asked
+    saturation: Saturation | None = None  # of a sweep: where it ended
 
     @property
     def ok(self) -> bool:
         """Every request of every level was answered in full."""
         return bool(self.levels) and not self.interrupted and not any(level.failed for level in self.levels)
+
+    @property
+    def slo_held(self) -> bool:
+        """No level missed a bound of the SLO. True where there is no SLO."""
+        return all(result.holds for level in self.levels for result in level.slo)
 
 
 def describe_environment(event_loop: str) -> Environment:
@@ -74,7 +81,7 @@ def describe_settings(options: BenchOptions) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for option in fields(options):
         value = getattr(options, option.name)
-        if isinstance(value, Span | Pause | Path):
+        if isinstance(value, Span | Pause | Path | Slo):
             value = str(value)
         elif isinstance(value, tuple):
             value = list(value)
@@ -103,10 +110,7 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
         )
     if options.replay is not None and level.max_send_delay_ms is not None:
         yield f"requests were sent within {level.max_send_delay_ms:.1f} ms of their recorded times"
-    if level.client_cpu_share > BUSY_CLIENT_SHARE:
-        yield f"the client was busy {level.client_cpu_share:.0%} of the time: latencies include its own delays"
-    if level.max_send_delay_ms is not None and level.max_send_delay_ms > LATE_SEND_MS:
-        yield f"a request left {level.max_send_delay_ms:.0f} ms after its time"
+    yield from client_remarks(level)
     if level.reconnects:
         yield f"{level.reconnects} requests were sent again because the server had closed their idle connection"
     if any(group.example.startswith("wrong token count") for group in level.failures):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tonle.bench.options import BenchOptions, Endpoint
-from tonle.bench.workload import Job, Phase, Question, build_job, conversation_job
+from tonle.bench.workload import MAX_COUNTED_JOBS, Job, Phase, Question, build_job, conversation_job
 
 ASSUMED_IDS = range(1000, 9000)  # inside every usual vocabulary and past its special tokens
 
@@ -72,8 +72,16 @@ class Draws:
         self._weights = [(number + 1) ** -options.prefix_skew for number in range(len(self._prefixes))]
 
     def conversations(self, level: int, phase: Phase) -> Iterator[list[Turn]]:
+        """A warm-up has first turns only: pauses between turns would make it long."""
         for number in itertools.count():
-            yield self._conversation(f"{self._options.seed}/{level}/{phase}/{number}")
+            turns = self._conversation(f"{self._options.seed}/{level}/{phase}/{number}")
+            yield turns[:1] if phase == "warmup" else turns
+
+    def num_turns(self, level: int, phase: Phase, number: int) -> int:
+        """Of a conversation, without making it."""
+        if self._options.turns is None:
+            return 1
+        return self._options.turns.draw(random.Random(f"{self._options.seed}/{level}/{phase}/{number}/turns"))
 
     def _prefix(self, number: int, count: int) -> list[Any]:
         name = "prefix" if number == 0 else f"prefix/{number}"
@@ -120,6 +128,13 @@ class SyntheticWorkload:
                 questions = [Question(" ".join(turn.units), turn.output_tokens, turn.pause_s) for turn in turns]
                 yield conversation_job(self._options, self._model, index, [], questions, conversation=number)
             index += len(turns)
+
+    def num_requests(self, level: int, num_jobs: int | None) -> int | None:
+        if self._options.turns is None or num_jobs is None:
+            return num_jobs
+        if num_jobs > MAX_COUNTED_JOBS:
+            return None
+        return sum(self._draws.num_turns(level, "run", number) for number in range(num_jobs))
 
     def notes(self) -> list[str]:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from tonle.bench.level_lines import level_lines, saturation_line, slo_lines
 from tonle.bench.measure import FailureGroup, LevelReport, Spread
 from tonle.bench.report import BenchReport
 
@@ -20,6 +21,8 @@ def print_report(report: BenchReport, console: Console) -> None:
     if len(report.levels) > 1:
         console.print()
         console.print(_comparison(report.levels))
+    if report.saturation is not None:
+        console.print(saturation_line(report.saturation), style="bold", highlight=False, markup=False, soft_wrap=True)
     for note in report.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if report.interrupted:
@@ -29,10 +32,12 @@ def print_report(report: BenchReport, console: Console) -> None:
 def _print_level(level: LevelReport, console: Console) -> None:
     console.print()
     console.print(f"{level.label}", style="bold", highlight=False)
-    for line in _level_lines(level):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    for line in (*_level_lines(level), *level_lines(level)):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     if level.succeeded:
         console.print(_latencies(level))
+    for line in slo_lines(level):
+        console.print(f"  {line}", style="red" if line.startswith("✗") else "green", highlight=False, soft_wrap=True)
     for text in failure_lines(level.failures):
         console.print(f"  {text}", style="red", highlight=False, markup=False, soft_wrap=True)
 

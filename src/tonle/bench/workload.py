@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Phase = Literal["probe", "warmup", "run"]
 
+MAX_COUNTED_JOBS = 10_000  # of which the turns are counted beforehand
+
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # Of these a stream of events can be read; any other path answers in one piece.
 STREAMED_PATHS = (*PATHS.values(), "/v1/messages", "/v1/responses")
@@ -67,6 +69,10 @@ class Workload(Protocol):
     kind: str  # of prompts, for the report: ids, words, the format of a file, or replay
 
     def jobs(self, level: int, phase: Phase) -> Iterator[Job]: ...
+
+    def num_requests(self, level: int, num_jobs: int | None) -> int | None:
+        """Of so many jobs of a level, with all turns of conversations, before they are made. None: it is not known."""
+        ...
 
     def notes(self) -> list[str]:
         """For the reader of the report, when everything was sent."""

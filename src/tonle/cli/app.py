@@ -36,6 +36,7 @@ VERBS = {
     "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
     "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
+    "tune": "Find settings of a server for your load and your SLO: simulated first, then measured, then confirmed.",
 }
 _MODULES = {"pull": "models"}
 

@@ -34,6 +34,8 @@ from tonle.simulate.skipping import SkippingScheduler
 from tonle.simulate.step_times import StepTimes
 from tonle.simulate.trace import ANSWER_IDS
 
+_SPIN_S = 1e-6  # a batch that is due but for rounding: the loop asks again at once
+
 
 class Ended(NamedTuple):
     """A request that the engine has answered, or refused."""
@@ -78,6 +80,7 @@ class Replica:
         on_end: Callable[[Ended], None],
         jitter: bool = True,
         skip: bool = True,
+        now: float = 0.0,
         targets: Targets | None = None,
         watch: Callable[[Plan, StepWork], None] | None = None,
     ) -> None:
@@ -106,15 +109,17 @@ class Replica:
         self._mail: deque[tuple[float, Request]] = deque()
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
-        self._device_free_s = 0.0
+        self._device_free_s = self._front_free_s = now
+        self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)
         self._published_s: list[float] = []  # by step
         self._tokens_s: dict[int, list[float]] = {}  # by handle
         self._cached: dict[int, int] = {}
 
     # -- what comes in
 
-    def submit(self, request: Request, at_s: float) -> None:
-        """It is in the mailbox from `at_s` on. Calls come in the order of `at_s`."""
+    def submit(self, request: Request, now: float) -> None:
+        """Its front gets the request now, and the engine's mailbox after `front_s`, one after the other. Calls come in order."""
+        at_s = self._front_free_s = max(now + self.times.front_s, self._front_free_s + self._front_gap_s)
         self._mail.append((at_s, request))
         if self.next_s is None or (not self._launched and not self.scheduler.running):
             self.next_s = at_s if self.next_s is None else min(self.next_s, at_s)
@@ -154,15 +159,16 @@ class Replica:
     def kv_usage(self) -> float:
         return self.scheduler.pool.num_held / self.scheduler.pool.num_blocks
 
-    def began(self, handle: int) -> bool:
-        """Whether a token of its answer has been published."""
-        return bool(self._tokens_s.get(handle))
+    def tokens_until_now(self) -> dict[int, list[float]]:
+        """By handle, of all that it has: when their tokens were published."""
+        left_out = self.scheduler.left_out_since if isinstance(self.scheduler, SkippingScheduler) else {}
+        return {
+            handle: tokens_s + self._published_s[left_out[handle] :] if handle in left_out else tokens_s
+            for handle, tokens_s in self._tokens_s.items()
+        }
 
     def verify(self) -> None:
         """Recount rows and blocks. Raises AssertionError."""
-        if isinstance(self.scheduler, SkippingScheduler):
-            self.scheduler.in_flight = self._launched[-1].plan if self._launched else None
-            self.scheduler.take_up_all()
         self.scheduler.verify()
 
     # -- time
@@ -203,10 +209,9 @@ class Replica:
 
     def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
         """A plan without those left out, and the work of all."""
-        scheduler.in_flight = self._launched[-1].plan if self._launched else None
-        scheduler.leave_out()
-        num_left_out = scheduler.num_left_out
-        if num_left_out and scheduler.is_quiet:
+        scheduler.begin_step(self._launched[-1].plan if self._launched else None)
+        if scheduler.is_quiet:
+            num_left_out = scheduler.num_left_out
             return Plan(), StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
         plan = scheduler.plan(now)
         work = work_of(plan)
@@ -241,9 +246,9 @@ class Replica:
         if self.scheduler.idle:
             return mail_s
         wait_s = self.scheduler.wake_s(now)
-        if wait_s == 0.0:
+        if wait_s == 0.0 and self.scheduler.limits.continuous:
             raise InternalError("a request waits, nothing runs, and the scheduler does not admit it")
-        due_s = None if wait_s is None else now + wait_s
+        due_s = None if wait_s is None else now + max(wait_s, _SPIN_S)
         return min((at_s for at_s in (mail_s, due_s) if at_s is not None), default=None)
 
     def _take(self, request: Request, now: float) -> None:

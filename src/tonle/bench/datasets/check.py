@@ -50,6 +50,8 @@ def _check_endpoint(options: BenchOptions) -> None:
 def _check_replay(options: BenchOptions) -> None:
     unused = {
         "rate": options.rates,
+        "ramp": options.ramp,
+        "sweep": options.sweep,
         "data": options.file,
         "turns": options.turns,
         "shared_prefix_tokens": options.shared_prefix_tokens,
@@ -60,5 +62,5 @@ def _check_replay(options: BenchOptions) -> None:
             raise ConfigError(
                 f"a replay sends what was recorded, when it was recorded: {name} cannot be set as well", param=name
             )
-    if getattr(options, "processes", 1) > 1:
+    if options.processes > 1:
         raise ConfigError("a replay is sent by one process: leave processes at 1", param="processes")

@@ -83,15 +83,17 @@ class ReplayWorkload:
         self.outcome = Outcome()
         self.model: str | None = None
         self.num_records = 0
-        self.num_requests = 0  # about: those of which the content is gone are found when they are read
-        self._first = self._last = ""
+        self._num_requests = 0  # about: those of which the content is gone are found when they are read
+        self._first = self._last = ""  # arrivals of requests that are sent
+        self._end = ""  # of the newest record: what comes after it is the replay's own
         for row in rows_of(self._trail, options.since, options.until):
             self.num_records += 1
+            self._end = row.time or self._end
             if _why_not_sent(row) is None and row.time:
-                self.num_requests += 1
+                self._num_requests += 1
                 self._first, self._last = self._first or row.time, row.time
                 self.model = self.model or row.model
-        if not self.num_requests:
+        if not self._num_requests:
             found = f"{self.num_records} records, none of which can be sent" if self.num_records else "no records"
             raise ConfigError(f"nothing to replay: {self._trail} has {found} {self._period}", param="replay")
 
@@ -107,6 +109,9 @@ class ReplayWorkload:
         """From the first arrival to the last."""
         return seconds_of(self._last) - seconds_of(self._first)
 
+    def num_requests(self, level: int, num_jobs: int | None) -> int | None:
+        return self._num_requests if num_jobs is None else min(num_jobs, self._num_requests)
+
     def jobs(self, level: int, phase: Phase) -> Iterator[Job]:
         """There is no warm-up: it would put prompts into the caches that were not there."""
         if phase != "run":
@@ -117,7 +122,7 @@ class ReplayWorkload:
     def _made(self) -> Iterator[Job]:
         outcome = self.outcome
         for row in rows_of(self._trail, self._options.since, self._options.until):
-            if (row.time or "") > self._last:
+            if (row.time or "") > self._end:
                 return  # what this replay sends to a server with the same trail is not replayed in turn
             reason = _why_not_sent(row)
             job = self._job(row) if reason is None else None

@@ -1,0 +1,182 @@
+"""What "better" means: `Goal` orders outcomes, `Outcome` is what settings came to, over one run or several.
+
+Does: pool runs, judge them by the SLO, rank. Does not: measure, simulate, or tell chance from effect (`verdict.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from tonle.bench.measure import LevelReport, Spread, spread
+from tonle.bench.slo import Bound, BoundResult, Latencies, Slo, duration_text
+from tonle.errors import ConfigError
+
+Maximize = Literal["goodput", "throughput"]
+
+# The scale of one number for the optimizer: only its order matters.
+_HOLDS = 10.0
+_MISS_WEIGHT = 1e-3
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some settings under the load. Latencies are over all requests of all runs, rates are means of the runs."""
+
+    runs: int
+    requests: int
+    failed: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    goodput_per_s: float | None  # None: there is no SLO
+    good_share: float | None
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    e2el_ms: Spread | None
+    bounds: list[BoundResult]
+    duration_s: float  # of all runs together
+
+    @property
+    def holds(self) -> bool:
+        """Every bound holds, and most requests were answered."""
+        return self.failed < self.requests and all(result.holds for result in self.bounds)
+
+
+def outcome_of(levels: Sequence[LevelReport], slo: Slo) -> Outcome:
+    """`levels` have rows, one per request."""
+    rows = [row for level in levels for row in level.rows or ()]
+    answered = [row for row in rows if row.failure is None]
+    latencies = [Latencies(row.ttft_ms, row.tpot_ms, row.e2el_ms, row.itl_ms) for row in answered]
+    requests, failed = len(rows), len(rows) - len(answered)
+    good = sum(map(slo.is_good, latencies))
+    return Outcome(
+        runs=len(levels),
+        requests=requests,
+        failed=failed,
+        requests_per_s=_mean([level.requests_per_s for level in levels]),
+        output_tokens_per_s=_mean([level.output_tokens_per_s for level in levels]),
+        total_tokens_per_s=_mean([level.total_tokens_per_s for level in levels]),
+        goodput_per_s=_mean([_goodput(level, slo) for level in levels]) if slo else None,
+        good_share=good / requests if slo and requests else None,
+        ttft_ms=spread(row.ttft_ms for row in answered),
+        tpot_ms=spread(row.tpot_ms for row in answered),
+        itl_ms=spread(gap for row in answered for gap in row.itl_ms),
+        e2el_ms=spread(row.e2el_ms for row in answered),
+        bounds=slo.judge(latencies, failed),
+        duration_s=sum(level.duration_s for level in levels),
+    )
+
+
+def _goodput(level: LevelReport, slo: Slo) -> float:
+    """Requests per second that each keep the SLO."""
+    rows = [row for row in level.rows or () if row.failure is None]
+    good = sum(slo.is_good(Latencies(row.ttft_ms, row.tpot_ms, row.e2el_ms, row.itl_ms)) for row in rows)
+    return good / level.duration_s if level.duration_s > 0 else 0.0
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """Among settings that hold the SLO the most goodput or throughput; where none holds it, the most goodput."""
+
+    slo: Slo = Slo()
+    maximize: Maximize = "goodput"
+
+    def validate(self) -> None:
+        """Raises `ConfigError` for goals that make no sense."""
+        if not self.slo and self.maximize == "goodput":
+            raise ConfigError(
+                "say what to tune for: an SLO such as --ttft-p95 200ms --itl-p99 50ms, or --maximize throughput", param="slo"
+            )
+        for bound in self.slo.bounds:
+            for other in self.slo.bounds:
+                _check_pair(bound, other)
+
+    def value(self, outcome: Outcome) -> float:
+        """What is maximized: good requests per second, or output tokens per second."""
+        if self.maximize == "throughput":
+            return outcome.output_tokens_per_s
+        return outcome.goodput_per_s or 0.0
+
+    def rank(self, outcome: Outcome) -> tuple[bool, float, float]:
+        """Larger is better."""
+        if outcome.holds:
+            return True, self.value(outcome), 0.0
+        return False, outcome.goodput_per_s or 0.0, -_excess(outcome)
+
+    def score(self, outcome: Outcome, reference: Outcome) -> float:
+        """The same order as one number, for an optimizer. `reference`: the default's outcome."""
+        holds, value, nearness = self.rank(outcome)
+        of_default = self.value(reference) if holds else reference.requests_per_s
+        return (_HOLDS if holds else 0.0) + value / max(of_default, 1e-9) + _MISS_WEIGHT * nearness
+
+    @property
+    def unit(self) -> str:
+        return "output tok/s" if self.maximize == "throughput" else "good requests/s"
+
+    @property
+    def latency(self) -> Bound:
+        """The latency that stands against throughput in pictures. Its limit is infinite if none was asked for."""
+        return self.slo.bounds[0] if self.slo else Bound("e2el", 95, math.inf)
+
+    def latency_ms(self, outcome: Outcome) -> float | None:
+        if outcome.bounds:
+            return outcome.bounds[0].value_ms
+        return None if outcome.e2el_ms is None else outcome.e2el_ms.p95
+
+    def __str__(self) -> str:
+        if not self.slo:
+            return "most output tokens per second"
+        most = "output tokens" if self.maximize == "throughput" else "good requests"
+        return f"{self.slo}, and then the most {most} per second"
+
+
+def _check_pair(bound: Bound, other: Bound) -> None:
+    if bound.metric == other.metric and bound.percent < other.percent and bound.limit_ms > other.limit_ms:
+        raise ConfigError(
+            f"{bound} says nothing beside {other}: the lower percentile is never the larger one; leave it out or lower it",
+            param="slo",
+        )
+    if (bound.metric, other.metric) == ("ttft", "e2el") and bound.percent <= other.percent and bound.limit_ms > other.limit_ms:
+        raise ConfigError(
+            f"{bound} says nothing beside {other}: an answer cannot end before it begins; leave it out or lower it", param="slo"
+        )
+
+
+def _excess(outcome: Outcome) -> float:
+    """How far the bounds are missed: the sum of the logarithms."""
+    total = 0.0
+    for result in outcome.bounds:
+        if not result.holds:
+            total += 10.0 if result.value_ms is None else math.log(max(result.value_ms / result.bound.limit_ms, 1.0))
+    return total
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def one_line(outcome: Outcome, goal: Goal) -> str:
+    """`12.3 good requests/s (SLO held), 512 output tok/s, TTFT p95 180 ms, ITL p99 31 ms`."""
+    parts = []
+    if outcome.goodput_per_s is not None:
+        held = "SLO held" if outcome.holds else "SLO missed"
+        parts.append(f"{outcome.goodput_per_s:.3g} good requests/s ({held})")
+    parts.append(f"{outcome.output_tokens_per_s:.4g} output tok/s")
+    shown = goal.slo.bounds or (Bound("ttft", 95, math.inf), Bound("itl", 99, math.inf))
+    for bound in shown:
+        value = _of(outcome, bound)
+        parts.append(f"{bound.metric.upper()} p{bound.percent:g} {'–' if value is None else duration_text(value)}")
+    if outcome.failed:
+        parts.append(f"{outcome.failed} of {outcome.requests} failed")
+    return ", ".join(parts)
+
+
+def _of(outcome: Outcome, bound: Bound) -> float | None:
+    for result in outcome.bounds:
+        if result.bound == bound:
+            return result.value_ms
+    found: Spread | None = getattr(outcome, f"{bound.metric}_ms")
+    return None if found is None else getattr(found, f"p{bound.percent:g}", None)

@@ -1,0 +1,294 @@
+"""`Tuner`: one tuning from the first simulation to the files it leaves.
+
+Does: simulate, measure, correct, confirm, find the safe load, in this order and within the budget; go on where an earlier run stopped; at
+Ctrl-C, keep the best so far. Does not: print (it is given a function), start servers or simulate by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tonle.bench import BenchOptions, Load
+from tonle.tune import budget as times
+from tonle.tune.budget import Budget, Plan, clock_text
+from tonle.tune.correction import Correction, fit_correction
+from tonle.tune.measurer import Measure, NotMeasured
+from tonle.tune.objective import Goal, Outcome, one_line
+from tonle.tune.prediction import Predict
+from tonle.tune.safe_load import LoadKind, SafeLoad, find_safe_load
+from tonle.tune.search import Search
+from tonle.tune.space import Choice, Settings, describe, key_of, variants
+from tonle.tune.stage_measured import MeasuredStage, measured_outcome, measured_settings
+from tonle.tune.stage_safe import SafeLoadCheck, measured_safe_load
+from tonle.tune.stage_simulated import search_simulated, shortlist
+from tonle.tune.state import State, Trial, TuneDir
+from tonle.tune.verdict import Verdict, judge
+
+_GUESS_STARTUP_S = 15.0  # of a server, before one was started
+_CANDIDATES = 12  # taken from the simulation; the budget says how many are measured
+_NEWCOMERS = 2
+_TRIALS_AGAIN = 120
+_STEPS = 50  # a line about the simulated search after so many trials
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is tuned."""
+
+    bench: BenchOptions  # what to send; one level
+    goal: Goal
+    knobs: list[Choice]
+    seed: int = 0
+    first: list[Settings] = field(default_factory=list)  # tried right after the default
+    run_s: float | None = None  # of one measurement, where requests or duration are given
+
+    @property
+    def load(self) -> Load:
+        return self.bench.levels[0]
+
+    @property
+    def is_sized(self) -> bool:
+        """The number of requests is not ours to choose."""
+        return self.bench.requests is not None or self.bench.duration_s is not None or self.is_replay
+
+    @property
+    def is_replay(self) -> bool:
+        return self.bench.replay is not None
+
+    @property
+    def least_requests(self) -> int:
+        users = self.load.users or 0
+        return max(times.LEAST_REQUESTS, 2 * users)
+
+
+class Tuner:
+    """Owns the order of things."""
+
+    def __init__(
+        self, task: Task, folder: TuneDir, measure: Measure, budget: Budget, say: Say, predict: Predict | None = None
+    ) -> None:
+        """`predict` None: there is no simulator for this server, and all is measured."""
+        self._task = task
+        self._folder = folder
+        self._measure = measure
+        self._budget = budget
+        self._plain_say = say
+        self._predict = predict
+        self._reserve_s = 0.0  # of the budget, not for the search
+        self._run_s = times.LEAST_RUN_S
+        self._pairs = times.LEAST_PAIRS
+        self.interrupted = False
+        self.verdict: Verdict | None = None
+        self.safe: SafeLoad | None = None
+        self.tuned: Settings | None = None  # the best of the search, confirmed or not
+
+    @property
+    def _state(self) -> State:
+        return self._folder.state
+
+    def run(self) -> None:
+        """To the end, or to Ctrl-C: then `interrupted`."""
+        try:
+            if self._predict is not None:
+                self._simulate(self._predict)
+            stage = self._search()
+            self._confirm(stage)
+            self._find_safe_load()
+            self._state.finished = True
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._say("stopped: what was found so far is kept")
+        finally:
+            self._measure.close()
+            self._state.spent_s = self._budget.spent_s
+            self._folder.save()
+
+    @property
+    def best(self) -> Settings:
+        """{}: the default. After a confirmation, what it says; before, the best of the search, or of the simulation."""
+        if self.verdict is not None:
+            return self.tuned or {} if self.verdict.is_better else {}
+        if self.tuned is not None:
+            return self.tuned
+        candidates = measured_settings(self._folder)
+        if len(candidates) > 1:
+            return max(candidates, key=lambda each: self._task.goal.rank(self.outcome(each)))
+        trials = self._state.reranked or self._state.trials
+        best = shortlist(trials, self._task.goal, 1)
+        if best and self._task.goal.rank(_of(trials, best[0])) > self._task.goal.rank(trials[0].outcome):
+            return best[0]
+        return {}
+
+    @property
+    def evidence(self) -> str:
+        if self.verdict is not None:
+            return "confirmed by a fresh run against the default"
+        if len(measured_settings(self._folder)) > 1:
+            return "measured in the search, not confirmed by a fresh run"
+        return "simulated, not measured" if self._state.trials else "nothing was simulated or measured"
+
+    def outcome(self, settings: Settings) -> Outcome:
+        """Measured in the search."""
+        return measured_outcome(self._folder, self._task.goal, settings)
+
+    # -- the parts
+
+    def _simulate(self, predict: Predict) -> None:
+        if self._state.trials:
+            self._say(f"{len(self._state.trials)} settings were simulated by an earlier run")
+            return
+        seconds = times.simulation_s(self._budget)
+        self._say(f"simulating for up to {clock_text(seconds)}")
+
+        def tell(count: int, best: Trial) -> None:
+            if count % _STEPS == 0:
+                self._say(f"  {count} settings, best so far: {describe(best.settings)}")
+
+        found = search_simulated(
+            self._task.knobs, self._task.goal, lambda settings: predict.outcome(settings, Correction()),
+            seed=self._task.seed, seconds=seconds, first=self._task.first, tell=tell,
+        )  # fmt: skip
+        self._state.trials = found
+        best = shortlist(found, self._task.goal, 1)
+        self._say(f"{len(found)} settings simulated; the default: {one_line(found[0].outcome, self._task.goal)}")
+        if best:
+            self._say(f"  the best other: {describe(best[0])}: {one_line(_of(found, best[0]), self._task.goal)}")
+
+    def _search(self) -> MeasuredStage:
+        task, state = self._task, self._state
+        plan = self._plan()
+        stage = MeasuredStage(
+            self._folder, self._measure, task.goal, self._say, requests=state.requests, fits=self._fits
+        )
+        total = plan.search + sum(run.tag.stage == "search" for run in self._folder.measurements)
+        self._say(
+            f"to be measured: {plan.search} times for {clock_text(plan.run_s)} in the search, {plan.pairs} times each to confirm"
+        )
+        if self._predict is None:
+            search = Search(task.knobs, seed=task.seed, first=task.first, warm_up=4)
+            stage.one_by_one(search, measured_outcome(self._folder, task.goal, {}, "pilot"), total)
+            ranked = stage.ranked(measured_settings(self._folder))
+        else:
+            survivors = stage.first_round(self._candidates(), total)
+            newcomers = self._correct(self._predict, stage, survivors)
+            ranked = stage.later_rounds(survivors, newcomers, total)
+        self.tuned = ranked[0] if ranked else None
+        return stage
+
+    def _plan(self) -> Plan:
+        """How long a measurement is and how many there are; sets the number of requests, once for all runs of the command."""
+        task, state = self._task, self._state
+        startup_s = state.startup_s or _GUESS_STARTUP_S
+        rate, known = self._default_rate()
+        given_s = task.run_s
+        if task.is_sized:
+            given_s = given_s or known
+        elif state.requests is not None:
+            given_s = state.requests / rate
+        least_s = max(times.LEAST_RUN_S, task.least_requests / rate)
+        plan = times.plan(self._budget.left_s, startup_s=startup_s, run_s=given_s, least_run_s=least_s)
+        if not task.is_sized and state.requests is None:
+            state.requests = max(task.least_requests, round(plan.run_s * rate))
+        self._run_s = plan.run_s
+        safe_s = startup_s + plan.run_s if plan.checks_safe_load else 0.0
+        self._reserve_s = times.confirm_s(plan.pairs, startup_s, plan.run_s) + safe_s
+        self._pairs = plan.pairs
+        return plan
+
+    def _default_rate(self) -> tuple[float, float]:
+        """Requests per second of the default, and how long a run of all given requests takes: simulated, or by a first measurement."""
+        if self._predict is not None:
+            outcome = self._state.trials[0].outcome
+        else:
+            if not self._folder.of({}, "pilot"):
+                self._say("measuring the default for a moment, to see how long a measurement takes")
+                self._measure.measure({}, "pilot", 0, requests=None if self._task.is_sized else self._task.least_requests)
+            outcome = measured_outcome(self._folder, self._task.goal, {}, "pilot")
+        return max(outcome.requests_per_s, 1e-6), outcome.duration_s
+
+    def _candidates(self) -> list[Settings]:
+        """The best of the simulation, and what can only be measured beside it, alternating."""
+        simulated = shortlist(self._state.trials, self._task.goal, _CANDIDATES)
+        trials, goal = self._state.trials, self._task.goal
+        leads = bool(simulated) and goal.rank(_of(trials, simulated[0])) > goal.rank(trials[0].outcome)
+        others = variants(self._task.knobs, simulated[0] if leads else {})
+        mixed = [each for pair in zip(simulated, others, strict=False) for each in pair]
+        shorter = min(len(simulated), len(others))
+        return mixed + simulated[shorter:] + others[shorter:]
+
+    def _correct(self, predict: Predict, stage: MeasuredStage, survivors: list[Settings]) -> list[Settings]:
+        """Fit the step times to the first round, rank again; settings that are new among the best join the next round."""
+        goal, state = self._task.goal, self._state
+        if state.correction is None:
+            known = [settings for settings in survivors if predict.knows(settings)]
+            measured = [(settings, stage.outcome(settings, before=1)) for settings in known]
+            state.correction = fit_correction(measured, predict.outcome)
+            correction: Correction = state.correction
+            self._say(
+                f"step times corrected: {correction}; throughput, TTFT and TPOT of the simulation now deviate by "
+                f"{correction.error_after or 0:.0%} on average, {correction.error_before or 0:.0%} before"
+            )
+            state.reranked = search_simulated(
+                self._task.knobs, goal, lambda settings: predict.outcome(settings, correction),
+                seed=self._task.seed, seconds=times.simulation_s(self._budget) / 2, most=_TRIALS_AGAIN,
+                first=[*known, *shortlist(state.trials, goal, 3 * _CANDIDATES)],
+            )  # fmt: skip
+        newcomers = shortlist(state.reranked, goal, _NEWCOMERS, besides=measured_settings(self._folder, before=1))
+        worst = min((goal.rank(_of(state.reranked, each)) for each in survivors if _has(state.reranked, each)), default=None)
+        return [each for each in newcomers if worst is None or goal.rank(_of(state.reranked, each)) > worst]
+
+    def _confirm(self, stage: MeasuredStage) -> None:
+        if self.tuned is None:
+            self._say("no other settings could be measured: the default stays")
+            return
+        pairs = self._pairs
+        startup_s = self._state.startup_s or _GUESS_STARTUP_S
+        self._reserve_s = 0.0
+        while pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s:
+            pairs += 1
+        self._say(f"confirming: the default against {describe(self.tuned)}, {pairs} times each with new prompts")
+        try:
+            stage.confirm(self.tuned, pairs)
+        except NotMeasured:
+            return
+        default, tuned = self._folder.of({}, "confirm"), self._folder.of(self.tuned, "confirm")
+        if default and tuned:
+            self.verdict = judge(default, tuned, self._task.goal)
+            self._say(self.verdict.sentence)
+
+    def _find_safe_load(self) -> None:
+        task, state = self._task, self._state
+        if task.load.kind not in ("concurrency", "rate") or task.is_replay:
+            return
+        if self._predict is None:
+            self.safe = None if self.verdict is None else measured_safe_load(task.load, self.verdict)
+            return
+        self._reserve_s = 0.0
+        predict, correction, best = self._predict, state.correction or Correction(), self.best
+        self._say("searching for the largest load that is safe, simulated")
+        kind: LoadKind = "concurrency" if task.load.kind == "concurrency" else "rate"
+        found = find_safe_load(kind, task.goal, lambda value: predict.outcome(best, correction, load=Load(kind, value)))
+        self.safe = found
+        check = SafeLoadCheck(self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests)
+        startup_s = state.startup_s or _GUESS_STARTUP_S
+        self.safe = check.confirm(best, found, fits=lambda run_s: startup_s + run_s <= self._budget.left_s)
+
+    def _fits(self, starts: int, runs: int) -> bool:
+        startup_s = self._state.startup_s or _GUESS_STARTUP_S
+        return self._budget.left_s - self._reserve_s >= starts * startup_s + runs * self._run_s
+
+    def _say(self, text: str) -> None:
+        self._state.spent_s = self._budget.spent_s
+        self._folder.save()
+        self._plain_say(f"[{self._budget}] {text}")
+
+
+def _of(trials: Sequence[Trial], settings: Settings) -> Outcome:
+    return next(trial.outcome for trial in trials if key_of(trial.settings) == key_of(settings))
+
+
+def _has(trials: Sequence[Trial], settings: Settings) -> bool:
+    return any(key_of(trial.settings) == key_of(settings) for trial in trials)

@@ -1,0 +1,132 @@
+"""The largest load at which the SLO holds, and what a gateway in front should let through.
+
+Does: search by doubling and halving over outcomes that are handed in, derive limits. Does not: simulate or measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from tonle.tune.objective import Goal, Outcome
+
+MOST_USERS = 4096
+MOST_RATE = 4096.0
+RESOLUTION = 0.05  # a load is known well enough when the bounds around it are this close
+KNEE = 0.95  # of the most throughput
+DEFAULT_WAIT_S = 10.0  # how long a caller may wait for a first token, where no SLO says it
+
+LoadKind = Literal["concurrency", "rate"]
+OutcomeAt = Callable[[float], Outcome]
+
+
+class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """`value` None: the SLO holds at no load that was tried."""
+
+    kind: LoadKind
+    value: float | None
+    outcome: Outcome | None  # there
+    source: Literal["simulated", "measured"]
+    confirmed: bool | None = None  # by a measurement at this load; None: not measured
+    stepped_down: bool = False  # a measurement did not confirm the first value: this one is lower
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return "none"
+        return f"{self.value:.0f} users" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
+
+
+def find_safe_load(kind: LoadKind, goal: Goal, outcome_at: OutcomeAt) -> SafeLoad:
+    """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput."""
+    seen: dict[float, Outcome] = {}
+
+    def at(load: float) -> Outcome:
+        if load not in seen:
+            seen[load] = outcome_at(load)
+        return seen[load]
+
+    found = _largest(kind, at) if goal.slo else _knee(kind, at)
+    return SafeLoad(kind=kind, value=found, outcome=None if found is None else seen[found], source="simulated")
+
+
+def _largest(kind: str, at: OutcomeAt) -> float | None:
+    most = MOST_USERS if kind == "concurrency" else MOST_RATE
+    low, high = None, 1.0
+    if kind == "rate":
+        while not at(high).holds:
+            if high < 0.01:
+                return None
+            high /= 2
+        low = high
+    while at(high).holds:
+        low = high
+        if high >= most:
+            return high
+        high = min(high * 2, most)
+    if low is None:
+        return None
+    while high - low > max(RESOLUTION * low, 1.0 if kind == "concurrency" else 0.0):
+        middle = _between(kind, low, high)
+        if at(middle).holds:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _knee(kind: str, at: OutcomeAt) -> float:
+    """Doubling brings less than a twentieth more: the load before it is enough."""
+    load = 1.0
+    most = MOST_USERS if kind == "concurrency" else MOST_RATE
+    while load < most and at(2 * load).output_tokens_per_s * KNEE > at(load).output_tokens_per_s:
+        load *= 2
+    return load
+
+
+def _between(kind: str, low: float, high: float) -> float:
+    return float(round((low + high) / 2)) if kind == "concurrency" else (low + high) / 2
+
+
+class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Per backend, but for the last two: those are the capacity that limits of all keys share."""
+
+    max_concurrent: int
+    max_queued: int
+    max_queued_tokens: int
+    requests_per_minute: int
+    tokens_per_minute: int
+    wait_s: float  # the longest that a request may wait in the queue, which the two limits on it follow from
+
+
+def gateway_limits(safe: SafeLoad, goal: Goal, *, prefill_tokens_per_s: float) -> GatewayLimits | None:
+    """None where no load is safe. What waits longer than the SLO allows is better refused (429) than answered too late."""
+    outcome = safe.outcome
+    if safe.value is None or outcome is None:
+        return None
+    users = safe.value
+    if safe.kind == "rate":  # Little's law, and room for arrivals that come together
+        busy = safe.value * (outcome.e2el_ms.mean / 1e3 if outcome.e2el_ms else 1.0)
+        users = busy + 2 * math.sqrt(busy)
+    allowed_s = _first_token_s(goal, outcome)
+    usual_s = outcome.ttft_ms.p50 / 1e3 if outcome.ttft_ms else 0.0
+    wait_s = max(0.0, allowed_s - usual_s)
+    return GatewayLimits(
+        max_concurrent=max(1, math.ceil(users)),
+        max_queued=int(wait_s * outcome.requests_per_s),
+        max_queued_tokens=max(1, int(wait_s * prefill_tokens_per_s)),
+        requests_per_minute=max(1, int(60 * outcome.requests_per_s)),
+        tokens_per_minute=max(1, int(60 * outcome.total_tokens_per_s)),
+        wait_s=wait_s,
+    )
+
+
+def _first_token_s(goal: Goal, outcome: Outcome) -> float:
+    """By when the first token must be there."""
+    limits = [bound.limit_ms for bound in goal.slo.bounds if bound.metric == "ttft"]
+    answer_ms = outcome.e2el_ms.p50 - (outcome.ttft_ms.p50 if outcome.ttft_ms else 0.0) if outcome.e2el_ms else 0.0
+    limits += [max(0.0, bound.limit_ms - answer_ms) for bound in goal.slo.bounds if bound.metric == "e2el"]
+    return min(limits) / 1e3 if limits else DEFAULT_WAIT_S

@@ -1,0 +1,221 @@
+"""What is searched: one row per knob, with its values on a device, the servers that have it, and whether a simulation knows it.
+
+Does: hold the table, choose values, name settings. Does not: try any (`stage_simulated.py`, `stage_measured.py`).
+
+Settings are a dict by the names that `tonle serve --config` reads, with what differs from the default only: {} is the default.
+A running server cannot change any of these, so that each change needs a restart; consecutive measurements of the same settings do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tonle.bench.slo import Slo
+from tonle.errors import ConfigError
+
+Settings = dict[str, Any]
+ServerKind = Literal["tonle", "vllm", "other"]
+
+_TARGET_SHARES = (0.6, 0.8, 0.95)  # of an SLO's limit: how far below it the adaptive target lies
+MANY_CORES = 8  # from so many on, a second front end has a core to run on
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What values are chosen by."""
+
+    device: str  # "cpu" | "cuda"
+    cpus: int = 1
+    slo: Slo = Slo()
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    name: str  # a key of `tonle serve --config`
+    values: Callable[[DeviceFacts], tuple[Any, ...]]  # besides the default; empty: not searched there
+    vllm_flag: str | None  # None: vLLM has no such flag, or it is not searched there
+    simulated: bool  # the simulator ranks it; else it is only measured
+    purpose: str
+    allow: str | None = None  # the word after --allow that it needs, because it changes answers slightly
+    alone: bool = False  # tried by itself: with it, the engine moves the other limits
+
+    @property
+    def tonle_flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _by_device(
+    cpu: tuple[Any, ...] = (), cuda: tuple[Any, ...] = ()
+) -> Callable[[DeviceFacts], tuple[Any, ...]]:
+    return lambda facts: cuda if facts.device == "cuda" else cpu
+
+
+def _targets(facts: DeviceFacts) -> tuple[int, ...]:
+    """Below the tightest limit on gaps between tokens, in whole milliseconds."""
+    limits = [bound.limit_ms for bound in facts.slo.bounds if bound.metric in ("itl", "tpot")]
+    if not limits:
+        return ()
+    return tuple(dict.fromkeys(max(1, round(min(limits) * share)) for share in _TARGET_SHARES))
+
+
+KNOBS = (
+    Knob(
+        "max_num_seqs",
+        _by_device(cpu=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+                   cuda=(8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)),
+        "--max-num-seqs",
+        simulated=True,
+        purpose="requests computed at the same time: fewer make each token faster, more raise throughput",
+    ),
+    Knob(
+        "max_num_batched_tokens",
+        _by_device(cpu=(32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048),
+                   cuda=(256, 512, 1024, 2048, 4096, 8192, 16384)),
+        "--max-num-batched-tokens",
+        simulated=True,
+        purpose="tokens computed in one step: fewer keep gaps between tokens short, more bring first tokens earlier",
+    ),
+    Knob(
+        "long_prefill_token_threshold",
+        _by_device(cpu=(16, 32, 64, 128, 256, 512), cuda=(128, 256, 512, 1024, 2048, 4096)),
+        "--long-prefill-token-threshold",
+        simulated=True,
+        purpose="most tokens of one prompt in a step: keeps a long prompt from delaying all others",
+    ),
+    Knob(
+        "target_itl",
+        _targets,
+        None,
+        simulated=True,
+        purpose="adaptive limits instead of fixed ones: the engine moves them toward this time between tokens as it runs",
+        alone=True,
+    ),
+    Knob(
+        "frontends",
+        lambda facts: (2, 4) if facts.cpus >= MANY_CORES and facts.device == "cuda" else (),
+        None,
+        simulated=False,
+        purpose="HTTP processes: a fast GPU's tokens are more than one process can send",
+    ),
+    Knob(
+        "activation_bits",
+        _by_device(cpu=(8,)),
+        None,
+        simulated=False,
+        purpose="8-bit activations: faster with 4- and 8-bit weights on a CPU, accurate to 1 %",
+        allow="activation-bits",
+    ),
+    Knob(
+        "kv_cache_dtype",
+        _by_device(cuda=("fp8",)),
+        "--kv-cache-dtype",
+        simulated=False,
+        purpose="8-bit KV cache: about twice the tokens fit",
+        allow="kv-dtype",
+    ),
+)  # fmt: skip
+BY_NAME = {knob.name: knob for knob in KNOBS}
+ALLOWABLE = tuple(knob.allow for knob in KNOBS if knob.allow is not None)
+
+# Each start of vLLM takes minutes: a coarse grid.
+_VLLM_VALUES: dict[str, Callable[[DeviceFacts], tuple[Any, ...]]] = {
+    "max_num_seqs": _by_device(cpu=(4, 8, 16, 32, 64), cuda=(32, 64, 128, 256, 512)),
+    "max_num_batched_tokens": _by_device(cpu=(256, 512, 1024, 4096), cuda=(1024, 2048, 4096, 8192, 16384)),
+    "long_prefill_token_threshold": _by_device(cpu=(128, 256), cuda=(512, 2048)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A knob with the values that this search tries. The default, which sets nothing, is always one more."""
+
+    name: str
+    values: tuple[Any, ...]
+    simulated: bool
+    alone: bool = False
+
+
+def choices(
+    kind: ServerKind, facts: DeviceFacts, *, allow: Iterable[str] = (), own: Mapping[str, Sequence[Any]] | None = None
+) -> list[Choice]:
+    """What to search. `own` replaces the values of a knob (none: leave it alone), and for vLLM or another server adds flags."""
+    allow, own = set(allow), dict(own or {})
+    if unknown := sorted(allow - set(ALLOWABLE)):
+        raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
+    if kind == "tonle" and (unknown := sorted(set(own) - set(BY_NAME))):
+        raise ConfigError(
+            f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}", param="values"
+        )
+    found = []
+    for knob in KNOBS if kind != "other" else ():
+        if kind == "vllm" and knob.vllm_flag is None:
+            continue
+        table = _VLLM_VALUES.get(knob.name, knob.values) if kind == "vllm" else knob.values
+        if knob.allow is not None and knob.allow not in allow:
+            if own.pop(knob.name, None):
+                raise ConfigError(
+                    f"--values {knob.name}: it changes answers slightly; add --allow {knob.allow}", param="values"
+                )
+            continue
+        values = tuple(own.pop(knob.name)) if knob.name in own else table(facts)
+        if values:
+            found.append(Choice(knob.name, values, knob.simulated and kind == "tonle", knob.alone))
+    found += [Choice(name, tuple(values), simulated=False) for name, values in own.items() if values]
+    if not found:
+        raise ConfigError("there is nothing to search: every knob is left alone", param="values")
+    return found
+
+
+def parse_values(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """Read `max_num_seqs=8,16,32`; `max_num_seqs=` leaves it alone. Raises `ConfigError`."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not name:
+            raise ConfigError(f"--values takes NAME=VALUE,VALUE such as max_num_seqs=8,16,32, not {text!r}", param="values")
+        if name in found:
+            raise ConfigError(f"--values {name} is there twice; give all its values at once", param="values")
+        found[name] = tuple(_number(part.strip()) for part in rest.split(",") if part.strip())
+    return found
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def alternatives(knobs: Iterable[Choice]) -> list[Settings]:
+    """Settings of knobs that are tried by themselves."""
+    return [{knob.name: value} for knob in knobs if knob.alone for value in knob.values]
+
+
+def variants(knobs: Iterable[Choice], base: Settings) -> list[Settings]:
+    """`base` with one value of each knob that is only measured."""
+    return [
+        {**base, knob.name: value} for knob in knobs if not knob.simulated and not knob.alone for value in knob.values
+    ]
+
+
+def simulated_part(settings: Settings) -> Settings:
+    """Without what the simulator does not know."""
+    return {name: value for name, value in settings.items() if name in BY_NAME and BY_NAME[name].simulated}
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """The same text for the same settings."""
+    return " ".join(f"{name}={settings[name]}" for name in sorted(settings))
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    """For people."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "default"
+
+
+def changed_answers(settings: Mapping[str, Any]) -> list[str]:
+    """Of these, the ones that change what the model answers, slightly."""
+    return [name for name in settings if name in BY_NAME and BY_NAME[name].allow is not None]

@@ -1,0 +1,219 @@
+"""`run_tune`: a tuning from its options to the result, for programs; `tonle tune` prints what it says.
+
+Does: put the parts together: profile, simulator, server, folder. Does not: print or decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import tonle
+from tonle.bench import Load
+from tonle.bench.slo import duration_text
+from tonle.config.load_settings import load
+from tonle.errors import ConfigError
+from tonle.simulate.profile import Profile, load_profile, save_profile
+from tonle.simulate.run_profile import run_profile
+from tonle.simulate.traces import trace_of_workload
+from tonle.tune.budget import PROFILE_S, Budget, clock_text
+from tonle.tune.correction import Correction
+from tonle.tune.measurer import Measurer
+from tonle.tune.objective import Goal
+from tonle.tune.options import TuneOptions
+from tonle.tune.page import render_page
+from tonle.tune.prediction import Predict, SimulatedServer
+from tonle.tune.results import Candidate, TuneResult, write_results
+from tonle.tune.run import Task, Tuner
+from tonle.tune.safe_load import GatewayLimits, gateway_limits
+from tonle.tune.search import optuna_module
+from tonle.tune.servers import CommandLauncher, Launcher, TonleLauncher, model_of_command, vllm_launcher
+from tonle.tune.space import Choice, DeviceFacts, Settings, choices
+from tonle.tune.stage_measured import measured_outcome, measured_settings
+from tonle.tune.state import TuneDir
+
+IMPOSSIBLE = 1.5  # times the limit, for one request alone: the simulation is not that far off
+_PROFILED_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a step: more than the default, so that larger steps are known too
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known before the first measurement."""
+
+    launcher: Launcher
+    knobs: list[Choice]
+    first: list[Settings]
+    predict: Predict | None
+
+
+def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
+    """Raises `ConfigError` if it cannot start. At Ctrl-C the result has what was found so far, and `interrupted`."""
+    optuna_module()
+    options.validate()
+    config = _read_config(options.config)
+    options = replace(options, bench=replace(options.bench, slo=options.goal.slo))
+    folder = TuneDir.open(options.out, options.inputs(config), datetime.now(UTC).isoformat(timespec="seconds"))
+    budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
+    if folder.measurements:
+        say(f"going on in {folder.path}: {len(folder.measurements)} measurements are there, {clock_text(budget.spent_s)} were spent")
+
+    def tell(text: str) -> None:
+        folder.state.spent_s = budget.spent_s
+        folder.save()
+        say(f"[{budget}] {text}")
+
+    known = _prepare(options, config, folder, budget, tell)
+    task = Task(bench=options.bench, goal=options.goal, knobs=known.knobs, seed=options.seed, first=known.first)
+    measurer = Measurer(known.launcher, options.bench, folder, tell)
+    tuner = Tuner(task, folder, measurer, budget, say, known.predict)
+    tuner.run()
+    result = _result(options, folder, budget, tuner, known)
+    write_results(result, folder.path, config)
+    (folder.path / "report.html").write_text(render_page(result), encoding="utf-8")
+    return result
+
+
+def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budget: Budget, say: Say) -> Known:
+    if options.server != "tonle":
+        return _prepare_command(options)
+    launcher = TonleLauncher(options.model, config, folder.path)
+    if launcher.left_out:
+        note = f"while measuring, these settings of {options.config} are not in force: {', '.join(launcher.left_out)}"
+        if note not in folder.state.notes:
+            folder.state.notes.append(note)
+            say(note)
+    profile = _profile(options, launcher, folder, budget, say)
+    facts = DeviceFacts(profile.server.device, cpu_count() or 1, options.goal.slo)
+    knobs = choices("tonle", facts, allow=options.allow, own=options.values)
+    predict = SimulatedServer(
+        profile, options.bench, options.goal.slo, launcher.measured_config, trace_of_workload, seed=options.seed
+    )
+    _refuse_impossible(options.goal, predict)
+    users = options.bench.levels[0].users
+    return Known(launcher, knobs, _near_users(knobs, users), predict)
+
+
+def _prepare_command(options: TuneOptions) -> Known:
+    command = options.command or ""
+    facts = DeviceFacts(options.device or ("cuda" if _has_gpu() else "cpu"), cpu_count() or 1, options.goal.slo)
+    users = options.bench.levels[0].users
+    if options.server == "vllm":
+        knobs = choices("vllm", facts, allow=options.allow, own=options.values)
+        launcher = vllm_launcher(command)
+    else:
+        # The first value is the default of a place in the command; the others are searched.
+        launcher = CommandLauncher(command, defaults={name: values[0] for name, values in options.values.items() if values})
+        own = {name: values[1:] if name in launcher.places else values for name, values in options.values.items()}
+        knobs = choices("other", facts, own=own)
+    launcher.validate()
+    return Known(launcher, knobs, _near_users(knobs, users), None)
+
+
+def _read_config(file: Path | None) -> dict[str, Any]:
+    """The settings as the file has them, after the loader has checked them. Raises `ConfigError`."""
+    if file is None:
+        return {}
+    import yaml
+
+    load({}, file=file, environ={})
+    return dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+
+
+def _profile(options: TuneOptions, launcher: TonleLauncher, folder: TuneDir, budget: Budget, say: Say) -> Profile:
+    """Given, made by an earlier run, or made now."""
+    if options.profile is not None:
+        return load_profile(options.profile)
+    file = folder.path / "profile.json"
+    if file.exists():
+        return load_profile(str(file))
+    seconds = min(PROFILE_S, 0.15 * budget.total_s)
+    say(f"measuring how long steps take, for {clock_text(seconds)} and the start of a server")
+    users = options.bench.levels[0].users or 0
+    flags = launcher.config_flags()
+    gpu = _has_gpu()
+    rows = launcher.measured_config.get("max_num_seqs") or (256 if gpu else 32)
+    if users > int(rows):
+        flags += ["--max-num-seqs", str(min(users, 512 if gpu else 128))]
+    if "max_num_batched_tokens" not in launcher.measured_config:
+        flags += ["--max-num-batched-tokens", str(_PROFILED_TOKENS["cuda" if gpu else "cpu"])]
+    profile = run_profile(options.model, flags, seconds=seconds, seed=options.seed)
+    save_profile(profile, file)
+    return profile
+
+
+def _refuse_impossible(goal: Goal, predict: Predict) -> None:
+    """An SLO that one request alone misses by far holds under no settings. Raises `ConfigError`."""
+    alone = predict.outcome({}, Correction(), load=Load("concurrency", 1))
+    for result in alone.bounds:
+        if result.value_ms is not None and result.value_ms > IMPOSSIBLE * result.bound.limit_ms:
+            raise ConfigError(
+                f"no settings can hold {result.bound}: one request alone, with the server to itself, has "
+                f"{duration_text(result.value_ms)} by simulation. Allow more, or use a faster device or a smaller model",
+                param="slo",
+            )
+
+
+def _near_users(knobs: list[Choice], users: int | None) -> list[Settings]:
+    """Worth an early try: as many sequences as there are users, half and a quarter of them; the smallest and largest steps."""
+    found: list[Settings] = []
+    by_name = {knob.name: knob for knob in knobs}
+    if users is not None and "max_num_seqs" in by_name:
+        values = by_name["max_num_seqs"].values
+        wanted = [min(values, key=lambda value: abs(value - share * users)) for share in (0.5, 1.0, 0.25)]
+        found += [{"max_num_seqs": value} for value in dict.fromkeys(wanted)]
+    if "max_num_batched_tokens" in by_name:
+        values = by_name["max_num_batched_tokens"].values
+        found += [{"max_num_batched_tokens": values[0]}, {"max_num_batched_tokens": values[-1]}]
+    return found
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
+
+
+def _result(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tuner, known: Known) -> TuneResult:
+    state, goal, best = folder.state, options.goal, tuner.best
+    correction = state.correction or Correction()
+    limits: GatewayLimits | None = None
+    if tuner.safe is not None and tuner.safe.outcome is not None:
+        outcome = tuner.safe.outcome
+        prefill = outcome.total_tokens_per_s - outcome.output_tokens_per_s
+        if known.predict is not None:
+            prefill = known.predict.prefill_tokens_per_s(best, correction)
+        limits = gateway_limits(tuner.safe, goal, prefill_tokens_per_s=prefill)
+    candidates = []
+    simulated = {str(sorted(trial.settings.items())): trial.outcome for trial in [*state.trials, *state.reranked]}
+    for settings in measured_settings(folder):
+        measured = measured_outcome(folder, goal, settings)
+        candidates.append(
+            Candidate(settings=settings, measured=measured, simulated=simulated.get(str(sorted(settings.items()))))
+        )
+    candidates.sort(key=lambda each: goal.rank(each.measured), reverse=True)
+    launcher = known.launcher
+    inputs = state.inputs
+    return TuneResult(
+        tonle=tonle.__version__,
+        inputs=inputs if options.command is None else msgspec.structs.replace(inputs, model=model_of_command(options.command)),
+        goal=goal,
+        settings=best,
+        evidence=tuner.evidence,
+        verdict=tuner.verdict,
+        candidates=candidates,
+        trials=state.reranked or state.trials,
+        correction=state.correction,
+        safe=tuner.safe,
+        limits=limits,
+        failed=state.failed,
+        notes=state.notes,
+        command=launcher.words(best, 8000) if isinstance(launcher, CommandLauncher) else None,
+        spent_s=budget.spent_s,
+        interrupted=tuner.interrupted,
+    )
