@@ -286,7 +286,7 @@ def _offered_per_s(samples: list[Sample]) -> float | None:
 
 def _falling_behind(good: list[Sample]) -> float | None:
     """Slope of E2EL over the time at which requests were due, by least squares. With ρ times the rate that a server can answer,
-    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, in which the server fills, is left out."""
+    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, when the server fills, is left out."""
     due_s = [sample.due_s for sample in good if sample.due_s is not None]
     if not due_s:
         return None

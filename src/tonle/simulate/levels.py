@@ -70,9 +70,7 @@ def _for_a_time(options: BenchOptions, fleet: Fleet, number: int, load: Load) ->
         count *= 2
 
 
-def simulate_levels(
-    options: BenchOptions, fleet: Fleet, watch: Watch
-) -> tuple[list[SimulatedLevel], Saturation | None]:
+def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[list[SimulatedLevel], Saturation | None]:
     """All levels, or those of a sweep and where it ended."""
     levels: list[SimulatedLevel] = []
 

@@ -36,15 +36,11 @@ class _Turn(msgspec.Struct, frozen=True):
     pause_s: float = 0.0
 
 
-def trace_of_workload(
-    options: BenchOptions, requests: int | None = None, *, level: int = 0, load: Load | None = None
-) -> Trace:
+def trace_of_workload(options: BenchOptions, requests: int | None = None, *, level: int = 0, load: Load | None = None) -> Trace:
     """What level number `level` of `tonle bench` sends. `requests`: so many (conversations count as one) instead of the
     options' number; `load`: instead of that level's own. Raises `ConfigError`."""
     if options.replay is not None:
-        return trace_of_trail(
-            options.replay, speed=options.speed, since=options.since, until=options.until, limit=requests
-        )
+        return trace_of_trail(options.replay, speed=options.speed, since=options.since, until=options.until, limit=requests)
     load = options.levels[level] if load is None else load
     count = options.num_requests(load) if requests is None else requests
     conversations = _file_conversations(options, level) if options.file is not None else _synthetic(options, level)
@@ -52,7 +48,9 @@ def trace_of_workload(
         if count is None:
             raise ConfigError("a closed loop for a time has no number of requests: give one", param="requests")
         chosen = ((turns, None) for turns in itertools.islice(conversations, count))
-        return Trace(label=load.label, requests=list(_requests(chosen)), users=load.users, until_s=options.duration_s)
+        return Trace(
+            label=load.label, requests=list(_requests(chosen)), users=load.users, until_s=options.duration_s
+        )
     moments = arrival_times(load, seed=options.seed, level=level, duration_s=options.duration_s)
     timed = zip(conversations, itertools.islice(moments, count), strict=False)
     return Trace(label=load.label, requests=list(_requests(timed)), rate=load.rate)
