@@ -93,7 +93,7 @@ class Bench:
             levels=[level for _, level in levels],
             notes=notes,
             interrupted=interrupted,
-            saturation=None if self._sweep is None else self._sweep.result(interrupted=interrupted),
+            saturation=None if self._sweep is None else self._sweep.saturation(interrupted=interrupted),
         )
 
     def _loads(self) -> Iterator[Load]:
