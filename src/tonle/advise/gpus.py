@@ -99,7 +99,8 @@ def find_data_sheet(name: str) -> DataSheet:
     near = difflib.get_close_matches(wanted, by_name, n=1)
     hint = f"did you mean {by_name[near[0]]}? " if near else ""
     raise ConfigError(
-        f"--gpu {name!r} is not known; {hint}It must be one of {', '.join(GPUS)}, or give --memory, --bandwidth and --flops of your own",
+        f"--gpu {name!r} is not known; {hint}It must be one of {', '.join(GPUS)}, or give --memory, --bandwidth and "
+        f"--flops of your own",
         param="gpu",
     )
 
@@ -115,7 +116,7 @@ def own_data_sheet(
 ) -> DataSheet:
     """`base` with a user's numbers instead of some of its own, or a device of the user's numbers alone. Raises `ConfigError`."""
     given = {"memory_bytes": memory, "bandwidth": bandwidth, "bf16": flops, "fp8": fp8_flops, "link": link}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, float | None] = {name: value for name, value in given.items() if value is not None}
     if base is not None:
         if not changes:
             return base

@@ -19,6 +19,29 @@ LONG_PROMPT = 5000  # tokens: what the gateway's length_threshold is by default
 _MIN_CLASS = 0.05  # share of requests, and of prompt tokens, that makes a class of its own worth having
 
 
+def preset_lengths(name: str) -> tuple[Span, Span, int]:
+    """Prompts, answers and shared prefix of a named workload of `tonle bench`. Raises `ConfigError`."""
+    from tonle.bench.datasets.presets import PRESETS
+
+    preset = PRESETS.get(name)
+    if preset is None:
+        raise ConfigError(f"there is no preset {name!r}; presets: {', '.join(PRESETS)}", param="preset")
+    if preset.turns is not None:
+        raise ConfigError(
+            f"the preset {name} has conversations, whose prompts grow from turn to turn: give --input-tokens and "
+            f"--output-tokens of "
+            "an average turn instead",
+            param="preset",
+        )
+    if preset.prefixes > 1:  # not all prompts share one: counted as if none did
+        longer = Span(
+            preset.input_tokens.low + preset.shared_prefix_tokens,
+            preset.input_tokens.high + preset.shared_prefix_tokens,
+        )
+        return longer, preset.output_tokens, 0
+    return preset.input_tokens, preset.output_tokens, preset.shared_prefix_tokens
+
+
 class Workload:
     """`users` who each wait for their answer, or `rate` requests per second; neither: as many as one replica holds."""
 
