@@ -6,7 +6,6 @@ Exit status: 0 every request was answered and the SLO held, if one was given; wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +20,12 @@ from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
-from tonle.cli.bench import ArrivalsName, SweepName, users_of
+from tonle.cli.bench import ArrivalsName, SweepName, _users
 from tonle.cli.bench_data import with_data_flags
 from tonle.cli.screen import show_error
 from tonle.cli.slo_flags import with_slo_flags
 from tonle.errors import ConfigError, TonleError
-from tonle.simulate.explain import explain, fleet_settings, fleet_title
+from tonle.simulate.explain import explain, fleet_settings, fleet_title, remarks
 from tonle.simulate.fleet import Fleet, fleet_of
 from tonle.simulate.fleet_file import read_fleet
 from tonle.simulate.levels import FewestReplicas, SimulatedLevel, find_replicas, simulate_levels, simulated_report
@@ -51,8 +50,8 @@ _SWEEP = "rate or concurrency: find the highest load that is kept up with, or at
 _REQUESTS = "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
 
 
-@with_slo_flags
 @with_data_flags(before="seed")
+@with_slo_flags
 def simulate(
     slo: Slo,
     data: dict[str, Any],
@@ -132,7 +131,7 @@ def simulate(
         )
         servers = replace(servers, **{name: value for name, value in gateway.items() if value is not None})
         options = BenchOptions(
-            concurrency=users_of(concurrency, open_loop=rate or ramp),
+            concurrency=_users(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
             ramp=None if ramp is None else parse_ramp(ramp, "ramp"),
             sweep=None if sweep is None else sweep.value,
@@ -247,7 +246,7 @@ class _Run:
             name=fleet_title(fleet, self._profiles),
             model=", ".join(models),
             settings=fleet_settings(fleet, self._profiles),
-            notes=notes or [],
+            notes=[*(notes or []), *(remarks(fleet, levels[-1].result) if levels else [])],
             **more,
         )
         if self._json_file is not None:

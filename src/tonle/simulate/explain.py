@@ -14,6 +14,7 @@ import msgspec
 from tonle.bench.options import BenchOptions
 from tonle.simulate.fleet import Fleet, ReplicaOptions
 from tonle.simulate.profile import Profile
+from tonle.simulate.result import SimulationResult
 
 _SAME = (
     "Simulated with the real code: the engine's scheduler with its KV blocks and prefix cache",
@@ -62,6 +63,22 @@ def explain(options: BenchOptions, fleet: Fleet, profiles: list[Profile]) -> str
     lines.append(_load_line(options))
     lines.append(_NOT)
     return "\n".join(f"- {line}" for line in lines)
+
+
+def remarks(fleet: Fleet, result: SimulationResult) -> list[str]:
+    """What the reader of the numbers should know about them."""
+    notes = []
+    if fleet.has_gateway and result.replicas:
+        options, replica = fleet.replicas[-1], max(result.replicas, key=lambda each: each.max_running)
+        most = options.max_concurrent or fleet.max_concurrent
+        if replica.max_running >= most < options.limits.max_num_seqs:
+            notes.append(
+                f"the gateway sends {most} requests at once to a replica that computes {options.limits.max_num_seqs}: the others "
+                f"wait at the gateway; --max-concurrent {options.limits.max_num_seqs} would let them in"
+            )
+    if sum(replica.preemptions for replica in result.replicas):
+        notes.append("KV blocks ran out: requests were preempted and computed again; fewer at once (max_num_seqs) may be faster")
+    return notes
 
 
 def _profile_lines(profiles: list[Profile]) -> list[str]:

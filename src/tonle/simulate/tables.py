@@ -25,8 +25,9 @@ def print_replicas(result: SimulationResult, console: Console) -> None:
     console.print(table)
     if len(result.replicas) > _MOST_ROWS:
         print_line(console, f"and {len(result.replicas) - _MOST_ROWS} more")
-    if len(counts := [count for _, count in result.counts]) > len(result.replicas) or len(set(counts[-3:])) > 1:
-        print_line(console, f"replicas at once: {min(counts)} to {max(counts)}")
+    counts = {count for _, count in result.counts}
+    if len(counts) > 1:
+        print_line(console, f"replicas that served at once: {min(counts)} to {max(counts)}")
     per_million = result.cost_per_million_tokens
     if per_million is not None:
         print_line(console, f"cost: {result.cost:.4g}, {per_million:.4g} per million output tokens")
@@ -52,7 +53,7 @@ def print_fewest(found: FewestReplicas, slo: Slo, console: Console) -> None:
     console.print()
     for count, each in sorted(found.levels):
         told = ", ".join(str(bound) for bound in each.level.slo)
-        print_line(console, f"{count:4} replicas: {told}", style="green" if is_held(each.level) else "red")
+        print_line(console, f"{count:4} replica{'' if count == 1 else 's'}: {told}", style="green" if is_held(each.level) else "red")
     if found.count is None:
         most = max(count for count, _ in found.levels)
         print_line(console, f"not even {most} replicas hold {slo}: their number is not what limits it", style="bold red")
