@@ -35,7 +35,9 @@ def optuna_module() -> Any:
 class Search:
     """Tree-structured Parzen estimators over a grid. `first`: settings to try before the optimizer chooses."""
 
-    def __init__(self, knobs: Sequence[Choice], *, seed: int, first: Sequence[Settings] = (), warm_up: int = 20) -> None:
+    def __init__(
+        self, knobs: Sequence[Choice], *, seed: int, first: Sequence[Settings] = (), warm_up: int = 20
+    ) -> None:
         self._optuna = optuna_module()
         self._knobs = list(knobs)
         kind = self._optuna.distributions.CategoricalDistribution
