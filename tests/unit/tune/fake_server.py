@@ -21,7 +21,7 @@ from tonle.tune.state import Inputs, Measurement, Stage, Tag, TuneDir
 
 USERS = 16
 OUTPUT = 20  # tokens of each answer
-SLO = Slo.parse(["ttft-p95=400ms", "itl-p99=45ms"])
+SLO = Slo.parse(["ttft-p95=2s", "itl-p99=225ms"])
 
 
 def level(
@@ -33,8 +33,8 @@ def level(
     rows = min(users, int(settings.get("max_num_seqs", 32)))
     tokens = int(settings.get("max_num_batched_tokens", 512))
     faster = 0.7 if settings.get("activation_bits") == 8 else 1.0
-    step_s = slow * faster * (0.004 + 0.002 * rows + 0.00004 * tokens)
-    prompt_s = slow * faster * (0.02 + 10.0 / tokens)
+    step_s = 5 * slow * faster * (0.004 + 0.002 * rows + 0.00004 * tokens)
+    prompt_s = 5 * slow * faster * (0.02 + 10.0 / tokens)
     wait_s = step_s * OUTPUT * max(0, users - rows) / rows
     samples = []
     for index in range(requests):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import sys
@@ -89,7 +90,7 @@ def test_holding_comes_before_goodput_and_goodput_before_nearness() -> None:
 
 
 def test_where_all_is_bad_the_nearer_one_is_better() -> None:
-    goal = Goal(Slo.parse(["itl-p99=1ms"]))
+    goal = Goal(Slo.parse(["itl-p99=5ms"]))
     near, far = outcome({"max_num_seqs": 1}, goal.slo), outcome({}, goal.slo)
     assert near.goodput_per_s == far.goodput_per_s == 0.0
     assert goal.rank(near) > goal.rank(far)
@@ -214,6 +215,7 @@ def test_without_optuna_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
 # -- simulated stage
 
 
+@functools.cache
 def trials() -> list[Trial]:
     found = choices("tonle", DeviceFacts("cpu", slo=SLO), own={"target_itl": (20,)})
     return search_simulated(found, Goal(SLO), outcome, seed=0, seconds=1e9, most=150)
@@ -282,7 +284,7 @@ def test_the_safe_load_is_the_largest_that_holds() -> None:
     safe = find_safe_load("concurrency", goal, lambda users: outcome(settings, users=int(users)))
     assert safe.value is not None and outcome(settings, users=int(safe.value)).holds
     assert not outcome(settings, users=int(safe.value * 1.1) + 1).holds
-    none = find_safe_load("concurrency", Goal(Slo.parse(["itl-p99=1ms"])), lambda users: outcome({}, Slo.parse(["itl-p99=1ms"])))
+    none = find_safe_load("concurrency", Goal(Slo.parse(["itl-p99=5ms"])), lambda users: outcome({}, Slo.parse(["itl-p99=5ms"])))
     assert none.value is None and gateway_limits(none, goal, prefill_tokens_per_s=100) is None
 
 
@@ -308,7 +310,7 @@ def test_limits_of_a_gateway_follow_from_the_slo() -> None:
     limits = gateway_limits(safe, Goal(SLO), prefill_tokens_per_s=1000)
     assert limits is not None and safe.outcome is not None and safe.outcome.ttft_ms is not None
     assert limits.max_concurrent == safe.value
-    wait_s = 0.4 - safe.outcome.ttft_ms.p50 / 1e3
+    wait_s = 2.0 - safe.outcome.ttft_ms.p50 / 1e3
     assert limits.wait_s == pytest.approx(wait_s)
     assert limits.max_queued_tokens == int(wait_s * 1000)
     assert limits.max_queued == int(wait_s * safe.outcome.requests_per_s)

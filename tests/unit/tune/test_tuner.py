@@ -18,7 +18,11 @@ from tonle.tune.run import Task, Tuner
 from tonle.tune.space import Choice, DeviceFacts, choices, key_of
 from tonle.tune.state import TuneDir
 
-KNOBS = choices("tonle", DeviceFacts("cpu", slo=SLO), own={"long_prefill_token_threshold": (), "target_itl": ()})
+VALUES = {
+    "max_num_seqs": (4, 8, 12, 16), "max_num_batched_tokens": (64, 128, 256), "long_prefill_token_threshold": (),
+    "target_itl": (),
+}  # fmt: skip
+KNOBS = choices("tonle", DeviceFacts("cpu", slo=SLO), own=VALUES)
 
 
 def tuner(
@@ -107,7 +111,7 @@ def test_a_default_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_measured_only_knobs_are_tried_with_the_best_of_the_simulation(tmp_path: Path) -> None:
-    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["activation-bits"], own={"target_itl": ()})
+    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["activation-bits"], own=VALUES)
     made, measure, _ = tuner(folder_at(tmp_path / "out"), knobs=knobs, slow=1.2)
     made.run()
     assert any("activation_bits=8" in key for key, stage, _ in measure.calls if stage == "search")
@@ -115,7 +119,8 @@ def test_measured_only_knobs_are_tried_with_the_best_of_the_simulation(tmp_path:
 
 
 def test_without_a_simulator_the_optimizer_measures_one_after_the_other(tmp_path: Path) -> None:
-    knobs = choices("vllm", DeviceFacts("cpu"))
+    own = {"max_num_seqs": (8, 12, 16), "max_num_batched_tokens": (128, 256), "long_prefill_token_threshold": ()}
+    knobs = choices("vllm", DeviceFacts("cpu"), own=own)
     clock = Clock()
     folder = folder_at(tmp_path / "out")
     made, measure, _ = tuner(folder, knobs=knobs, simulated=False, budget_s=2400, clock=clock, startup_s=110.0)
