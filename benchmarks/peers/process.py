@@ -112,7 +112,8 @@ class RunningServer:
             self._process = subprocess.Popen(
                 command, env=_environment(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        self.memory = MemoryWatch(self._process.pid)
+        self.pid = self._process.pid
+        self.memory = MemoryWatch(self.pid)
 
     def __enter__(self) -> RunningServer:
         return self

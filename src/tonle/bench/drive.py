@@ -1,4 +1,4 @@
-"""Push: send one job and judge its answer; keep N under way (closed loop) or let them arrive at random (open loop).
+"""Push: send one job and judge its answer; keep N under way (closed loop) or send each at its own time (open loop).
 
 Does: turn jobs into samples; a failure is a sample too. Does not: choose prompts, summarize or print.
 Runs: on the event loop of the caller; cancel it to stop early, samples taken so far have been handed to `keep`.
@@ -7,8 +7,7 @@ Runs: on the event loop of the caller; cancel it to stop early, samples taken so
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import perf_counter
 from typing import TypeVar
 
@@ -97,18 +96,11 @@ async def closed_loop(
             group.create_task(work())
 
 
-async def open_loop(
-    jobs: Iterator[Job],
-    *,
-    rate: float,
-    rng: random.Random,
-    send: Send[Job],
-    keep: Keep,
-    duration_s: float | None = None,
-) -> None:
-    """Jobs leave at the moments of a Poisson process of `rate` per second, answered or not; all answers are awaited."""
-    begin_s = perf_counter()
-    offset_s = 0.0
+async def open_loop(timed: Iterable[tuple[float, Job]], *, begin_s: float, send: Send[Job], keep: Keep) -> None:
+    """Each job leaves so many seconds after `begin_s`, whether or not earlier ones are answered; all answers are awaited.
+
+    A client that is held up sends what was due meanwhile at once: samples keep the moment at which each was due.
+    """
 
     async def work(job: Job, due_s: float) -> None:
         sample = await send(job)
@@ -116,10 +108,14 @@ async def open_loop(
         keep(sample)
 
     async with asyncio.TaskGroup() as group:
-        for job in jobs:
+        for offset_s, job in timed:
             due_s = begin_s + offset_s
-            await asyncio.sleep(due_s - perf_counter())
+            await _sleep_until(due_s)
             group.create_task(work(job, due_s))
-            offset_s += rng.expovariate(rate)
-            if duration_s is not None and offset_s >= duration_s:
-                return
+
+
+async def _sleep_until(moment_s: float) -> None:
+    """Never less: timers may fire up to a millisecond early."""
+    await asyncio.sleep(moment_s - perf_counter())
+    while moment_s > perf_counter():  # noqa: ASYNC110  (the clock sets no event)
+        await asyncio.sleep(0)

@@ -9,18 +9,19 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-LoadKind = Literal["concurrency", "rate", "ramp"]
+LoadKind = Literal["concurrency", "rate", "ramp", "replay"]
 Arrivals = Literal["poisson", "constant", "gamma"]
-
-DEFAULT_RAMP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many users who each wait for their answer, so many arrivals per second, or a rate that rises during the level."""
+    """So many users who each wait for their answer, so many arrivals per second, a rate that rises during the level, or the
+    arrival times of recorded requests."""
 
     kind: LoadKind
-    value: float  # users, or requests per second; of a ramp, the rate it begins with
+    value: (
+        float  # users, or requests per second; of a ramp, the rate it begins with; of a replay, how many times as fast
+    )
     to: float | None = None  # of a ramp: the rate it ends with
     arrivals: Arrivals = "poisson"  # open loop: how gaps between requests are drawn
     burstiness: float = 1.0  # of gamma arrivals: its shape; 1 is Poisson, less comes in bursts, more is more even
@@ -29,6 +30,8 @@ class Load:
     def label(self) -> str:
         if self.kind == "concurrency":
             return f"concurrency {self.value:g}"
+        if self.kind == "replay":
+            return f"replay ×{self.value:g}"
         if self.kind == "ramp":
             return f"ramp {self.value:g}-{self.to:g}/s{self._gaps}"
         return f"rate {self.value:g}/s{self._gaps}"
@@ -46,8 +49,8 @@ class Load:
 
     @property
     def rate(self) -> float | None:
-        """Open loop: requests per second, of a ramp on average; None for a closed loop."""
-        if self.kind == "concurrency":
+        """Open loop: requests per second, of a ramp on average; None for a closed loop and a replay."""
+        if self.kind in ("concurrency", "replay"):
             return None
         return self.value if self.to is None else (self.value + self.to) / 2
 
@@ -55,7 +58,7 @@ class Load:
     def default_requests(self) -> int | None:
         """Four rounds for every user, or twenty seconds of arrivals: the least that percentiles make sense of.
 
-        None: the time decides.
+        None: the time decides, or what was recorded.
         """
         if self.kind == "concurrency":
             return max(8, 4 * int(self.value))

@@ -144,6 +144,14 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None  # mean
 
 
+class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the client, over a level: whether it kept up."""
+
+    cpu_share: float  # CPU seconds of its event loop's thread per second
+    late_p99_ms: float  # how late its timers fired; a client that keeps up has about 1 ms
+    late_max_ms: float
+
+
 class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     """One level: what was asked of the server, and what came of it."""
 
@@ -167,7 +175,9 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     e2el_ms: Spread | None
     failures: list[FailureGroup]  # most frequent first
     reconnects: int  # requests sent again because an idle connection had been closed by the server
-    client_cpu_share: float  # CPU seconds of the client's thread per second; near 1 the client itself is the limit
+    client_cpu_share: (
+        float  # CPU seconds per second of the client's busiest process; near 1 the client itself is the limit
+    )
     max_send_delay_ms: float | None  # open loop: the latest a request left after its time
     interrupted: bool
     rows: list[RequestRow] | None  # only if asked for
@@ -177,6 +187,10 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     good_share: float | None = None  # of all requests, also failed ones
     graphemes_per_s: float | None = None
     gpus: list[GpuReport] = []
+    clients: list[ClientUse] = []  # one for each process of the client
+    offered_per_s: float | None = (
+        None  # open loop: requests per second as they were due; random gaps differ from `rate`
+    )
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,11 +200,11 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     rate: float | None = None
     reconnects: int = 0
-    client_cpu_s: float = 0.0
     interrupted: bool = False
     warmup: int = 0
     slo: Slo = Slo()
     gpus: list[GpuReport] = []
+    clients: list[ClientUse] = []
 
 
 def spread(values: Iterable[float | None], *, scale: float = 1.0) -> Spread | None:
@@ -248,7 +262,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         e2el_ms=spread((sample.e2el_s for sample in good), scale=1e3),
         failures=group_failures(sample.failure for sample in samples if sample.failure is not None),
         reconnects=circumstances.reconnects,
-        client_cpu_share=circumstances.client_cpu_s * per_s,
+        client_cpu_share=max((client.cpu_share for client in circumstances.clients), default=0.0),
         max_send_delay_ms=max(delays_s) * 1e3 if delays_s else None,
         interrupted=circumstances.interrupted,
         rows=[_row(sample, begin_s, slo) for sample in samples] if keep_rows else None,
@@ -258,7 +272,15 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         good_share=None if num_good is None or not samples else num_good / len(samples),
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
         gpus=circumstances.gpus,
+        clients=circumstances.clients,
+        offered_per_s=_offered_per_s(samples),
     )
+
+
+def _offered_per_s(samples: list[Sample]) -> float | None:
+    due_s = [sample.due_s for sample in samples if sample.due_s is not None]
+    span_s = max(due_s) - min(due_s) if due_s else 0.0
+    return (len(due_s) - 1) / span_s if span_s > 0 else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -1,6 +1,6 @@
 """`BenchOptions`: what to send, how much of it at once, and to whom.
 
-Does: hold and check the settings of one benchmark, and read the command line's notations (`1,4,16`, `32-400`).
+Does: hold and check the settings of one benchmark, and read the command line's notations (`1,4,16`, `32-400`, `1-20`).
 Does not: talk to a server or read files.
 """
 
@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tonle.bench.load import Load
+from tonle.bench.load import Arrivals, Load
+from tonle.bench.slo import NO_SLO, Slo
+from tonle.bench.sweep import Sweep, SweepKind
 from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
@@ -52,6 +54,14 @@ def parse_numbers(text: str, name: str) -> tuple[float, ...]:
         raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name) from None
 
 
+def parse_ramp(text: str, name: str) -> tuple[float, float]:
+    """Read `1-20` or `0.5-8`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*-\s*(\d+(?:\.\d+)?)\s*", text)
+    if match is None:
+        raise ConfigError(f"{name} is two rates such as 1-20, in requests per second, not {text!r}", param=name)
+    return float(match[1]), float(match[2])
+
+
 @named_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
@@ -67,10 +77,17 @@ class BenchOptions:
     # Load
     concurrency: tuple[int, ...] = (1,)  # closed loop, one level each
     rates: tuple[float, ...] = ()  # open loop, requests per second, one level each; replaces concurrency
+    ramp: tuple[float, float] | None = None  # open loop: a rate that rises over duration_s; replaces the two above
+    sweep: SweepKind | None = None  # search the highest load; starts at the one rate or concurrency that is given
+    max_levels: int = 16  # of a sweep
+    arrivals: Arrivals | None = None  # of an open loop; None: gamma if burstiness is set, else poisson
+    burstiness: float | None = None  # of gamma arrivals: 1 is Poisson, less comes in bursts
     requests: int | None = None  # per level; None: `Load.default_requests`, or no limit if duration_s is set
     duration_s: float | None = None  # per level: no new request after this; those under way are awaited
     warmup: int = 2  # requests before each level that are not counted
     timeout_s: float = 600.0  # per request, from sending to the end of the stream
+    processes: int = 1  # that the client's work is spread over
+    slo: Slo = NO_SLO  # every level is judged by it
 
     # Prompts
     file: Path | None = None  # JSONL; None: synthetic prompts
@@ -86,13 +103,32 @@ class BenchOptions:
     extra_body: dict[str, Any] = field(default_factory=dict)  # more fields for every body; None takes a field out
 
     # Report
-    keep_requests: bool = False  # one row per request in the report
+    keep_requests: bool = True  # one row per request in the report
 
     @property
     def levels(self) -> list[Load]:
+        """Those known beforehand: a sweep has none."""
+        arrivals, burstiness = self.gaps
+        if self.sweep is not None:
+            return []
+        if self.ramp is not None:
+            return [Load("ramp", *self.ramp, arrivals=arrivals, burstiness=burstiness)]
         if self.rates:
-            return [Load("rate", rate) for rate in self.rates]
+            return [Load("rate", rate, arrivals=arrivals, burstiness=burstiness) for rate in self.rates]
         return [Load("concurrency", users) for users in self.concurrency]
+
+    @property
+    def gaps(self) -> tuple[Arrivals, float]:
+        """How gaps between requests of an open loop are drawn, and the shape of gamma gaps."""
+        if self.arrivals is None:
+            return ("poisson", 1.0) if self.burstiness is None else ("gamma", self.burstiness)
+        return self.arrivals, 1.0 if self.burstiness is None else self.burstiness
+
+    def new_sweep(self) -> Sweep:
+        assert self.sweep is not None
+        start = (self.rates or (1.0,))[0] if self.sweep == "rate" else self.concurrency[0]
+        arrivals, burstiness = self.gaps
+        return Sweep(self.sweep, start, max_levels=self.max_levels, arrivals=arrivals, burstiness=burstiness)
 
     @property
     def ignores_eos(self) -> bool:
@@ -111,10 +147,12 @@ class BenchOptions:
         for name, values in (("concurrency", self.concurrency), ("rate", self.rates)):
             for value in values:
                 self._check(name, value, positive=True)
+        self._check_load()
         self._check("requests", self.requests, positive=True)
         self._check("duration", self.duration_s, positive=True)
         self._check("timeout", self.timeout_s, positive=True)
         self._check("warmup", self.warmup)
+        self._check("processes", self.processes, positive=True)
         self._check("shared_prefix_tokens", self.shared_prefix_tokens)
         self._check("temperature", self.temperature)
         for name, span in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
@@ -126,6 +164,38 @@ class BenchOptions:
                     f"extra_body must not hold {name!r}: the benchmark sets it itself", param="extra_body"
                 )
         self._check_prompts()
+
+    def _check_load(self) -> None:
+        is_open = bool(self.rates or self.ramp is not None or self.sweep == "rate")
+        if (self.arrivals is not None or self.burstiness is not None) and not is_open:
+            raise ConfigError("arrivals and burstiness are for an open loop: give a rate, a ramp or a sweep by rate",
+                              param="arrivals")  # fmt: skip
+        self._check("burstiness", self.burstiness, positive=True)
+        if self.burstiness is not None and self.arrivals not in (None, "gamma"):
+            raise ConfigError(f"burstiness is for gamma arrivals, not for {self.arrivals} ones", param="burstiness")
+        if self.ramp is not None:
+            self._check_ramp(self.ramp)
+        if self.sweep is not None:
+            self._check_sweep(self.rates if self.sweep == "rate" else self.concurrency)
+
+    def _check_ramp(self, ramp: tuple[float, float]) -> None:
+        if self.rates or self.sweep is not None:
+            raise ConfigError("a ramp has its own rates: give no rate and no sweep with it", param="ramp")
+        if self.duration_s is None:
+            raise ConfigError("a ramp needs a duration, over which the rate rises", param="ramp")
+        for rate in ramp:
+            self._check("ramp", rate)
+        if ramp[0] == ramp[1]:
+            raise ConfigError(f"a ramp goes from one rate to another, such as 1-20, not {ramp[0]:g}-{ramp[1]:g}",
+                              param="ramp")  # fmt: skip
+
+    def _check_sweep(self, starts: tuple[float, ...]) -> None:
+        if self.sweep == "concurrency" and self.rates:
+            raise ConfigError("a sweep by concurrency is a closed loop: give no rate with it", param="sweep")
+        if len(starts) > 1:
+            raise ConfigError(f"a sweep starts at one {self.sweep}; give one number, or none", param="sweep")
+        if self.max_levels < 2:
+            raise ConfigError(f"max_levels must be at least 2, not {self.max_levels}", param="max_levels")
 
     def _check_prompts(self) -> None:
         if self.prompt_kind == "ids" and self.endpoint == "chat":

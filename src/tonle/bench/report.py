@@ -17,14 +17,15 @@ import msgspec
 import tonle
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
+from tonle.bench.self_check import client_remarks
+from tonle.bench.slo import Slo
+from tonle.bench.sweep import Saturation
 from tonle.errors import ConfigError
 
 ReportT = TypeVar("ReportT")
 Kind = Literal["measured", "simulated"]
 
 SCHEMA = "tonle.bench/1"
-BUSY_CLIENT_SHARE = 0.7  # of one core; above it the client's own speed is part of the result
-LATE_SEND_MS = 20.0
 CACHE_SLACK_TOKENS = 32  # per request: blocks and templates cause hits that are not part of the workload
 
 
@@ -52,11 +53,27 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     interrupted: bool
     kind: Kind = "measured"  # simulated: virtual moments, no server was asked
+    saturation: Saturation | None = None  # of a sweep: where it ended
 
     @property
     def ok(self) -> bool:
         """Every request of every level was answered in full."""
         return bool(self.levels) and not self.interrupted and not any(level.failed for level in self.levels)
+
+    @property
+    def slo_held(self) -> bool:
+        """No level missed a bound of the SLO. True where there is no SLO."""
+        return all(result.holds for level in self.levels for result in level.slo)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A report and what it is called: its file's name."""
+
+    name: str
+    report: BenchReport
+
+    def level(self, label: str) -> LevelReport | None:
+        return next((level for level in self.report.levels if level.label == label), None)
 
 
 def describe_environment(event_loop: str) -> Environment:
@@ -74,7 +91,7 @@ def describe_settings(options: BenchOptions) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for option in fields(options):
         value = getattr(options, option.name)
-        if isinstance(value, Span | Path):
+        if isinstance(value, Span | Path | Slo):
             value = str(value)
         elif isinstance(value, tuple):
             value = list(value)
@@ -100,10 +117,7 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
             f"{level.cached_tokens} prompt tokens came from the server's prefix cache, more than the shared prefix: "
             "it has seen these prompts before; use another --seed"
         )
-    if level.client_cpu_share > BUSY_CLIENT_SHARE:
-        yield f"the client was busy {level.client_cpu_share:.0%} of the time: latencies include its own delays"
-    if level.max_send_delay_ms is not None and level.max_send_delay_ms > LATE_SEND_MS:
-        yield f"a request left {level.max_send_delay_ms:.0f} ms after its time"
+    yield from client_remarks(level)
     if level.reconnects:
         yield f"{level.reconnects} requests were sent again because the server had closed their idle connection"
     if any(group.example.startswith("wrong token count") for group in level.failures):
@@ -120,11 +134,15 @@ def check_writable(path: Path) -> None:
 
 def save_report(report: msgspec.Struct, path: Path) -> None:
     """Write a report, of levels or of scenarios, as indented JSON, whole or not at all."""
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that readers find the old content or the new, never a part."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

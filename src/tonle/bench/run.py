@@ -7,26 +7,25 @@ Runs: in the caller's thread, on uvloop where it is installed. Ctrl-C ends it ea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
-from time import thread_time
 from typing import Protocol
 
-from tonle.bench.drive import Keep, closed_loop, open_loop, send_job
+from tonle.bench.client import Client, LevelTask, Sender
+from tonle.bench.client_processes import ClientProcesses
+from tonle.bench.drive import closed_loop
+from tonle.bench.gpu_watch import GpuWatch, is_this_machine
 from tonle.bench.load import Load
 from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
 from tonle.bench.options import BenchOptions
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
-from tonle.bench.workload import FileWorkload, Job
-from tonle.edge.client import Address, HttpClient, UpstreamError
+from tonle.bench.workload import FileWorkload
+from tonle.telemetry.gpu import LocalGpus
 
 WARMUP_USERS_OPEN_LOOP = 4
-MAX_JOBS_AHEAD = 4096
 
 
 class Watch(Protocol):
@@ -53,93 +52,99 @@ class Bench:
         self._options = options
         self._watch = watch or NoWatch()
         self._event_loop = event_loop
-        address = Address.parse(options.url, scheme="http")
-        self._client = HttpClient(address, api_key=options.api_key, verify_tls=options.verify_tls, resend=True)
+        self._client = Client(options)  # asks about the server and warms it up; in one process, it is the sender too
+        self._sender: Sender = self._client if options.processes == 1 else ClientProcesses(options)
+        self._sweep = None if options.sweep is None else options.new_sweep()
+        self._gpus: LocalGpus | None = None
         self._target: Target | None = None
-        self._levels: list[LevelReport] = []
+        self._levels: list[tuple[Load, LevelReport]] = []
         self._started_at = datetime.now(UTC)
 
     async def run(self) -> BenchReport:
         """Measure all levels. Cancelling stops it; `report` then has what was measured so far."""
         try:
-            self._target = await explore(self._client, self._options)
-            for number, load in enumerate(self._options.levels):
+            self._target = await explore(self._client.http, self._options)
+            if is_this_machine(self._client.http.address.host):
+                self._gpus = LocalGpus()
+            for number, load in enumerate(self._loads()):
                 await self._warm_up(self._target, number, load)
-                await self._run_level(self._target, number, load)
+                await self._run_level(LevelTask(self._target.workload, number, load))
         finally:
-            self._client.close()
+            await self._sender.close()
+            await self._client.close()
         return self.report()
 
     def report(self, *, interrupted: bool = False) -> BenchReport:
         target = self._target
         notes = list(target.notes) if target is not None else []
-        for level in self._levels:
+        levels = self._levels if self._sweep is None else sorted(self._levels, key=lambda each: each[0].value)
+        for _, level in levels:
             notes += remark(level, self._options)
+        if self._sweep is not None:
+            notes += self._sweep.notes()
         if target is not None and isinstance(target.workload, FileWorkload) and target.workload.wrapped:
             notes.append("the file's prompts were sent more than once: caches of the server may have answered")
         kind = None if target is None else "file" if target.scale is None else target.scale.kind
         return BenchReport(
             started_at=self._started_at.isoformat(timespec="seconds"),
-            url=str(self._client.address),
+            url=str(self._client.http.address),
             model=None if target is None else target.model,
             prompt_kind=kind,
             settings=describe_settings(self._options),
             environment=describe_environment(self._event_loop),
-            levels=list(self._levels),
+            levels=[level for _, level in levels],
             notes=notes,
             interrupted=interrupted,
+            saturation=None if self._sweep is None else self._sweep.result(interrupted=interrupted),
         )
 
-    async def _send(self, job: Job) -> Sample:
-        return await send_job(self._client, job, timeout_s=self._options.timeout_s)
+    def _loads(self) -> Iterator[Load]:
+        """A sweep's next load depends on the levels before it."""
+        if self._sweep is None:
+            yield from self._options.levels
+            return
+        while (load := self._sweep.next_load()) is not None:
+            yield load
 
     async def _warm_up(self, target: Target, number: int, load: Load) -> None:
         """Send requests that are not counted; what fails here fails again, and is counted, in the level."""
-        users = int(load.value) if load.kind == "concurrency" else WARMUP_USERS_OPEN_LOOP
+        users = WARMUP_USERS_OPEN_LOOP if load.users is None else load.users
         jobs = itertools.islice(target.workload.jobs(number, "warmup"), self._options.warmup)
-        await closed_loop(jobs, users=min(users, self._options.warmup), send=self._send, keep=lambda _: None)
+        await closed_loop(jobs, users=min(users, self._options.warmup), send=self._client.send, keep=lambda _: None)
 
-    async def _run_level(self, target: Target, number: int, load: Load) -> None:
-        num_requests = self._options.num_requests(load)
-        jobs = target.workload.jobs(number, "run")
-        if num_requests is not None:
-            # Made now, so that it takes nothing of the measured time; a very long run makes the rest as it goes.
-            ahead = list(itertools.islice(jobs, min(num_requests, MAX_JOBS_AHEAD)))
-            jobs = itertools.chain(ahead, itertools.islice(jobs, num_requests - len(ahead)))
-        if load.kind == "concurrency":
-            with contextlib.suppress(UpstreamError):  # the requests report it
-                await self._client.prepare(int(load.value))
+    async def _run_level(self, task: LevelTask) -> None:
+        load = task.load
+        await self._sender.prepare(task)
         samples: list[Sample] = []
 
         def keep(sample: Sample) -> None:
             samples.append(sample)
             self._watch.answered(sample)
 
-        self._watch.started(load, num_requests, self._options.duration_s)
-        reconnects, cpu_s = self._client.reconnects, thread_time()
+        self._watch.started(load, self._options.num_requests(load), self._options.duration_s)
+        reconnects = self._sender.reconnects
+        gpus = GpuWatch(self._gpus) if self._gpus is not None and self._gpus.names else None
         interrupted = True
         try:
-            await self._drive(number, load, jobs, keep)
+            await self._sender.drive(keep)
             interrupted = False
         finally:
             circumstances = Circumstances(
                 label=load.label,
-                concurrency=int(load.value) if load.kind == "concurrency" else None,
-                rate=load.value if load.kind == "rate" else None,
-                reconnects=self._client.reconnects - reconnects,
-                client_cpu_s=thread_time() - cpu_s,
+                concurrency=load.users,
+                rate=load.rate,
+                reconnects=self._sender.reconnects - reconnects,
                 interrupted=interrupted,
+                warmup=self._options.warmup,
+                slo=self._options.slo,
+                gpus=[] if gpus is None else gpus.stop(),
+                clients=self._sender.uses(),
             )
-            self._levels.append(report_level(samples, circumstances, keep_rows=self._options.keep_requests))
-            self._watch.finished(self._levels[-1])
-
-    async def _drive(self, number: int, load: Load, jobs: Iterator[Job], keep: Keep) -> None:
-        duration_s = self._options.duration_s
-        if load.kind == "concurrency":
-            await closed_loop(jobs, users=int(load.value), send=self._send, keep=keep, duration_s=duration_s)
-        else:
-            rng = random.Random(f"{self._options.seed}/{number}/arrivals")
-            await open_loop(jobs, rate=load.value, rng=rng, send=self._send, keep=keep, duration_s=duration_s)
+            level = report_level(samples, circumstances, keep_rows=self._options.keep_requests)
+            self._levels.append((load, level))
+            if self._sweep is not None and not interrupted:
+                self._sweep.add(load, level)
+            self._watch.finished(level)
 
 
 def run_bench(options: BenchOptions, watch: Watch | None = None) -> BenchReport:

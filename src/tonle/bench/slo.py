@@ -90,6 +90,9 @@ class Slo(msgspec.Struct, frozen=True):
         return results
 
 
+NO_SLO = Slo()
+
+
 def _value(bound: Bound, request: Latencies) -> float:
     if bound.metric == "itl":
         return percentile(sorted(request.itl_ms), bound.percent) if request.itl_ms else 0.0

@@ -1,6 +1,8 @@
-"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`.
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`,
+`tonle bench report` and `compare` are in `bench_report.py`.
 
-Exit status: 0 every request was answered in full · 1 some were not · 2 it could not start · 130 stopped with Ctrl-C.
+Exit status: 0 every request was answered in full and the SLO held, if one was given; of a sweep: a load was found · 1 not so ·
+2 it could not start · 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ import typer
 from rich.console import Console
 
 from tonle.bench import BenchOptions, BenchReport, Span, Watch, run_bench, save_report
-from tonle.bench.options import parse_numbers
+from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.progress import LineWatch, LiveWatch
 from tonle.bench.report import check_writable
+from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
-from tonle.cli import bench_scenarios
+from tonle.child.open_files import raise_limit
+from tonle.cli import bench_report, bench_scenarios
 from tonle.cli.screen import show_error
+from tonle.cli.slo_flags import with_slo_flags
 from tonle.errors import ConfigError, TonleError
 
-SOME_FAILED = 1
+NOT_WELL = 1  # some requests failed, or the SLO was missed
 COULD_NOT_START = 2
 INTERRUPTED = 130
 
@@ -36,6 +41,7 @@ bench = typer.Typer(
     add_completion=False,
 )
 bench_scenarios.register(bench)
+bench_report.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
 _load = partial(typer.Option, rich_help_panel="Load")
@@ -45,7 +51,17 @@ _report = partial(typer.Option, rich_help_panel="Report")
 _CONCURRENCY = (
     "Closed loop: N users, each waiting for an answer before the next request; 1,4,16 runs three levels. Default: 1."
 )
-_RATE = "Open loop: N requests per second, arriving at random (Poisson); a list runs one level for each."
+_RATE = (
+    "Open loop: N requests per second, sent whether or not earlier ones are answered; a list runs one level for each."
+)
+_RAMP = "Open loop: a rate that rises, or falls, evenly over --duration, such as 1-20 requests per second."
+_SWEEP = (
+    "rate or concurrency: find saturation. Doubles the load until throughput no longer grows, or the SLO is missed; "
+    "then halves the bracket. Starts at --rate or --concurrency, or at 1."
+)
+_ARRIVALS = "Open loop: gaps between requests: poisson, constant, or gamma. Default: poisson; gamma with --burstiness."
+_BURSTINESS = "Shape of gamma gaps: 1 is Poisson, less comes in bursts, more is more even."
+_PROCESSES = "Processes to spread the client over, for a server that writes more than one can read."
 _REQUESTS = (
     "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
 )
@@ -58,6 +74,17 @@ class EndpointName(enum.StrEnum):
     completions = "completions"
 
 
+class ArrivalsName(enum.StrEnum):
+    poisson = "poisson"
+    constant = "constant"
+    gamma = "gamma"
+
+
+class SweepName(enum.StrEnum):
+    rate = "rate"
+    concurrency = "concurrency"
+
+
 class PromptKindName(enum.StrEnum):
     auto = "auto"
     ids = "ids"
@@ -65,8 +92,10 @@ class PromptKindName(enum.StrEnum):
 
 
 @bench.callback()
+@with_slo_flags
 def levels(
     ctx: typer.Context,
+    slo: Slo,
     url: Annotated[str, _target(metavar="URL", help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     model: Annotated[
         str | None, _target(metavar="MODEL", help="Model to ask for. Default: the first one that /v1/models lists.")
@@ -81,12 +110,18 @@ def levels(
     insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
     concurrency: Annotated[str | None, _load(metavar="N,...", help=_CONCURRENCY)] = None,
     rate: Annotated[str | None, _load(metavar="N,...", help=_RATE)] = None,
+    ramp: Annotated[str | None, _load(metavar="N-N", help=_RAMP)] = None,
+    sweep: Annotated[SweepName | None, _load(metavar="NAME", help=_SWEEP)] = None,
+    max_levels: Annotated[int, _load(metavar="N", help="Levels after which a sweep ends at the latest.")] = 16,
+    arrivals: Annotated[ArrivalsName | None, _load(metavar="NAME", help=_ARRIVALS)] = None,
+    burstiness: Annotated[float | None, _load(metavar="N", help=_BURSTINESS)] = None,
     requests: Annotated[int | None, _load(metavar="N", help=_REQUESTS)] = None,
     duration: Annotated[
         float | None, _load(metavar="N", help="Seconds per level; requests still running at the end are finished.")
     ] = None,
     warmup: Annotated[int, _load(metavar="N", help="Uncounted requests before each level.")] = 2,
     timeout: Annotated[float, _load(metavar="N", help="Seconds after which a request counts as failed.")] = 600.0,
+    processes: Annotated[int, _load(metavar="N", help=_PROCESSES)] = 1,
     input_tokens: Annotated[
         str, _prompts(metavar="N|N-N", help="Tokens per prompt: 128, or a range such as 32-400.")
     ] = "128",
@@ -123,15 +158,16 @@ def levels(
         Path | None, _report("--json", metavar="FILE", help="Save the full report to this file.")
     ] = None,
     save_requests: Annotated[
-        bool, _report("--save-requests", metavar="", help="Include one row per request in the report.")
-    ] = False,
+        bool,
+        _report("--save-requests/--no-save-requests", metavar="", help="One row per request in the saved report."),
+    ] = True,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:
     """Measure an OpenAI-compatible server: time to first token, time per token, throughput.
 
     [dim]Example:[/dim]  tonle bench --concurrency 1,4,16 --input-tokens 128 --output-tokens 64 --json report.json
 
-    Exit status: 0 all requests answered in full, 1 some failed, 2 could not start, 130 stopped with Ctrl-C.
+    Exit status: 0 all requests answered in full and the SLO held, 1 not so, 2 could not start, 130 stopped with Ctrl-C.
     """
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
@@ -145,12 +181,19 @@ def levels(
             api_key=api_key,
             endpoint=None if endpoint is None else endpoint.value,
             verify_tls=not insecure,
-            concurrency=_users(concurrency, rate),
+            concurrency=_users(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
+            ramp=None if ramp is None else parse_ramp(ramp, "ramp"),
+            sweep=None if sweep is None else sweep.value,
+            max_levels=max_levels,
+            arrivals=None if arrivals is None else arrivals.value,
+            burstiness=burstiness,
             requests=requests,
             duration_s=duration,
             warmup=warmup,
             timeout_s=timeout,
+            processes=processes,
+            slo=slo,
             file=file,
             input_tokens=Span.parse(input_tokens, "input_tokens"),
             output_tokens=Span.parse(output_tokens, "output_tokens"),
@@ -162,6 +205,7 @@ def levels(
             extra_body=_object(extra_body),
             keep_requests=save_requests,
         )
+        raise_limit()  # each request at the same time is a connection
         report = run_bench(options, _watch(quiet=quiet))
     except TonleError as error:
         show_error(error)
@@ -182,11 +226,11 @@ def _refuse_options(ctx: typer.Context) -> None:
             ctx.fail(f"`tonle bench {name}` has its own options: put {param.opts[0]} after `{name}`")
 
 
-def _users(concurrency: str | None, rate: str | None) -> tuple[int, ...]:
+def _users(concurrency: str | None, *, open_loop: str | None) -> tuple[int, ...]:
     if concurrency is None:
         return (1,)
-    if rate is not None:
-        raise ConfigError("give --concurrency (closed loop) or --rate (open loop), not both", param="rate")
+    if open_loop is not None:
+        raise ConfigError("give --concurrency (closed loop) or --rate or --ramp (open loop), not both", param="rate")
     numbers = parse_numbers(concurrency, "concurrency")
     if any(number != int(number) for number in numbers):
         raise ConfigError(
@@ -217,5 +261,8 @@ def _watch(*, quiet: bool) -> Watch | None:
 def _leave(report: BenchReport) -> None:
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if not report.ok:
-        raise typer.Exit(SOME_FAILED)
+    if report.saturation is not None:  # the levels beyond it are there to fail
+        if report.saturation.load is None:
+            raise typer.Exit(NOT_WELL)
+    elif not (report.ok and report.slo_held):
+        raise typer.Exit(NOT_WELL)

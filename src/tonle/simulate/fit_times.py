@@ -11,23 +11,23 @@ changes nothing of it. Such steps are in `ratios`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from tonle.engine.schedule.step_facts import StepWork
 from tonle.engine.step_log import LoggedStep
 from tonle.errors import ConfigError
+from tonle.simulate.around import Around
 from tonle.simulate.fitted_times import Curve, FittedTimes
+from tonle.simulate.median_fit import Floats, median_fit
 
-Floats = npt.NDArray[np.float64]
-
-_ROUNDS = 25  # of reweighting
-_FLOOR = 0.005  # relative errors below this count as squares: the median of exact data is found, too
 _NUM_RATIOS = 200
+_NOTHING_AROUND = Around()
 _WAITED_S = 3e-5  # a shorter wait: the device had been done before the host asked
 _LEAST_STEPS = 60
+_LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
@@ -48,32 +48,33 @@ class TimedStep:
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
     """In their order. With `lag` 1 a step begins on the device when it is launched or the one ahead of it ends."""
+    # The device begins while the host still launches the rest of a large step; a decoding step is one call.
+    launches = [step.launched_s - step.launching_s for step in steps if not step.prompts]
+    launch_s = float(np.median(launches)) if launches and lag else 0.0
     timed = []
     ahead_s = 0.0
-    for step, following in pairwise(steps):
-        if lag:
-            began_s = max(step.launched_s, ahead_s)
-            known = step.collected_s - step.waited_s > _WAITED_S
-            device_s = step.collected_s - began_s if known else None
-        else:
-            device_s = step.collected_s - step.launching_s
-        ahead_s = step.collected_s
-        planning_s = (step.launching_s if not lag else step.launched_s) - step.planned_s
-        host_s = planning_s + step.published_s - step.collected_s
-        if following.planned_s > step.published_s and step.running:  # mail in between; asleep if nothing was left
-            host_s += following.planned_s - step.published_s
-        timed.append(TimedStep(step.work, step.planned_s, device_s, host_s if step.running or step.waiting else None))
+    for place, step in enumerate(steps):
+        began_s = max(step.launching_s + launch_s, ahead_s)
+        known = not lag or step.collected_s - step.waited_s > _WAITED_S
+        host_s = (step.launched_s if lag else step.launching_s) - step.planned_s + step.published_s - step.collected_s
+        # And the mail before the next plan. It is not asleep there: requests run.
+        following = steps[place + 1 + lag] if place + 1 + lag < len(steps) and step.running else None
+        if following is not None:
+            host_s += max(0.0, following.planned_s - step.published_s)
+        timed.append(
+            TimedStep(
+                step.work,
+                step.planned_s,
+                step.collected_s - began_s if known else None,
+                None if following is None else host_s,
+            )
+        )
+        ahead_s = step.collected_s if lag else 0.0
     return timed
 
 
 def fit_times(
-    steps: Sequence[TimedStep],
-    *,
-    lag: int,
-    sizes: dict[str, list[int]],
-    front_s: float,
-    back_s: float,
-    front_gap_s: float,
+    steps: Sequence[TimedStep], *, lag: int, sizes: dict[str, list[int]], around: Around = _NOTHING_AROUND
 ) -> FittedTimes:
     """`sizes`: as in the step log. Raises `ConfigError` if there are too few steps."""
     known = [step for step in steps if step.device_s is not None and step.device_s > 0]
@@ -84,13 +85,13 @@ def fit_times(
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
     model = _Features(works, sizes)
-    coefficients = _fit(model.columns(works), seconds)
+    coefficients = median_fit(model.columns(works), seconds)
     expected = model.columns(works) @ coefficients
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
     host = _fit_host(steps)
     return FittedTimes(
-        lag=lag, front_s=front_s, back_s=back_s, front_gap_s=front_gap_s, decode=decode, mixed=mixed, draw=draw,
+        lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
         host_step_s=host[0], host_row_s=host[1], host_token_s=host[2], ratios=_ratios(seconds, expected),
     )  # fmt: skip
@@ -104,7 +105,8 @@ class _Features:
         is_mixed = prompts > 0
         self.decode = _Knots(rows[~is_mixed], sizes.get("decode"), _DENSE)
         self.mixed = _Knots((rows + tokens)[is_mixed], sizes.get("mixed"), _COARSE)
-        self.draw = _Knots(samples[is_mixed], None, _DRAWN)
+        head = sizes.get("head")
+        self.draw = _Knots(samples[is_mixed], [0, *head] if head else None, _DRAWN)
 
     def columns(self, works: Floats) -> Floats:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = works.T
@@ -139,9 +141,9 @@ class _Knots:
         end = self._ladder[-1] if ladder else 0
         candidates = [*self._ladder, *(size for size in usual if size > end)]
         self._all = [size for size in candidates if size < most] + [most]
-        seen = set(np.searchsorted(self._all, self._padded(measured)).tolist())
+        seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
         last = len(self._all) - 1
-        self.sizes = [size for place, size in enumerate(self._all) if place in seen or place in (0, last)]
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in (0, last)]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""
@@ -166,58 +168,13 @@ class _Knots:
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 
 
-def _fit(columns: Floats, seconds: Floats) -> Floats:
-    """Coefficients of at least 0 that make the expected time a median: least squares, reweighted until they are absolute."""
-    expected = seconds.copy()
-    weights = np.ones(len(seconds))
-    coefficients = np.zeros(columns.shape[1])
-    for turn in range(_ROUNDS):
-        scale = np.sqrt(weights) / expected
-        coefficients = non_negative_least_squares(columns * scale[:, None], seconds * scale)
-        # Damped: the expected time of a step changes the weight of its own error.
-        now = np.maximum(columns @ coefficients, 1e-7)
-        expected = now if turn == 0 else np.sqrt(expected * now)
-        weights = 1.0 / np.maximum(np.abs(seconds / expected - 1.0), _FLOOR)
-    return coefficients
-
-
-def non_negative_least_squares(columns: Floats, values: Floats) -> Floats:
-    """Lawson and Hanson's active set method, on the normal equations of columns scaled to length 1."""
-    lengths = np.linalg.norm(columns, axis=0)
-    lengths[lengths == 0] = 1.0
-    scaled = columns / lengths
-    matrix, right = scaled.T @ scaled, scaled.T @ values
-    count = len(right)
-    matrix[np.diag_indices(count)] += 1e-9  # columns that say the same share their weight
-    solution, is_free = np.zeros(count), np.zeros(count, dtype=bool)
-    for _ in range(3 * count):
-        gradient = right - matrix @ solution
-        gradient[is_free] = -np.inf
-        if is_free.all() or gradient.max() <= 1e-10 * np.abs(right).max():
-            break
-        is_free[gradient.argmax()] = True
-        while True:
-            trial = np.zeros(count)
-            trial[is_free] = np.linalg.solve(matrix[np.ix_(is_free, is_free)], right[is_free])
-            bad = is_free & (trial <= 0)
-            if not bad.any():
-                solution = trial
-                break
-            share = np.min(solution[bad] / (solution[bad] - trial[bad]))
-            solution += share * (trial - solution)
-            is_free &= solution > 1e-14
-            solution[~is_free] = 0.0
-    answer: Floats = solution / lengths
-    return answer
-
-
 def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float, float]:
     known = [step for step in steps if step.host_s is not None and step.host_s > 0]
     if not known:
         return 0.0, 0.0, 0.0
     works = np.array([step.work for step in known], dtype=np.float64)
     columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2]], axis=1)
-    step_s, row_s, token_s = _fit(columns, np.array([step.host_s for step in known]))
+    step_s, row_s, token_s = median_fit(columns, np.array([step.host_s for step in known]))
     return float(step_s), float(row_s), float(token_s)
 
 

@@ -3,8 +3,8 @@
 Does: answer for any `StepWork` in about a microsecond. Does not: fit (`fit_times.py`).
 
 The expected time is a median: half of the measured steps of that kind took longer. `ratios` says how far steps scatter around it;
-their mean carries what slow steps cost on average. Steps scatter independently of each other: that a shared machine is slow for seconds
-on end is not modelled.
+their mean carries what slow steps cost on average. Steps scatter independently of each other: a shared machine that is slow for
+seconds on end is not modelled.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     lag: int
     front_s: float
     back_s: float
-    front_gap_s: float = 0.0  # of the front alone per request: what lies between requests that are sent at once
+    front_gap_s: float = 0.0  # what lies between two requests that are sent at once when they reach the loop
+    back_row_s: float = 0.0  # in addition to `back_s`, per token drawn in the same step
     decode: Curve  # of a step without prompts, by its rows
     mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes
     draw: Curve  # of a step with prompts, in addition: by the tokens drawn in it
@@ -67,7 +68,7 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
     host_token_s: float  # and per token of its chunks
-    ratios: list[float] = [1.0]  # measured / expected time of steps: means of equal shares of the steps, ascending
+    ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
 
     def device_s(self, work: StepWork) -> float:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = work
@@ -86,7 +87,7 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
 
     def jitter(self, u: float) -> float:
         """The factor by which a step exceeds its expected time, for a `u` drawn evenly from [0, 1)."""
-        return self.ratios[int(u * len(self.ratios))]
+        return self.ratios[int(u * len(self.ratios))] if self.ratios else 1.0
 
     @cached_property
     def _decode(self) -> dict[int, float]:

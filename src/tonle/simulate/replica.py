@@ -34,13 +34,15 @@ from tonle.simulate.skipping import SkippingScheduler
 from tonle.simulate.step_times import StepTimes
 from tonle.simulate.trace import ANSWER_IDS
 
+_SPIN_S = 1e-6  # a batch that is due but for rounding: the loop asks again at once
+
 
 class Ended(NamedTuple):
     """A request that the engine has answered, or refused."""
 
     handle: int
     at_s: float
-    tokens_s: list[float]  # when each token was published
+    tokens_s: list[float]  # when the caller sees each token
     cached_tokens: int
     refusal: str | None = None
 
@@ -60,7 +62,7 @@ class Counts(msgspec.Struct):
 
 class _Launched(NamedTuple):
     plan: Plan
-    step: int
+    num_drawn: int
     end_s: float
 
 
@@ -78,6 +80,7 @@ class Replica:
         on_end: Callable[[Ended], None],
         jitter: bool = True,
         skip: bool = True,
+        now: float = 0.0,
         targets: Targets | None = None,
         watch: Callable[[Plan, StepWork], None] | None = None,
     ) -> None:
@@ -106,15 +109,20 @@ class Replica:
         self._mail: deque[tuple[float, Request]] = deque()
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
-        self._device_free_s = 0.0
-        self._published_s: list[float] = []  # by step
-        self._tokens_s: dict[int, list[float]] = {}  # by handle
+        self._device_free_s = self._front_free_s = now
+        self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
+        self._back_row_s: float = getattr(
+            times, "back_row_s", 0.0
+        )  # in addition to `back_s`, per token of the same step
+        self._seen_s: list[float] = []  # by step: when callers see its tokens
+        self._tokens_s: dict[int, list[float]] = {}  # by handle: when its caller sees them
         self._cached: dict[int, int] = {}
 
     # -- what comes in
 
-    def submit(self, request: Request, at_s: float) -> None:
-        """It is in the mailbox from `at_s` on. Calls come in the order of `at_s`."""
+    def submit(self, request: Request, now: float) -> None:
+        """Its front gets the request now, and the engine's mailbox after `front_s`, one after the other. Calls come in order."""
+        at_s = self._front_free_s = max(now + self.times.front_s, self._front_free_s + self._front_gap_s)
         self._mail.append((at_s, request))
         if self.next_s is None or (not self._launched and not self.scheduler.running):
             self.next_s = at_s if self.next_s is None else min(self.next_s, at_s)
@@ -154,15 +162,16 @@ class Replica:
     def kv_usage(self) -> float:
         return self.scheduler.pool.num_held / self.scheduler.pool.num_blocks
 
-    def began(self, handle: int) -> bool:
-        """Whether a token of its answer has been published."""
-        return bool(self._tokens_s.get(handle))
+    def tokens_until_now(self) -> dict[int, list[float]]:
+        """By handle, of all that it has: when callers see the tokens published so far."""
+        left_out = self.scheduler.left_out_since if isinstance(self.scheduler, SkippingScheduler) else {}
+        return {
+            handle: tokens_s + self._seen_s[left_out[handle] :] if handle in left_out else tokens_s
+            for handle, tokens_s in self._tokens_s.items()
+        }
 
     def verify(self) -> None:
         """Recount rows and blocks. Raises AssertionError."""
-        if isinstance(self.scheduler, SkippingScheduler):
-            self.scheduler.in_flight = self._launched[-1].plan if self._launched else None
-            self.scheduler.take_up_all()
         self.scheduler.verify()
 
     # -- time
@@ -203,10 +212,9 @@ class Replica:
 
     def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
         """A plan without those left out, and the work of all."""
-        scheduler.in_flight = self._launched[-1].plan if self._launched else None
-        scheduler.leave_out()
-        num_left_out = scheduler.num_left_out
-        if num_left_out and scheduler.is_quiet:
+        scheduler.begin_step(self._launched[-1].plan if self._launched else None)
+        if scheduler.is_quiet:
+            num_left_out = scheduler.num_left_out
             return Plan(), StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
         plan = scheduler.plan(now)
         work = work_of(plan)
@@ -223,7 +231,7 @@ class Replica:
             device_s *= self._jitter(self._rng.random())
         now += host_s
         self._device_free_s = max(now, self._device_free_s) + device_s
-        self._launched.append(_Launched(plan, len(self._published_s) + len(self._launched), self._device_free_s))
+        self._launched.append(_Launched(plan, work.samples, self._device_free_s))
         if isinstance(self.scheduler, SkippingScheduler):
             self.scheduler.launched_step()
         counts = self.counts
@@ -241,9 +249,9 @@ class Replica:
         if self.scheduler.idle:
             return mail_s
         wait_s = self.scheduler.wake_s(now)
-        if wait_s == 0.0:
+        if wait_s == 0.0 and self.scheduler.limits.continuous:
             raise InternalError("a request waits, nothing runs, and the scheduler does not admit it")
-        due_s = None if wait_s is None else now + wait_s
+        due_s = None if wait_s is None else now + max(wait_s, _SPIN_S)
         return min((at_s for at_s in (mail_s, due_s) if at_s is not None), default=None)
 
     def _take(self, request: Request, now: float) -> None:
@@ -255,14 +263,17 @@ class Replica:
 
     def _commit(self, launched: _Launched, now: float) -> None:
         scheduler, plan = self.scheduler, launched.plan
-        self._published_s.append(now)
+        seen_s = now + self.times.back_s + self._back_row_s * launched.num_drawn
+        if self._seen_s and seen_s < self._seen_s[-1]:
+            seen_s = self._seen_s[-1]  # what follows on a connection does not overtake
+        self._seen_s.append(seen_s)
         if plan.sequences:
             samples = zip(plan.sequences, plan.samples, strict=True)
             tokens = [ANSWER_IDS + sequence.request.seed for sequence, sampled in samples if sampled]
             outcome = scheduler.commit(plan, StepResult(tokens))
             tokens_s = self._tokens_s
             for handle in outcome.handles:
-                tokens_s[handle].append(now)
+                tokens_s[handle].append(seen_s)
             if scheduler.started:
                 self._cached |= {handle: cached for handle, (_, cached) in scheduler.started.items()}
                 scheduler.started = {}
@@ -278,7 +289,7 @@ class Replica:
         self._on_end(Ended(handle, now, tokens_s, self._cached.pop(handle, 0)))
 
     def _add_tokens(self, handle: int, first: int, end: int) -> None:
-        self._tokens_s[handle] += self._published_s[first:end]
+        self._tokens_s[handle] += self._seen_s[first:end]
 
     def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
         running, waiting = self.scheduler.running, self.scheduler.waiting

@@ -1,12 +1,16 @@
 """`SkippingScheduler`: the engine's scheduler, which need not look at sequences to which nothing happens but one more token.
 
-Most of a decoding sequence's steps are alike: no block is full, none is needed, the answer does not end. Planning and committing
-such a step adds one to two numbers. Here the sequence is left out for as many steps as that is certain, and gets all of its tokens
-at once when it is taken up again, so that every decision is still made by `Scheduler`, on the same state.
+Most steps of a decoding sequence are alike: planning and committing one adds one to two numbers, and in every sixteenth a block
+is taken. Here a sequence is left out of plans as long as that is certain: blocks are taken from the pool at the steps they would
+be, and all else is made up for at once when it is taken up again. `Scheduler` still makes every decision, on the same state.
 
-Does: say which sequences may be left out, for how long, and what they add to a step. Does not: decide anything. It steps back
-(`take_up_all`) where decisions might depend on sequences that are left out: when blocks run short. `tests/property/test_simulate.py`
-holds that results are the same with and without it.
+- It is taken up before its last step, so that the scheduler ends it.
+- Blocks of its answer are published when it is taken up. No other sequence can find them before: they are named by its answer's
+  tokens, which are its own (`trace.answer_ids`), and a later turn of its conversation begins after its end.
+- All are taken up before a plan for which the pool might be short of blocks: then the scheduler has to choose among them.
+
+Does: say which sequences may be left out, for how long, and what they add to a step. Does not: decide anything.
+`tests/property/test_simulate.py` holds that results are the same with and without it.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from tonle.engine.plan import Plan
 from tonle.engine.schedule import Scheduler, SchedulerLimits, Sequence, TunedLimits
 from tonle.simulate.trace import ANSWER_IDS
 
-_LEAST = 2  # steps; fewer are not worth it
+_LEAST = 3  # steps; fewer are not worth it
 
 
 class SkippingScheduler(Scheduler):
-    """`step` numbers steps: the caller adds one for each plan that it launches."""
+    """For each step: `begin_step`, then `plan` unless the step is quiet, then `launched_step`."""
 
     def __init__(
         self,
@@ -32,57 +36,56 @@ class SkippingScheduler(Scheduler):
         lag: int,
         on_tokens: Callable[[int, int, int], None],
     ) -> None:
-        """`on_tokens(handle, first, end)`: a sequence that is taken up got its tokens of the steps from `first` to before `end`."""
+        """`on_tokens(handle, first, end)`: a sequence that is taken up got tokens in the steps from `first` to before `end`."""
         super().__init__(limits, pool, ())
-        self.step = 0
+        self.step = 0  # the next one's number
         self.num_left_out = 0
         self.left_out_reads = 0  # earlier tokens of those left out: what attention reads for them in the next step
-        self.enabled = limits.max_num_batched_tokens >= limits.max_num_seqs  # else some may have to wait for a step
-        self.in_flight: Plan | None = None  # launched and not read, with `lag` 1
+        self._is_safe = limits.max_num_batched_tokens >= limits.max_num_seqs  # else some may have to wait for a step
         self._lag = lag
         self._on_tokens = on_tokens
+        self._in_flight: Plan | None = None
         self._taken_up: dict[int, Sequence] = {}  # running, and not left out
         self._left_out: dict[int, tuple[Sequence, int]] = {}  # by handle, with the first step that it is left out of
-        self._calendar: dict[int, list[int]] = {}  # step -> handles to take up before it
+        self._last_steps: dict[int, list[int]] = {}  # step -> handles to take up before it
+        self._block_steps: dict[int, list[Sequence]] = {}  # step -> those that need another block for it
 
     @property
     def is_quiet(self) -> bool:
-        """The next plan would have no rows but those left out, and admit no sequence."""
-        return not self._taken_up and self.step not in self._calendar and (not self.waiting or not self._rows)
+        """After `begin_step`: the next plan would have no rows but those left out, and admit no sequence."""
+        return bool(self.num_left_out) and not self._taken_up and (not self.waiting or not self._rows)
+
+    @property
+    def left_out_since(self) -> dict[int, int]:
+        """Handle -> the first step that it is left out of."""
+        return {handle: first for handle, (_, first) in self._left_out.items()}
+
+    def begin_step(self, in_flight: Plan | None) -> None:
+        """After a commit, before the next plan. `in_flight`: the step that is launched and not read, with `lag` 1."""
+        self._in_flight = in_flight
+        if self._taken_up and self._is_safe:
+            self._leave_out()
+        for handle in self._last_steps.pop(self.step, ()):
+            self._take_up(handle)
+        if not self.num_left_out:
+            return
+        need = self._block_steps.pop(self.step, [])
+        if self.pool.num_available < len(need) + len(self._taken_up):  # sequences may have to be preempted
+            self.take_up_all()
+            return
+        for sequence in need:
+            sequence.blocks.append(self.pool.take())
+        if need:
+            self._block_steps.setdefault(self.step + self.limits.block_size, []).extend(need)
 
     def plan(self, now: float) -> Plan:
-        for handle in self._calendar.pop(self.step, ()):
-            self._take_up(handle)
-        if self.num_left_out:
-            if self.pool.num_available < len(self._taken_up):  # sequences may have to be preempted
-                self.take_up_all()
-            # Those left out are planned first, as all that decode are, with one token each.
-            budget = self.limits.max_num_batched_tokens - self.num_left_out
-            self.tuned = _Rest(budget, 1.0, self.limits.max_num_seqs)
+        if not self.num_left_out:
+            return super().plan(now)
+        # Those left out are planned first, as all that decode are, with one token each.
+        self.tuned = _Rest(self.limits.max_num_batched_tokens - self.num_left_out, 1.0, self.limits.max_num_seqs)
         plan = super().plan(now)
         self.tuned = None
         return plan
-
-    def leave_out(self) -> None:
-        """After a commit, before the next plan: leave out those to which nothing will happen for some steps."""
-        if not self.enabled:
-            return
-        bs, lag = self.limits.block_size, self._lag
-        for handle, sequence in list(self._taken_up.items()):
-            known, computed = len(sequence.tokens), sequence.num_computed
-            if sequence.num_pending != lag or known + lag - computed != 1 or sequence.num_output == 0:
-                continue
-            # `known` and `computed` grow by one in each step. None of these may be reached:
-            steps = min(len(sequence.blocks) * bs - computed, sequence.max_tokens - 1 - known)
-            if self.limits.prefix_caching:
-                steps = min(steps, (sequence.num_named + 1) * bs - 1 - computed)
-            if steps < _LEAST:
-                continue
-            del self._taken_up[handle]
-            self._left_out[handle] = (sequence, self.step)
-            self._calendar.setdefault(self.step + steps, []).append(handle)
-            self.num_left_out += 1
-            self.left_out_reads += computed
 
     def launched_step(self) -> None:
         """The plan made last was launched."""
@@ -94,7 +97,24 @@ class SkippingScheduler(Scheduler):
         for handle in list(self._left_out):
             self._take_up(handle)
         self._taken_up = dict(self.running)
-        self._calendar.clear()
+        self._last_steps.clear()
+        self._block_steps.clear()
+
+    def _leave_out(self) -> None:
+        """Those that decode, and will for some steps."""
+        lag, size = self._lag, self.limits.block_size
+        for handle, sequence in list(self._taken_up.items()):
+            known, computed = len(sequence.tokens), sequence.num_computed
+            steps = sequence.max_tokens - 1 - known  # both numbers grow by one in each step
+            if steps < _LEAST or sequence.num_pending != lag or known + lag - computed != 1 or not sequence.num_output:
+                continue
+            del self._taken_up[handle]
+            self._left_out[handle] = (sequence, self.step)
+            self._last_steps.setdefault(self.step + steps, []).append(handle)
+            block_step = self.step + len(sequence.blocks) * size - computed
+            self._block_steps.setdefault(block_step, []).append(sequence)
+            self.num_left_out += 1
+            self.left_out_reads += computed
 
     def _take_up(self, handle: int) -> None:
         sequence, first = self._left_out.pop(handle)
@@ -102,6 +122,9 @@ class SkippingScheduler(Scheduler):
         self.num_left_out -= 1
         self.left_out_reads -= sequence.num_computed + steps
         self._taken_up[handle] = sequence
+        block_step = first + len(sequence.blocks) * self.limits.block_size - sequence.num_computed
+        if block_step in self._block_steps:
+            self._block_steps[block_step].remove(sequence)
         if not steps:
             return
         # Of the steps it was left out of, the last `lag` have been launched and not committed.
@@ -109,9 +132,11 @@ class SkippingScheduler(Scheduler):
         sequence.num_computed += steps
         sequence.num_pending += self._lag
         sequence.tokens += [ANSWER_IDS + sequence.request.seed] * num_committed
+        self._prefixes.publish(sequence)
         self._on_tokens(handle, first, first + num_committed)
-        if self._lag and (plan := self.in_flight) is not None:
-            assert sequence.row is not None
+        if self._lag:
+            plan = self._in_flight
+            assert plan is not None and sequence.row is not None
             plan.rows.append(sequence.row)
             plan.starts.append(sequence.num_computed - 1)
             plan.chunks.append(None)

@@ -2,6 +2,7 @@
 
 Does: ask at most once per second, however often it is read; give None where there is no such GPU or the driver does not
 tell. Does not: touch CUDA, so that a process without torch can ask about the GPU of another one's engine.
+`LocalGpus` reads all GPUs of the machine as often as it is asked: for a benchmark.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ class GpuUse(NamedTuple):
     utilization: float | None  # share of the last moments in which at least one kernel ran, 0..1
     memory_used: int | None  # bytes, of all processes
     memory_total: int | None  # bytes
+
+
+class GpuReading(NamedTuple):
+    """One reading for a benchmark. None: the driver does not tell."""
+
+    utilization: float | None = None  # 0..1
+    memory_used: int | None = None  # bytes
+    memory_total: int | None = None  # bytes
+    power_w: float | None = None
 
 
 class GpuMonitor:
@@ -93,6 +103,47 @@ class GpuMonitor:
             return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except self._nvml.NVMLError:
             return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+class LocalGpus:
+    """All GPUs that the driver of this machine knows; `names` is empty where there is none."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml: Any = pynvml
+            for number in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                name = pynvml.nvmlDeviceGetName(handle)
+                self.names.append(name.decode() if isinstance(name, bytes) else name)
+                self._handles.append(handle)
+        except Exception as error:  # no package, no driver, no GPU: NVML has a class for each
+            log.info("no GPU is watched: %s", error)
+            del self.names[len(self._handles) :]
+
+    def read(self) -> list[GpuReading]:
+        """One for each name. Never raises."""
+        return [self._read_one(handle) for handle in self._handles]
+
+    def _read_one(self, handle: Any) -> GpuReading:
+        nvml = self._nvml
+        try:
+            rates = _if_supported(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+            memory = _if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+            milliwatts = _if_supported(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        except nvml.NVMLError as error:  # a GPU that is lost
+            log.info("a GPU cannot be read: %s", error)
+            return GpuReading()
+        return GpuReading(
+            None if rates is None else rates.gpu / 100,
+            None if memory is None else memory.used,
+            None if memory is None else memory.total,
+            None if milliwatts is None else milliwatts / 1000,
+        )
 
 
 def _if_supported(nvml: Any, ask: Callable[[Any], Any], handle: Any) -> Any:

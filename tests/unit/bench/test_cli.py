@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.bench.scripted import Behaviour, json_reply, serving
+from tests.unit.bench.scripted import (
+    STREAM_END,
+    STREAM_HEAD,
+    Asked,
+    Behaviour,
+    Script,
+    json_reply,
+    serving,
+    text_event,
+    usage_event,
+)
 from tonle.cli.bench import bench
 
 runner = CliRunner()
@@ -24,7 +34,7 @@ def test_all_well_is_zero(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     with serving() as server:
         result = runner.invoke(
-            bench, ["--url", f"{server.url}/v1", "--concurrency", "1,2", "--json", str(path), "--save-requests", *QUICK]
+            bench, ["--url", f"{server.url}/v1", "--concurrency", "1,2", "--json", str(path), *QUICK]
         )
     assert result.exit_code == 0, result.output
     assert "TTFT" in result.stdout
@@ -41,6 +51,61 @@ def test_some_failures_are_one_and_still_saved(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "HTTP 500: boom" in result.stdout
     assert json.loads(path.read_text())["levels"][0]["failures"] == [{"example": "HTTP 500: boom", "count": 1}]
+
+
+def test_rows_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    with serving() as server:
+        runner.invoke(bench, ["--url", server.url, "--json", str(path), "--no-save-requests", *QUICK])
+    assert json.loads(path.read_text())["levels"][0]["rows"] is None
+
+
+def test_a_missed_slo_is_one_and_said_so() -> None:
+    with serving(Behaviour(first_pause_s=0.02)) as server:
+        args = ["--url", server.url, *QUICK]
+        held = runner.invoke(bench, [*args, "--ttft-p95", "60s"])
+        missed = runner.invoke(bench, [*args, "--ttft-p95", "5ms", "--slo", "e2el-p50=60s"])
+    assert held.exit_code == 0
+    assert "✓ TTFT p95 ≤ 60 s: " in held.stdout
+    assert "100.0% of requests keep every limit" in held.stdout
+    assert missed.exit_code == 1
+    assert "✗ TTFT p95 ≤ 5 ms: " in missed.stdout
+    assert "✓ E2EL p50 ≤ 60 s: " in missed.stdout
+    assert "goodput 0.00 req/s: 0.0% of requests" in missed.stdout
+
+
+def test_a_sweep_is_zero_though_its_last_levels_miss_the_slo() -> None:
+    """Each more under way makes the server slower: 100 ms are over with some number of them."""
+    under_way = 0
+
+    def slower(asked: Asked) -> Script:
+        nonlocal under_way
+        under_way += 1
+        yield STREAM_HEAD
+        yield 0.02 * under_way
+        yield text_event(" a", "length") + usage_event(8, asked.body["max_tokens"], 0) + STREAM_END
+        under_way -= 1
+
+    with serving(Behaviour(script=slower)) as server:
+        args = [
+            "--url",
+            server.url,
+            "--sweep",
+            "concurrency",
+            "--e2el-p95",
+            "100ms",
+            "--warmup",
+            "0",
+            "--requests",
+            "24",
+        ]
+        result = runner.invoke(bench, args, env={"COLUMNS": "300"})
+        none = runner.invoke(bench, [*args, "--e2el-p99", "1ms"])
+    assert result.exit_code == 0, result.output
+    assert "saturation: " in result.stdout
+    assert "E2EL p95 ≤ 100 ms" in result.stdout
+    assert none.exit_code == 1
+    assert "saturation: not found" in none.stdout
 
 
 def test_quiet_prints_nothing() -> None:
@@ -74,6 +139,15 @@ def test_nobody_there_is_two() -> None:
         (["--concurrency", "1.5"], "whole number"),
         (["--concurrency", "2", "--rate", "1"], "not both"),
         (["--rate", "0"], "rate"),
+        (["--concurrency", "2", "--ramp", "1-5"], "not both"),
+        (["--ramp", "5"], "two rates"),
+        (["--ramp", "1-5"], "needs a duration"),
+        (["--arrivals", "gamma"], "open loop"),
+        (["--arrivals", "sometimes"], "constant"),
+        (["--sweep", "rate", "--rate", "1,2"], "one rate"),
+        (["--processes", "0"], "processes"),
+        (["--ttft-p95", "soon"], "200ms"),
+        (["--slo", "ttft-p95"], "ttft-p95=200ms"),
         (["--input-tokens", "9-3"], "input_tokens"),
         (["--extra-body", "[1]"], "JSON object"),
         (["--extra-body", "{"], "not JSON"),

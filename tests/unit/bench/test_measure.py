@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonle.bench.measure import Circumstances, Sample, group_failures, report_level, spread
+from tonle.bench.measure import Circumstances, ClientUse, Sample, group_failures, report_level, spread
 from tonle.telemetry.percentile import percentile
 
 finite = st.floats(-1e9, 1e9)
@@ -80,7 +80,8 @@ def test_a_level_counts_the_good_and_names_the_bad() -> None:
         answered(1, 102.0),
         answered(2, 100.5, failure="HTTP 500: boom", output_tokens=3, end_s=104.0),
     ]
-    level = report_level(samples, Circumstances(label="x", concurrency=2, client_cpu_s=0.4), keep_rows=True)
+    clients = [ClientUse(cpu_share=share, late_p99_ms=1.0, late_max_ms=2.0) for share in (0.05, 0.1)]
+    level = report_level(samples, Circumstances(label="x", concurrency=2, clients=clients), keep_rows=True)
     assert (level.requests, level.succeeded, level.failed) == (3, 2, 1)
     assert level.duration_s == pytest.approx(4.0)
     assert level.requests_per_s == pytest.approx(0.5)

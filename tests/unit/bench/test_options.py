@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tonle.bench import BenchOptions, Load, Span
-from tonle.bench.options import parse_numbers
+from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.errors import ConfigError
 
 
@@ -36,6 +36,30 @@ def test_a_level_per_number_of_users_or_per_rate() -> None:
     assert [load.label for load in BenchOptions(rates=(0.5,)).levels] == ["rate 0.5/s"]
 
 
+def test_open_loops_know_their_gaps() -> None:
+    assert BenchOptions(rates=(2.0,), burstiness=0.5).levels == [Load("rate", 2.0, arrivals="gamma", burstiness=0.5)]
+    assert BenchOptions(rates=(2.0,), arrivals="constant").levels == [Load("rate", 2.0, arrivals="constant")]
+    assert BenchOptions(ramp=(1.0, 9.0), duration_s=4.0).levels == [Load("ramp", 1.0, 9.0)]
+    assert BenchOptions(ramp=(1.0, 9.0), duration_s=4.0).num_requests(Load("ramp", 1.0, 9.0)) is None
+
+
+def test_a_sweep_starts_where_it_is_told_to() -> None:
+    loads = [
+        BenchOptions(sweep="rate").new_sweep().next_load(),
+        BenchOptions(sweep="rate", rates=(4.0,), arrivals="constant").new_sweep().next_load(),
+        BenchOptions(sweep="concurrency", concurrency=(8,)).new_sweep().next_load(),
+    ]
+    assert loads == [Load("rate", 1.0), Load("rate", 4.0, arrivals="constant"), Load("concurrency", 8)]
+    assert BenchOptions(sweep="rate").levels == []
+
+
+def test_ramps_are_read() -> None:
+    assert parse_ramp(" 0.5 - 8", "ramp") == (0.5, 8.0)
+    for text in ("5", "a-b", "1-2-3", "-1-2"):
+        with pytest.raises(ConfigError, match="two rates such as 1-20"):
+            parse_ramp(text, "ramp")
+
+
 def test_how_many_requests_a_level_has() -> None:
     one, many, rate = Load("concurrency", 1), Load("concurrency", 16), Load("rate", 2.0)
     assert [BenchOptions().num_requests(load) for load in (one, many, rate)] == [8, 64, 40]
@@ -57,6 +81,17 @@ def test_full_length_answers_are_the_default_of_synthetic_prompts_only() -> None
         ({"concurrency": ()}, "concurrency"),
         ({"concurrency": (1, 0)}, "concurrency"),
         ({"rates": (float("inf"),)}, "rate"),
+        ({"ramp": (1.0, 5.0)}, "ramp"),  # no duration
+        ({"ramp": (2.0, 2.0), "duration_s": 5.0}, "ramp"),
+        ({"ramp": (-1.0, 2.0), "duration_s": 5.0}, "ramp"),
+        ({"ramp": (1.0, 2.0), "duration_s": 5.0, "rates": (1.0,)}, "ramp"),
+        ({"arrivals": "gamma"}, "arrivals"),
+        ({"rates": (1.0,), "burstiness": 0.0}, "burstiness"),
+        ({"rates": (1.0,), "burstiness": 0.5, "arrivals": "constant"}, "burstiness"),
+        ({"sweep": "concurrency", "rates": (1.0,)}, "sweep"),
+        ({"sweep": "rate", "rates": (1.0, 2.0)}, "sweep"),
+        ({"sweep": "rate", "max_levels": 1}, "max_levels"),
+        ({"processes": 0}, "processes"),
         ({"requests": 0}, "requests"),
         ({"duration_s": 0.0}, "duration"),
         ({"timeout_s": float("nan")}, "timeout"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.unit.bench.scripted import (
     text_event,
     usage_event,
 )
-from tonle.bench import Bench, BenchOptions, BenchReport, Span, run_bench
+from tonle.bench import Bench, BenchOptions, BenchReport, Load, Span, arrival_times, run_bench
 from tonle.bench.drive import open_loop
 from tonle.bench.measure import Sample
 from tonle.bench.workload import Job
@@ -230,7 +229,8 @@ def test_arrivals_are_poisson_and_seeded() -> None:
             return Sample(index=job.index, start_s=now, end_s=now)
 
         jobs = iter([Job(index, "", b"", None) for index in range(400)])
-        await open_loop(jobs, rate=5000.0, rng=random.Random(seed), send=send, keep=samples.append)
+        timed = zip(arrival_times(Load("rate", 5000.0), seed=seed), jobs, strict=False)
+        await open_loop(timed, begin_s=time.perf_counter(), send=send, keep=samples.append)
         samples.sort(key=lambda sample: sample.index)
         due = [sample.start_s - (sample.delay_s or 0.0) for sample in samples]
         return [moment - due[0] for moment in due]

@@ -1,0 +1,52 @@
+"""`simulate`: a trace over a fleet, to its end.
+
+Does: run a `Cluster` and gather what came of it; find the fewest replicas that hold an SLO. Does not: make traces (`traces.py`).
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from tonle.simulate.cluster import Cluster
+from tonle.simulate.fleet import Autoscaling, Failure, Fleet, ReplicaOptions, fleet_of
+from tonle.simulate.result import ReplicaReport, SimulationResult
+from tonle.simulate.trace import Trace
+
+__all__ = [
+    "Autoscaling",
+    "Failure",
+    "Fleet",
+    "ReplicaOptions",
+    "ReplicaReport",
+    "SimulationResult",
+    "fleet_of",
+    "simulate",
+]
+
+
+def simulate(trace: Trace, fleet: Fleet, *, seed: int = 0, skip: bool = True) -> SimulationResult:
+    """Raises `ConfigError` if the fleet makes no sense. `seed`: of the scatter of step times. `skip`: see `skipping.py`; the
+    result is the same without, and comes later."""
+    began_s = perf_counter()
+    cluster = Cluster(fleet, trace, seed=seed, skip=skip)
+    cluster.run()
+    samples = sorted(cluster.samples, key=lambda sample: sample.index)
+    end_s = max((sample.end_s for sample in samples), default=0.0)
+    return SimulationResult(
+        label=trace.label,
+        users=trace.users,
+        rate=_rate(trace) if trace.rate is None else trace.rate,
+        samples=samples,
+        replicas=[server.report(end_s) for server in cluster.servers],
+        counts=cluster.counts,
+        duration_s=end_s,
+        wall_s=perf_counter() - began_s,
+    )
+
+
+def _rate(trace: Trace) -> float | None:
+    """Requests per second that arrive, if they do by themselves."""
+    moments = [request.arrival_s for request in trace.requests if request.arrival_s is not None]
+    if not moments or len(moments) < 2 or moments[-1] <= moments[0]:
+        return None
+    return len(moments) / (max(moments) - min(moments))

@@ -1,0 +1,150 @@
+"""`run_profile`: serve a model for a minute, and fit how long its steps take.
+
+Does: start the server (or use one that runs), drive it, read its step log, fit, and say how good the fit is. Does not: print.
+
+The server, its HTTP process and the client run as they do in a benchmark, so what they take from each other is in the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+import tonle
+from tonle.bench.run import fastest_loop
+from tonle.bench.server_process import ServerProcess
+from tonle.engine.step_log import LoggedEngine, StepLogFile, read_step_log
+from tonle.errors import ConfigError
+from tonle.simulate.around import Around, time_around
+from tonle.simulate.fit_times import TimedStep, fit_times, timed_steps
+from tonle.simulate.fitted_times import FittedTimes
+from tonle.simulate.profile import Fit, Profile, ServerFacts
+from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
+
+_SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
+_HELD_OUT = 5  # one slice of so many
+_LOG_S = 10.0  # for the log to tell of the last step
+
+
+def run_profile(
+    model: str | None,
+    flags: Sequence[str] = (),
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    keep: Path | None = None,
+    tell: Told | None = None,
+) -> Profile:
+    """Start `tonle serve MODEL FLAGS`, and profile it. `keep`: a folder for its log and the step log. Raises `ConfigError`."""
+    with tempfile.TemporaryDirectory(prefix="tonle-profile-") as temporary:
+        folder = Path(temporary) if keep is None else keep
+        folder.mkdir(parents=True, exist_ok=True)
+        step_log = folder / "steps.jsonl"
+        server = ServerProcess.tonle(
+            model,
+            [*flags, "--step-log", str(step_log)],
+            log=folder / "server.log",
+            on_progress=None if tell is None else lambda s, line: tell(f"starting the server, {s:.0f} s", 0.0),
+        )
+        with server:
+            loads = drive(server.url, read_step_log(step_log).engine, seconds=seconds, seed=seed, tell=tell)
+        return make_profile(read_step_log(step_log), loads)
+
+
+def profile_running(
+    url: str, step_log: Path, *, seconds: float = 60.0, seed: int = 0, tell: Told | None = None
+) -> Profile:
+    """The same with a server on this machine that writes `step_log` already. Raises `ConfigError`."""
+    before = read_step_log(step_log)
+    loads = drive(url, before.engine, seconds=seconds, seed=seed, tell=tell)
+    until_s = time.monotonic() + _LOG_S
+    while True:  # the engine writes a few hundred lines at a time, and all of them when it is idle
+        log = read_step_log(step_log)
+        if len(log.steps) > len(before.steps) and not log.steps[-1].running:
+            break
+        if time.monotonic() > until_s:
+            raise ConfigError(
+                f"{step_log} does not tell of the steps that the server at {url} has computed: is it its log?"
+            )
+        time.sleep(0.05)
+    return make_profile(
+        StepLogFile(log.engine, log.steps[len(before.steps) :], log.requests[len(before.requests) :]), loads
+    )
+
+
+def drive(
+    url: str, engine: LoggedEngine, *, seconds: float, seed: int = 0, tell: Told | None = None
+) -> list[ProfileLoad]:
+    driver = ProfileDriver(url, engine, seconds=seconds, seed=seed, tell=tell)
+    factory, _ = fastest_loop()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(driver.run())
+
+
+def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
+    """Fit what was measured. Raises `ConfigError` if it was too little."""
+    engine = log.engine
+    begin_s = min((sample.start_s for load in loads for sample in load.samples), default=0.0)
+    steps = [step for step in timed_steps(log.steps, engine.lag) if step.begin_s >= begin_s]
+    around = time_around(log, loads)
+    times = _fitted(steps, engine, around)
+    facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
+    # None: what suits the device, as a server has it unless it is told otherwise.
+    given = {name: value for name, value in engine.settings.items() if name != "step_log" and value is not None}
+    facts["settings"] = given
+    return Profile(
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        tonle=tonle.__version__,
+        server=ServerFacts(**facts),
+        times=times,
+        fits=_held_out_fits(steps, engine, around),
+    )
+
+
+def _fitted(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) -> FittedTimes:
+    return fit_times(steps, lag=engine.lag, sizes=engine.sizes, around=around)
+
+
+# -- how good the fit is
+
+
+def _held_out_fits(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) -> list[Fit]:
+    """Fitted without them, what is said of the steps of every fifth slice of time."""
+    slices = [int(step.begin_s / _SLICE_S) % _HELD_OUT for step in steps]
+    seen = [step for step, place in zip(steps, slices, strict=True) if place]
+    times = _fitted(seen, engine, around)
+    held_out = [step for step, place in zip(steps, slices, strict=True) if not place and step.device_s]
+    kinds: dict[str, list[TimedStep]] = {}
+    for step in held_out:
+        kinds.setdefault(_kind(step), []).append(step)
+    return [_fit_of(kind, kinds[kind], times) for kind in sorted(kinds)] + [_fit_of("all", held_out, times)]
+
+
+def _kind(step: TimedStep) -> str:
+    work = step.work
+    if not work.prompts:
+        power = max(0, (work.rows - 1).bit_length())
+        low, high = (work.rows, work.rows) if work.rows <= 2 else (2 ** (power - 1) + 1, 2**power)
+        return f"decode, {low:3d} rows" if low == high else f"decode, {low:3d} to {high} rows"
+    return "prompts beside rows" if work.rows else "prompts alone"
+
+
+def _fit_of(kind: str, steps: Sequence[TimedStep], times: FittedTimes) -> Fit:
+    expected = np.array([times.device_s(step.work) for step in steps])
+    measured = np.array([step.device_s for step in steps], dtype=np.float64)
+    errors = np.abs(expected / measured - 1.0)
+    mean_ratio = sum(times.ratios) / len(times.ratios)
+    return Fit(
+        kind=kind,
+        steps=len(steps),
+        seconds=float(measured.sum()),
+        median_error=float(np.median(errors)),
+        p90_error=float(np.percentile(errors, 90)),
+        total_error=float(mean_ratio * expected.sum() / measured.sum() - 1.0),
+    )

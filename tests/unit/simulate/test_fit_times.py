@@ -1,0 +1,176 @@
+"""The fit of step times: known coefficients come back out of made-up steps, however they scatter."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tonle.engine.schedule.step_facts import StepWork
+from tonle.engine.step_log import LoggedStep
+from tonle.errors import ConfigError
+from tonle.simulate.fit_times import TimedStep, fit_times, timed_steps
+from tonle.simulate.fitted_times import Curve, FittedTimes
+from tonle.simulate.median_fit import median_fit, non_negative_least_squares
+
+MS = 1e-3
+GRAPHS = {"decode": [1, 2, 4, 8, 16, 32], "mixed": [16, 64, 128, 256], "head": [1, 4, 16, 32]}
+
+
+def truth(work: StepWork) -> float:
+    """A device: weights to read, a bend at 16 tokens, more per token than per row."""
+    if not work.prompts:
+        return (5 + 0.1 * min(work.rows, 16) + 0.4 * max(0, work.rows - 16)) * MS + 2e-6 * work.decode_reads
+    total = work.rows + work.tokens
+    return (6 + 0.25 * total + 0.5 * work.prompts) * MS + 2e-6 * work.decode_reads + 1e-7 * work.prompt_reads
+
+
+def padded_truth(work: StepWork) -> float:
+    """The same where graphs pad steps up to 256 tokens."""
+
+    def up(value: int, ladder: list[int]) -> int:
+        return next((size for size in ladder if size >= value), value)
+
+    if not work.prompts:
+        return truth(work._replace(rows=up(work.rows, GRAPHS["decode"])))
+    total = up(work.rows + work.tokens, GRAPHS["mixed"])
+    return truth(work._replace(tokens=total - work.rows)) + 0.05 * MS * up(work.samples, GRAPHS["head"])
+
+
+def some_work(rng: random.Random) -> StepWork:
+    rows = rng.randint(1, 32)
+    context = rng.randint(10, 600)
+    if rng.random() < 0.7:
+        return StepWork(rows, 0, 0, rows * context, 0, rows)
+    rows = rng.choice([0, rows])
+    prompts = rng.randint(1, 4)
+    tokens = sum(rng.randint(2, 100) for _ in range(prompts))
+    return StepWork(rows, prompts, tokens, rows * context, tokens * rng.randint(1, 500), rows + rng.randint(0, prompts))
+
+
+def steps_of(device: object, count: int = 1500, *, scatter: bool = True) -> list[TimedStep]:
+    rng = random.Random(1)
+    steps = []
+    for place in range(count):
+        work = some_work(rng)
+        seconds = device(work)  # type: ignore[operator]
+        if scatter:
+            seconds *= rng.gauss(1.0, 0.03) * (rng.uniform(2, 8) if rng.random() < 0.05 else 1.0)
+        host_s = (0.2 + 0.01 * (work.rows + work.prompts) + 0.002 * work.tokens) * MS
+        steps.append(TimedStep(work, float(place), seconds, host_s))
+    return steps
+
+
+@pytest.mark.parametrize(("device", "sizes"), [(truth, {}), (padded_truth, GRAPHS)])
+def test_a_fit_finds_what_steps_cost_behind_noise_and_outliers(device: object, sizes: dict[str, list[int]]) -> None:
+    times = fit_times(steps_of(device), lag=0, sizes=sizes)
+    rng = random.Random(2)
+    new = [some_work(rng) for _ in range(500)]
+    errors = sorted(abs(times.device_s(work) / device(work) - 1) for work in new)  # type: ignore[operator]
+    assert errors[len(errors) // 2] < 0.01
+    assert errors[int(0.95 * len(errors))] < 0.05
+    assert times.decode_read_s == pytest.approx(2e-6, rel=0.05)
+    assert times.prompt_read_s == pytest.approx(1e-7, rel=0.2)
+    assert times.host_s(StepWork(8, 2, 100, 0, 0, 8)) == pytest.approx(0.5 * MS, rel=0.02)
+
+
+def test_exact_steps_are_told_exactly() -> None:
+    steps = steps_of(truth, scatter=False)
+    times = fit_times(steps, lag=1, sizes={})
+    for step in steps:
+        assert times.device_s(step.work) == pytest.approx(step.device_s, rel=0.01)
+    assert times.ratios == pytest.approx([1.0] * len(times.ratios), rel=0.02)
+    assert times.lag == 1
+
+
+def test_padded_steps_cost_what_their_graph_costs() -> None:
+    times = fit_times(steps_of(padded_truth), lag=1, sizes=GRAPHS)
+    seventeen, thirty = (times.decode.at(rows) for rows in (17, 30))
+    assert seventeen == thirty
+    assert times.decode.at(16) < seventeen
+    assert times.mixed.at(65) == times.mixed.at(128) < times.mixed.at(129)
+    assert times.mixed.padded_to == 256
+    assert times.mixed.at(300) < times.mixed.at(330), "beyond the graphs each token counts"
+
+
+def test_the_scatter_keeps_the_sum_of_all_times_though_the_middle_ignores_outliers() -> None:
+    steps = steps_of(truth)
+    times = fit_times(steps, lag=0, sizes={})
+    rng = random.Random(3)
+    drawn = sum(times.device_s(step.work) * times.jitter(rng.random()) for step in steps for _ in range(20)) / 20
+    measured = sum(step.device_s or 0.0 for step in steps)
+    assert drawn == pytest.approx(measured, rel=0.03)
+    assert times.jitter(0.5) == pytest.approx(1.0, abs=0.01)
+    assert times.jitter(0.99) > 2
+    assert all(low <= high for low, high in pairwise(times.ratios))
+
+
+def test_too_few_steps_are_an_error_that_says_so() -> None:
+    with pytest.raises(ConfigError, match="only 20 steps could be timed"):
+        fit_times(steps_of(truth, 20), lag=0, sizes={})
+
+
+def test_a_curve_goes_on_beyond_what_was_measured() -> None:
+    curve = Curve([1, 10, 20], [1.0, 2.0, 4.0])
+    assert [curve.at(size) for size in (0, 1, 10, 15, 20)] == [1.0, 1.0, 2.0, 3.0, 4.0]
+    assert curve.at(30) == pytest.approx(6.0)
+    assert Curve([4], [1.0]).at(8) == pytest.approx(2.0)
+
+
+def test_without_a_scatter_steps_take_what_is_expected() -> None:
+    flat = Curve([1], [1.0])
+    times = FittedTimes(
+        lag=0, front_s=0.0, back_s=0.0, decode=flat, mixed=flat, draw=Curve([0], [0.0]), chunk_s=0.0, decode_read_s=0.0,
+        prompt_read_s=0.0, host_step_s=0.0, host_row_s=0.0, host_token_s=0.0,
+    )  # fmt: skip
+    assert times.jitter(0.0) == times.jitter(0.999) == 1.0
+
+
+def logged(
+    planned: float, launching: float, launched: float, waited: float, collected: float, published: float
+) -> LoggedStep:
+    return LoggedStep(planned, launching, launched, waited, collected, published, 1, 0, 0, 5, 0, 1, 1, 0)
+
+
+def test_without_lag_the_device_computes_in_the_launch() -> None:
+    steps = [logged(0.0, 1.0, 9.0, 9.0, 9.5, 10.0), logged(10.5, 11.0, 19.0, 19.0, 19.5, 20.0)]
+    first, last = timed_steps(steps, 0)
+    assert first.device_s == 8.5
+    assert first.host_s == 1.0 + 0.5 + 0.5, "planning, publishing, and the mail before the next plan"
+    assert last.device_s == 8.5
+    assert last.host_s is None, "what came after is not known"
+
+
+def test_with_lag_a_step_begins_when_the_one_ahead_ends() -> None:
+    steps = [
+        logged(0.0, 1.0, 2.0, 5.0, 10.0, 11.0),
+        logged(3.0, 4.0, 5.0, 14.0, 22.0, 23.0),
+        logged(11.5, 12.5, 13.5, 23.0, 23.0, 24.0),  # the host was late: nothing is known of the device
+    ]
+    first, second, third = timed_steps(steps, 1)
+    assert first.device_s == 8.0
+    assert second.device_s == 12.0
+    assert third.device_s is None
+    assert first.host_s == 2.0 + 1.0 + 0.5
+    assert (second.host_s, third.host_s) == (None, None)
+
+
+def test_least_squares_never_go_below_zero() -> None:
+    rng = np.random.default_rng(0)
+    columns = rng.random((200, 6))
+    true = np.array([1.0, 0.0, 2.0, 0.5, 0.0, 3.0])
+    found = non_negative_least_squares(columns, columns @ true)
+    assert found == pytest.approx(true, abs=1e-6)
+    values = columns @ np.array([1.0, -1.0, 2.0, 0.5, -0.5, 3.0])
+    found = non_negative_least_squares(columns, values)
+    assert (found >= 0).all()
+    gradient = columns.T @ (values - columns @ found)
+    assert (gradient[found == 0] <= 1e-6).all(), "no coefficient that is zero would help"
+    assert gradient[found > 0] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_median_is_not_moved_by_what_lies_far_off() -> None:
+    values = np.array([1.0] * 60 + [50.0] * 40)
+    assert median_fit(np.ones((100, 1)), values)[0] == pytest.approx(1.0, rel=0.02)
