@@ -9,8 +9,11 @@ the server says about two probes in its usage.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -29,6 +32,8 @@ from tonle.errors import ConfigError
 from tonle.protocol.replies import body_message, read_models
 
 ASK_TIMEOUT_S = 30.0  # for questions that need no model
+READY_GRACE_S = 3.0
+ASK_AGAIN_S = 0.1
 MIN_POOL = 64  # different token ids, so that prompts differ
 MAX_IDS_OVERHEAD = 8  # tokens a server may add to a prompt of ids (beginning-of-text)
 PROBE_IDS = 32
@@ -64,16 +69,7 @@ async def explore(client: HttpClient, options: BenchOptions) -> Target:
 
 async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -> str:
     """The wanted model's name, or the first that the server lists. Raises `ConfigError` if the server cannot be used."""
-    try:
-        reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
-    except UpstreamError as error:
-        if not error.sent:
-            raise ConfigError(
-                f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
-                "or give its address with --url",
-                param="url",
-            ) from None
-        raise ConfigError(f"{client.address} did not answer GET /v1/models ({error})", param="url") from None
+    reply = await _ask_models(client)
     if reply.status in (401, 403):
         raise ConfigError(f"{client.address} refuses the key: HTTP {reply.status}, {body_message(reply.body)}. "
                           "Give one with --api-key or OPENAI_API_KEY", param="api_key")  # fmt: skip
@@ -89,6 +85,25 @@ async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -
     if len(names) > 1:
         notes.append(f"the server lists {len(names)} models: {names[0]} is measured (--model chooses another)")
     return names[0]
+
+
+async def _ask_models(client: HttpClient) -> BufferedReply:
+    """A server that is just starting is asked again: one of its front ends may be ready before another."""
+    until_s = perf_counter() + READY_GRACE_S
+    while True:
+        try:
+            reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
+        except UpstreamError as error:
+            if not error.sent:
+                raise ConfigError(
+                    f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
+                    "or give its address with --url",
+                    param="url",
+                ) from None
+            raise ConfigError(f"{client.address} did not answer GET /v1/models ({error})", param="url") from None
+        if reply.status != HTTPStatus.SERVICE_UNAVAILABLE or perf_counter() > until_s:
+            return reply
+        await asyncio.sleep(ASK_AGAIN_S)
 
 
 def _model_names(reply: BufferedReply) -> list[str]:
