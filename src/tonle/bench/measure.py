@@ -79,6 +79,12 @@ class Sample(msgspec.Struct, kw_only=True):
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
+    def per_grapheme_s(self) -> float | None:
+        if self.ttft_s is None or self.e2el_s is None or self.graphemes is None or self.graphemes < 2:
+            return None
+        return (self.e2el_s - self.ttft_s) / (self.graphemes - 1)
+
+    @property
     def itl_s(self) -> list[float]:
         return [after - before for before, after in pairwise(self.arrivals_s)]
 
@@ -135,6 +141,13 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     good: bool | None = None  # keeps the SLO; None: there is none, or it failed
 
 
+class ChangedAnswer(msgspec.Struct, frozen=True):
+    """A replayed request that was answered in another way than it was recorded."""
+
+    record: str  # the id of the audit record
+    how: str
+
+
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of the machine that the client runs on, over a level. NVML's readings, a few per second."""
 
@@ -187,8 +200,10 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float | None = None  # answered requests that each keep the SLO, per second
     good_share: float | None = None  # of all requests, also failed ones
     graphemes_per_s: float | None = None
+    ms_per_grapheme: Spread | None = None  # after the first chunk, as TPOT is
     gpus: list[GpuReport] = []
     clients: list[ClientUse] = []  # one for each process of the client
+    changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
     offered_per_s: float | None = None  # open loop: as requests were due; random gaps differ from `rate`
     falling_behind: float | None = None  # open loop: seconds that answers take longer per second; about 0: it keeps up
 
@@ -271,9 +286,15 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         goodput_per_s=None if num_good is None else num_good * per_s,
         good_share=None if num_good is None or not samples else num_good / len(samples),
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
+        ms_per_grapheme=spread((sample.per_grapheme_s for sample in good), scale=1e3),
         gpus=circumstances.gpus,
         clients=circumstances.clients,
         offered_per_s=_offered_per_s(samples),
+        changed=[
+            ChangedAnswer(sample.record, sample.changed)
+            for sample in sorted(samples, key=lambda sample: sample.index)
+            if sample.record is not None and sample.changed is not None
+        ],
         falling_behind=_falling_behind(good),
     )
 

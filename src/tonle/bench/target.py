@@ -15,11 +15,14 @@ from typing import Any
 
 import msgspec
 
+from tonle.bench.datasets.data_workload import DataWorkload
+from tonle.bench.datasets.read_data import read_data
 from tonle.bench.drive import send_job
 from tonle.bench.measure import Sample
 from tonle.bench.options import BenchOptions
+from tonle.bench.synthetic import ASSUMED_IDS, PromptScale, SyntheticWorkload
 from tonle.bench.words import WORDS
-from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
+from tonle.bench.workload import Workload, build_job
 from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
 from tonle.errors import ConfigError
@@ -30,7 +33,6 @@ MIN_POOL = 64  # different token ids, so that prompts differ
 MAX_IDS_OVERHEAD = 8  # tokens a server may add to a prompt of ids (beginning-of-text)
 PROBE_IDS = 32
 PROBE_WORDS = 16
-ASSUMED_IDS = range(1000, 9000)  # inside every usual vocabulary and past its special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,25 @@ class Target:
 
     model: str
     workload: Workload
-    scale: PromptScale | None  # None: prompts from a file
     notes: list[str] = field(default_factory=list)  # for the reader of the report
+    scale: PromptScale | None = None  # None: prompts that are not drawn
 
 
 async def explore(client: HttpClient, options: BenchOptions) -> Target:
     """Get to know the server; raise `ConfigError`, saying what to do, if no benchmark can be run against it."""
     notes: list[str] = []
-    lines = None if options.file is None else read_file(options.file, options.endpoint)
+    if options.replay is not None:
+        from tonle.bench.datasets.replay_workload import ReplayWorkload
+
+        replay = ReplayWorkload(options)  # first: its errors need no server
+        model = await find_model(client, options.model, [])
+        return Target(options.model or replay.model or model, replay, notes)
+    data = None if options.file is None else read_data(options.file, options.format, options.endpoint)
     model = await find_model(client, options.model, notes)
-    if lines is not None:
-        return Target(model, FileWorkload(options, model, lines), None, notes)
+    if data is not None:
+        return Target(model, DataWorkload(options, model, data), notes + data.notes)
     scale = await _Prober(client, options, model, notes).find_scale()
-    return Target(model, SyntheticWorkload(options, model, scale), scale, notes)
+    return Target(model, SyntheticWorkload(options, model, scale), notes, scale)
 
 
 async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -> str:
@@ -108,7 +116,7 @@ class _Prober:
 
     async def find_scale(self) -> PromptScale:
         kind = self._options.prompt_kind
-        if kind == "words" or self._options.endpoint == "chat":
+        if kind == "words" or self._options.endpoint == "chat" or self._options.turns is not None:
             return await self._fit_words()
         pool = await self._token_pool()
         if pool is None and kind == "auto":
@@ -149,7 +157,7 @@ class _Prober:
         return PromptScale("words", WORDS, max(0.0, counts[0] - slope * few), slope)
 
     async def _probe(self, content: str | list[int]) -> Sample:
-        endpoint = self._options.endpoint or "completions"
+        endpoint = self._options.endpoint or ("completions" if self._options.turns is None else "chat")
         job = build_job(self._options, self._model, endpoint, 0, content, output_tokens=1)
         return await send_job(self._client, replace(job, exact_tokens=None), timeout_s=self._options.timeout_s)
 
