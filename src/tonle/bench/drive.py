@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from tonle.bench.answer_stream import StreamedAnswer
 from tonle.bench.measure import Sample
+from tonle.bench.underway import Underway
 from tonle.bench.workload import Job
 from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
@@ -28,11 +29,13 @@ Keep = Callable[[Sample], None]
 PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
 
 
-async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
-    """Send one job. Any failure is in the sample's `failure`."""
+async def send_job(client: HttpClient, job: Job, *, timeout_s: float, underway: Underway | None = None) -> Sample:
+    """Send one job. Any failure is in the sample's `failure`; while it runs, it is among those `underway`."""
     request = client.request("POST", job.path, job.body, {})
     answer = StreamedAnswer(keep_texts=job.reads_answer)
     on_data = (lambda piece: answer.feed(piece, perf_counter())) if job.is_streamed else None
+    if underway is not None:
+        underway.begin(answer)
     start_s = perf_counter()
     try:
         reply = await fetch(client, request, timeout_s=timeout_s, on_data=on_data)
@@ -47,6 +50,8 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
             # A server that closes the connection right after [DONE] has sent everything.
             failure = None if answer.done else f"{TRUNCATED}: {error}"
     end_s = perf_counter()
+    if underway is not None:
+        underway.end(answer)
     output_tokens, counted_by = answer.count_output()
     if failure is None and counted_by == "usage" and job.exact_tokens not in (None, output_tokens):
         failure = f"wrong token count: {output_tokens} instead of {job.exact_tokens}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal
@@ -202,10 +203,9 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     ms_per_grapheme: Spread | None = None  # after the first chunk, as TPOT is
     gpus: list[GpuReport] = []
     clients: list[ClientUse] = []  # one for each process of the client
-    offered_per_s: float | None = (
-        None  # open loop: requests per second as they were due; random gaps differ from `rate`
-    )
     changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
+    offered_per_s: float | None = None  # open loop: as requests were due; random gaps differ from `rate`
+    falling_behind: float | None = None  # open loop: seconds that answers take longer per second; about 0: it keeps up
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +295,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
             for sample in sorted(samples, key=lambda sample: sample.index)
             if sample.record is not None and sample.changed is not None
         ],
+        falling_behind=_falling_behind(good),
     )
 
 
@@ -302,6 +303,23 @@ def _offered_per_s(samples: list[Sample]) -> float | None:
     due_s = [sample.due_s for sample in samples if sample.due_s is not None]
     span_s = max(due_s) - min(due_s) if due_s else 0.0
     return (len(due_s) - 1) / span_s if span_s > 0 else None
+
+
+def _falling_behind(good: list[Sample]) -> float | None:
+    """Slope of E2EL over the time at which requests were due, by least squares. With ρ times the rate that a server can answer,
+    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, when the server fills, is left out."""
+    due_s = [sample.due_s for sample in good if sample.due_s is not None]
+    if not due_s:
+        return None
+    from_s = min(due_s) + (max(due_s) - min(due_s)) / 4
+    points = [
+        (sample.due_s, sample.e2el_s)
+        for sample in good
+        if sample.due_s is not None and sample.e2el_s is not None and sample.due_s >= from_s
+    ]
+    if len(points) < 3 or len({moment_s for moment_s, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -66,6 +66,16 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
         return all(result.holds for level in self.levels for result in level.slo)
 
 
+class Run(msgspec.Struct, frozen=True):
+    """A report and what it is called: its file's name."""
+
+    name: str
+    report: BenchReport
+
+    def level(self, label: str) -> LevelReport | None:
+        return next((level for level in self.report.levels if level.label == label), None)
+
+
 def describe_environment(event_loop: str) -> Environment:
     return Environment(
         tonle=tonle.__version__,
@@ -127,11 +137,15 @@ def check_writable(path: Path) -> None:
 
 def save_report(report: msgspec.Struct, path: Path) -> None:
     """Write a report, of levels or of scenarios, as indented JSON, whole or not at all."""
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that readers find the old content or the new, never a part."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tonle.bench.client import Client, LevelTask, Sender
 from tonle.bench.client_processes import ClientProcesses
@@ -22,6 +22,7 @@ from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
 from tonle.bench.options import BenchOptions
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
+from tonle.bench.underway import UnderwayCounts
 from tonle.telemetry.gpu import LocalGpus
 
 WARMUP_USERS_OPEN_LOOP = 4
@@ -33,6 +34,13 @@ class Watch(Protocol):
     def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None: ...
     def answered(self, sample: Sample) -> None: ...
     def finished(self, level: LevelReport) -> None: ...
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A watch that looks at what is under way too."""
+
+    def follow(self, underway: Callable[[], UnderwayCounts]) -> None: ...
 
 
 class NoWatch:
@@ -53,6 +61,8 @@ class Bench:
         self._event_loop = event_loop
         self._client = Client(options)  # asks about the server and warms it up; in one process, it is the sender too
         self._sender: Sender = self._client if options.processes == 1 else ClientProcesses(options)
+        if isinstance(self._watch, Follower):
+            self._watch.follow(self._sender.underway)
         self._sweep = None if options.sweep is None else options.new_sweep()
         self._gpus: LocalGpus | None = None
         self._target: Target | None = None
@@ -93,7 +103,7 @@ class Bench:
             levels=[level for _, level in levels],
             notes=notes,
             interrupted=interrupted,
-            saturation=None if self._sweep is None else self._sweep.result(interrupted=interrupted),
+            saturation=None if self._sweep is None else self._sweep.saturation(interrupted=interrupted),
         )
 
     def _loads(self) -> Iterator[Load]:

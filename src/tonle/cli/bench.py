@@ -1,4 +1,5 @@
-"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`.
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`,
+`tonle bench report` and `compare` are in `bench_report.py`.
 
 Exit status: 0 every request was answered in full and the SLO held, if one was given; of a sweep: a load was found · 1 not so ·
 2 it could not start · 130 stopped with Ctrl-C.
@@ -22,7 +23,7 @@ from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
 from tonle.child.open_files import raise_limit
-from tonle.cli import bench_scenarios
+from tonle.cli import bench_report, bench_scenarios
 from tonle.cli.bench_data import with_data_flags
 from tonle.cli.screen import show_error
 from tonle.cli.slo_flags import with_slo_flags
@@ -41,6 +42,7 @@ bench = typer.Typer(
     add_completion=False,
 )
 bench_scenarios.register(bench)
+bench_report.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
 _load = partial(typer.Option, rich_help_panel="Load")
