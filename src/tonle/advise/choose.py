@@ -1,6 +1,7 @@
 """From a model, a GPU, a workload and an SLO to a `Sizing`: which option, how many replicas, which length classes.
 
-Does: compare options by GPU seconds, with a price on lost accuracy. Does not: simulate (`check.py`) or write sentences (`explain.py`).
+Does: compare options by GPU seconds, with a price on lost accuracy. Does not: simulate (`check.py`) or write sentences
+(`explain_model.py`, `explain_limits.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tonle.advise.gpus import DataSheet
-from tonle.advise.option import Option, build_option
+from tonle.advise.option import Option, Settings, build_option
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
 from tonle.advise.roofline import RooflineTimes
 from tonle.advise.shape import ModelShape
@@ -23,7 +24,6 @@ HEADROOM = 0.8  # share of its throughput that a replica is planned for: arrival
 # What a lower precision must save, in GPU seconds, to be worth its risk of worse answers.
 ACCURACY_PRICE = {"bf16": 0.0, "fp8": 0.1, "int8": 0.1, "int4": 0.25}
 PARALLEL_PRICE = 0.25  # what more GPUs per replica than needed must save: replicas fail alone and share nothing
-_GGUF_FLOATS = 2  # bytes: a GPU gets quantized GGUF files unpacked
 _CONTEXT_ROUND = 1024
 
 Engine = Literal["auto", "tonle", "vllm"]
@@ -83,6 +83,11 @@ class Group:
     replicas: int
 
     @property
+    def settings(self) -> Settings:
+        assert self.option.settings is not None  # a group's option fits
+        return self.option.settings
+
+    @property
     def gpus(self) -> int:
         return self.replicas * self.option.times.gpus
 
@@ -120,12 +125,8 @@ def precision_names(question: Question) -> tuple[str, ...]:
 
 def all_options(question: Question) -> list[Option]:
     """By precision, then by GPUs per replica."""
-    found = []
-    for name in precision_names(question):
-        for gpus in question.gpu_counts:
-            if gpus <= question.gpu.most_gpus:
-                found.append(_option(question, name, gpus))
-    return found
+    counts = [gpus for gpus in question.gpu_counts if gpus <= question.gpu.most_gpus]
+    return [_option(question, name, gpus) for name in precision_names(question) for gpus in counts]
 
 
 def _option(question: Question, precision: str, gpus: int) -> Option:
@@ -145,7 +146,7 @@ def _option(question: Question, precision: str, gpus: int) -> Option:
 
 
 def allowed(option: Option, engine: Engine) -> bool:
-    return engine != "tonle" or not option.served
+    return engine != "tonle" or not option.not_served
 
 
 def choose(question: Question, options: list[Option]) -> Option | None:
@@ -153,7 +154,7 @@ def choose(question: Question, options: list[Option]) -> Option | None:
     usable = [option for option in options if option.fits and allowed(option, question.engine)]
     usable = [option for option in usable if option.holds] or usable
     if question.engine == "auto":
-        usable = [option for option in usable if not option.served] or usable
+        usable = [option for option in usable if not option.not_served] or usable
     best: Option | None = None
     for name in precision_names(question):
         own = _smallest([option for option in usable if option.times.precision.name == name], question)
@@ -172,11 +173,15 @@ def _smallest(options: list[Option], question: Question) -> Option | None:
 
 
 def cost(option: Option, question: Question) -> float:
-    """GPUs for the load; without one, GPU seconds per request."""
-    workload = question.workload
-    if workload.users is None and workload.rate is None:
-        return option.gpu_s
-    return float(replicas_for(option, workload) * option.times.gpus)
+    """GPUs for the load, in fractions beyond the first replica, so that rounding up decides nothing; without a load, GPU seconds
+    per request."""
+    workload, settings = question.workload, option.settings
+    assert settings is not None
+    if workload.rate is not None:
+        return option.times.gpus * max(1.0, workload.rate * option.request_s / HEADROOM)
+    if workload.users is not None:
+        return option.times.gpus * max(1.0, workload.users / settings.max_num_seqs)
+    return option.gpu_s
 
 
 def _price(option: Option, question: Question) -> float:

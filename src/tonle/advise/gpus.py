@@ -53,7 +53,9 @@ def _nvlink(each_way_gb: float, generation: int) -> dict[str, object]:
     return {"link": each_way_gb * GB, "link_name": f"NVLink {generation}"}
 
 
-def _sheet(name: str, gib: int, bandwidth_gb: float, bf16: float, fp8: float | None, int8: float | None, **others: object) -> DataSheet:
+def _sheet(
+    name: str, gib: int, bandwidth_gb: float, bf16: float, fp8: float | None, int8: float | None, **others: object
+) -> DataSheet:
     values: dict[str, object] = {
         "name": name,
         "memory_bytes": gib * GIB,
@@ -97,17 +99,24 @@ def find_data_sheet(name: str) -> DataSheet:
     near = difflib.get_close_matches(wanted, by_name, n=1)
     hint = f"did you mean {by_name[near[0]]}? " if near else ""
     raise ConfigError(
-        f"--gpu {name!r} is not known; {hint}It must be one of {', '.join(GPUS)}, or give --memory, --bandwidth and --flops of your own",
+        f"--gpu {name!r} is not known; {hint}It must be one of {', '.join(GPUS)}, or give --memory, --bandwidth and "
+        f"--flops of your own",
         param="gpu",
     )
 
 
 def own_data_sheet(
-    base: DataSheet | None, *, memory: int | None, bandwidth: float | None, flops: float | None, fp8_flops: float | None, link: float | None
+    base: DataSheet | None,
+    *,
+    memory: int | None,
+    bandwidth: float | None,
+    flops: float | None,
+    fp8_flops: float | None,
+    link: float | None,
 ) -> DataSheet:
     """`base` with a user's numbers instead of some of its own, or a device of the user's numbers alone. Raises `ConfigError`."""
     given = {"memory_bytes": memory, "bandwidth": bandwidth, "bf16": flops, "fp8": fp8_flops, "link": link}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, float | None] = {name: value for name, value in given.items() if value is not None}
     if base is not None:
         if not changes:
             return base
@@ -116,7 +125,9 @@ def own_data_sheet(
                 own: float | None = getattr(base, kind)
                 changes.setdefault(kind, None if own is None else own * flops / base.bf16)
         return msgspec.structs.replace(base, **changes, origin="data sheet, with your numbers")
-    missing = [flag for flag, value in (("--memory", memory), ("--bandwidth", bandwidth), ("--flops", flops)) if value is None]
+    missing = [
+        flag for flag, value in (("--memory", memory), ("--bandwidth", bandwidth), ("--flops", flops)) if value is None
+    ]
     if missing:
         raise ConfigError(
             f"name a GPU (--gpu H200; known: {', '.join(GPUS)}), or give all of --memory, --bandwidth and --flops: "

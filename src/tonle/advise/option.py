@@ -11,16 +11,18 @@ import math
 import msgspec
 
 from tonle.advise.capacity import BLOCK, MIN_USERS, Capacity, capacity_of
+from tonle.advise.precision import SERVED_ARCHITECTURES
 from tonle.advise.roofline import RooflineTimes
+from tonle.advise.units import bytes_text
 from tonle.advise.workload import Workload
-from tonle.bench.slo import Slo
+from tonle.bench.slo import Slo, duration_text
 from tonle.engine.schedule.limits import SchedulerLimits
 from tonle.telemetry.percentile import percentile
 
 MOST_ROWS = 256  # CUDA graphs of decode steps go so far by default
-MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 128
+MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 64
 DEFAULT_STEP_TOKENS = 4096  # of `max_num_batched_tokens` on a GPU
-_STEP_ROUND = 128  # tiles of products: 385 tokens cost as much as 512
+_STEP_ROUND, _FINE_ROUND = 128, 32  # tiles of products: 385 tokens cost as much as 512; finer below 512
 _MARGIN = 0.9  # of an ITL limit is planned with: steps scatter
 _JUDGED = 200  # requests that a floor of whole answers is taken of
 
@@ -34,13 +36,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     kv_cache_dtype: str
 
-    def limits(self) -> SchedulerLimits:
+    def limits(self, *, prefix_caching: bool = True) -> SchedulerLimits:
         return SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             context_length=self.max_model_len,
             block_size=BLOCK,
             long_prefill_tokens=self.long_prefill_token_threshold,
+            prefix_caching=prefix_caching,
         )
 
 
@@ -77,15 +80,19 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         """As far as floors tell."""
         return self.fits and not self.misses
 
+    def with_threshold(self, tokens: int) -> Option:
+        """The same, with another long_prefill_token_threshold."""
+        assert self.settings is not None
+        settings = msgspec.structs.replace(self.settings, long_prefill_token_threshold=tokens)
+        return msgspec.structs.replace(self, settings=settings)
+
     @property
-    def served(self) -> str:
+    def not_served(self) -> str:
         """Why Tonle's engine cannot serve it in this version; "" if it can."""
-        return not_served(self.times)
+        return _why_not_served(self.times)
 
 
-def not_served(times: RooflineTimes) -> str:
-    from tonle.advise.precision import SERVED_ARCHITECTURES
-
+def _why_not_served(times: RooflineTimes) -> str:
     shape = times.shape
     if not times.gpu.tonle:
         return f"Tonle's engine has no kernels for {times.gpu.maker} GPUs"
@@ -100,19 +107,22 @@ def not_served(times: RooflineTimes) -> str:
     return ""
 
 
-def build_option(times: RooflineTimes, workload: Workload, slo: Slo, context_length: int) -> Option:
+def build_option(
+    times: RooflineTimes, workload: Workload, slo: Slo, context_length: int, most_rows: int = MOST_ROWS
+) -> Option:
+    """`most_rows`: no larger batch than that."""
     capacity = capacity_of(times, workload)
     why_not = _why_not(times, capacity, workload)
     if why_not:
         return Option(times=times, capacity=capacity, fits=False, why_not=why_not)
     best: tuple[float, int, int] | None = None
     fallback: tuple[float, int, int] | None = None  # where no batch keeps the SLO: the least of it
-    for rows in _batches(min(capacity.users_safe, MOST_ROWS)):
+    for rows in _batches(min(capacity.users_safe, most_rows)):
         step = step_tokens(times, workload, slo, rows)
         seconds = request_s(times, workload, rows, step)
         found = (seconds, rows, step)
         fallback = found
-        if _keeps_tpot(times, workload, slo, rows, step) and (best is None or seconds < best[0]):
+        if _keeps(times, workload, slo, rows, step) and (best is None or seconds < best[0]):
             best = found
     assert fallback is not None
     seconds, rows, step = best or fallback
@@ -120,8 +130,6 @@ def build_option(times: RooflineTimes, workload: Workload, slo: Slo, context_len
 
 
 def _why_not(times: RooflineTimes, capacity: Capacity, workload: Workload) -> str:
-    from tonle.advise.units import bytes_text
-
     shape, gpus = times.shape, times.gpus
     if shape.heads % gpus:
         return f"{shape.heads} heads cannot be divided among {gpus} GPUs"
@@ -162,7 +170,7 @@ def step_tokens(times: RooflineTimes, workload: Workload, slo: Slo, rows: int) -
     while size > LEAST_STEP_TOKENS:
         if times.mixed_s(rows, context, size - rows if size > rows else BLOCK, depth) <= limit_s:
             break
-        size -= _STEP_ROUND
+        size -= _STEP_ROUND if size > 512 else _FINE_ROUND
     return max(size, rows + BLOCK)
 
 
@@ -192,10 +200,18 @@ def tpot_s(times: RooflineTimes, workload: Workload, rows: int, step: int) -> fl
     return _decode_s(times, workload, rows) + interrupted
 
 
-def _keeps_tpot(times: RooflineTimes, workload: Workload, slo: Slo, rows: int, step: int) -> bool:
+def _keeps(times: RooflineTimes, workload: Workload, slo: Slo, rows: int, step: int) -> bool:
     if 1e3 * tpot_s(times, workload, rows, step) > _limit_ms(slo, "tpot"):
         return False
-    return 1e3 * _mixed_s(times, workload, rows, step) <= _limit_ms(slo, "itl")
+    mixed_ms = 1e3 * _mixed_s(times, workload, rows, step)
+    if mixed_ms > _limit_ms(slo, "itl"):
+        return False
+    for bound in slo.bounds:  # a prompt that comes to a full batch, if nothing waits before it
+        if bound.metric == "ttft":
+            own = workload.prompt_at(bound.percent) - workload.shared_prefix
+            if math.ceil(own / max(BLOCK, step - rows)) * mixed_ms > bound.limit_ms:
+                return False
+    return True
 
 
 def _mixed_s(times: RooflineTimes, workload: Workload, rows: int, step: int) -> float:
@@ -255,7 +271,5 @@ def _misses(option: Option, workload: Workload, slo: Slo) -> list[str]:
         else:
             floor = option.decode_one_ms
         if floor > bound.limit_ms:
-            from tonle.bench.slo import duration_text
-
             misses.append(f"{bound}: at least {duration_text(floor)}, with no other request present")
     return misses

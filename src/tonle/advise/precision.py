@@ -1,6 +1,7 @@
 """In which precisions weights, keys and values can be kept, what they cost, and which of them Tonle's engine serves on a GPU.
 
-Does: bytes per number, which rate of the data sheet products run at, honest words about support. Does not: know models or devices.
+Does: bytes per number, which rate of the data sheet products run at, what is not served and why. Does not: know models or
+devices.
 """
 
 from __future__ import annotations

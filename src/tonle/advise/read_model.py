@@ -31,7 +31,8 @@ def find_model(name: str) -> ModelShape:
         if len(files) == 1:
             return _of_gguf(files[0])
         raise ModelError(
-            f"{path} has no config.json" + (f" and {len(files)} GGUF files: name one of them" if files else " and no GGUF file")
+            f"{path} has no config.json"
+            + (f" and {len(files)} GGUF files: name one of them" if files else " and no GGUF file")
         )
     if cached := _cached_config(name):
         return shape_of_config(_read_json(cached), name=name, origin="config.json in the hub's cache")
@@ -141,7 +142,7 @@ def _stored_as(quantization: Any) -> str | None:
     method, bits = str(quantization.get("quant_method", "")).lower(), quantization.get("bits")
     if "fp8" in method or '"type": "float"' in text:
         return "fp8"
-    if bits == 4 or '"num_bits": 4' in text or method == "awq" or "load_in_4bit\": true" in text:
+    if bits == 4 or '"num_bits": 4' in text or method == "awq" or 'load_in_4bit": true' in text:
         return "int4"
     if bits == 8 or '"num_bits": 8' in text:
         return "int8"
@@ -150,7 +151,9 @@ def _stored_as(quantization: Any) -> str | None:
 
 def _of_gguf(path: Path) -> ModelShape:
     head = read_gguf_head(path)
-    own = {key.partition(".")[2]: value for key, value in head.metadata.items() if key.startswith(f"{head.architecture}.")}
+    own = {
+        key.partition(".")[2]: value for key, value in head.metadata.items() if key.startswith(f"{head.architecture}.")
+    }
     numbers = _Numbers(own, str(path))
     heads, hidden = numbers.need("attention.head_count"), numbers.need("embedding_length")
     experts = numbers.first("expert_count") or 0

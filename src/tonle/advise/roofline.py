@@ -7,8 +7,9 @@ A step is three things one after the other, and what surrounds them:
     the rest    what products write and the next ones read, logits; launches, a fixed time per layer; with several GPUs, two
                 all-reduces per layer
 
-Does: seconds from counts. Does not: know queues or schedulers: the simulator runs the real ones. The shares of the data sheet that
-are reached (`Efficiency`) were chosen once from steps measured on an H200 with two models; docs/sizing.md lays them side by side.
+Does: seconds from counts. Does not: know queues or schedulers: the simulator runs the real ones. The shares of the data sheet
+that are reached (`Efficiency`) were chosen once from steps measured on an H200 with two models; docs/sizing.md lays them side
+by side.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tonle.engine.schedule.step_facts import StepWork
 
 _ACTIVATION_BYTES = 4  # per output of a product and token: written and read again, in 16 bits
 _LOGIT_BYTES = 12  # per word of the vocabulary and token drawn: 4 bytes, written once and read twice
-_TARGET_DTYPE_BYTES = 2  # of what GPUs send each other
+_STATE_BYTES = 2  # of what GPUs send each other
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     int4_products: float = 0.9  # of that: weights are unpacked on the way (assumed)
     attention: float = 0.33  # of prompts: of bf16's operations per second
     row_layer_s: float = 9.5e-6  # per layer of a step with one row: launches and latencies that nothing hides
-    layer_s: float = 23e-6  # the same in steps of several rows or prompts
+    layer_s: float = 25e-6  # the same in steps of several rows or prompts
     link: float = 0.75  # of the link between GPUs (assumed)
     all_reduce_s: float = 10e-6  # each, besides what it sends (assumed: NVLink and the like)
     pcie_all_reduce_s: float = 30e-6  # the same over PCIe (assumed)
@@ -52,8 +53,9 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency = Efficiency()
     front_s: float = 0.8e-3  # tokenizing a chat's prompt and HTTP
     back_s: float = 0.2e-3
-    host_fixed_s: float = 0.2e-3  # of the loop's thread per step: measured, with an H200's host
-    host_row_s: float = 4.5e-6
+    host_fixed_s: float = 0.3e-3  # of the loop's thread per step: measured, with an H200's host
+    host_row_s: float = 3.5e-6
+    host_prompt_s: float = 0.2e-3  # per prompt in it
 
     @property
     def lag(self) -> int:
@@ -65,7 +67,7 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0
 
     def host_s(self, work: StepWork) -> float:
-        return self.host_fixed_s + self.host_row_s * (work.rows + work.prompts)
+        return self.host_fixed_s + self.host_row_s * work.rows + self.host_prompt_s * work.prompts
 
     def device_s(self, work: StepWork) -> float:
         tokens = work.rows + work.tokens
@@ -83,7 +85,9 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
     # -- the parts, each in seconds
 
     def read_weights_s(self, tokens: int = 1) -> float:
-        return self.shape.read_bytes(self.precision, tokens) / (self.gpus * self.gpu.bandwidth * self.efficiency.bandwidth)
+        return self.shape.read_bytes(self.precision, tokens) / (
+            self.gpus * self.gpu.bandwidth * self.efficiency.bandwidth
+        )
 
     def multiply_s(self, tokens: int, samples: int) -> float:
         share = self.efficiency.products * (self.efficiency.int4_products if self.precision.name == "int4" else 1.0)
@@ -105,7 +109,7 @@ class RooflineTimes(msgspec.Struct, frozen=True, kw_only=True):
         """Two per layer: after attention and after the mixer, each sends 2·(N−1)/N of the tokens' hidden states."""
         if self.gpus == 1:
             return 0.0
-        sent = 2 * (self.gpus - 1) / self.gpus * tokens * self.shape.hidden_size * _TARGET_DTYPE_BYTES
+        sent = 2 * (self.gpus - 1) / self.gpus * tokens * self.shape.hidden_size * _STATE_BYTES
         pcie = self.gpu.link_name.startswith("PCIe")
         fixed = self.efficiency.pcie_all_reduce_s if pcie else self.efficiency.all_reduce_s
         return 2 * self.shape.layers * (fixed + sent / (self.gpu.link * self.efficiency.link))

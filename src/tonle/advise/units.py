@@ -27,7 +27,8 @@ def parse_bytes(text: str, name: str) -> int:
     if match is None or float(match[1]) <= 0:
         raise ConfigError(f"{_flag(name)} takes a size such as 141GB or 80GiB, not {text!r}", param=name)
     binary = bool(match[3]) or not text.strip().lower().endswith("b")
-    return round(float(match[1]) * (1024 if binary else 1000) ** _BYTE_POWERS[match[2].lower()])
+    factor: int = (1024 if binary else 1000) ** _BYTE_POWERS[match[2].lower()]
+    return round(float(match[1]) * factor)
 
 
 def parse_bandwidth(text: str, name: str) -> float:
@@ -36,7 +37,9 @@ def parse_bandwidth(text: str, name: str) -> float:
     try:
         return float(parse_bytes(bare, name))
     except ConfigError:
-        raise ConfigError(f"{_flag(name)} takes bytes per second such as 4.8TB/s or 864GB/s, not {text!r}", param=name) from None
+        raise ConfigError(
+            f"{_flag(name)} takes bytes per second such as 4.8TB/s or 864GB/s, not {text!r}", param=name
+        ) from None
 
 
 def parse_flops(text: str, name: str) -> float:

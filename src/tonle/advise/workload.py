@@ -19,6 +19,29 @@ LONG_PROMPT = 5000  # tokens: what the gateway's length_threshold is by default
 _MIN_CLASS = 0.05  # share of requests, and of prompt tokens, that makes a class of its own worth having
 
 
+def preset_lengths(name: str) -> tuple[Span, Span, int]:
+    """Prompts, answers and shared prefix of a named workload of `tonle bench`. Raises `ConfigError`."""
+    from tonle.bench.datasets.presets import PRESETS
+
+    preset = PRESETS.get(name)
+    if preset is None:
+        raise ConfigError(f"there is no preset {name!r}; presets: {', '.join(PRESETS)}", param="preset")
+    if preset.turns is not None:
+        raise ConfigError(
+            f"the preset {name} has conversations, whose prompts grow from turn to turn: give --input-tokens and "
+            f"--output-tokens of "
+            "an average turn instead",
+            param="preset",
+        )
+    if preset.prefixes > 1:  # not all prompts share one: counted as if none did
+        longer = Span(
+            preset.input_tokens.low + preset.shared_prefix_tokens,
+            preset.input_tokens.high + preset.shared_prefix_tokens,
+        )
+        return longer, preset.output_tokens, 0
+    return preset.input_tokens, preset.output_tokens, preset.shared_prefix_tokens
+
+
 class Workload:
     """`users` who each wait for their answer, or `rate` requests per second; neither: as many as one replica holds."""
 
@@ -32,9 +55,9 @@ class Workload:
         shared_prefix: int = 0,
     ) -> None:
         if users is not None and rate is not None:
-            raise ConfigError("give --users or --rate, not both", param="rate")
+            raise ConfigError("give --concurrency or --rate, not both", param="rate")
         if users is not None and users < 1:
-            raise ConfigError(f"--users must be at least 1, not {users}", param="users")
+            raise ConfigError(f"--concurrency must be at least 1, not {users}", param="concurrency")
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"--rate must be more than 0 requests per second, not {rate:g}", param="rate")
         if shared_prefix < 0:
@@ -51,18 +74,23 @@ class Workload:
 
     @classmethod
     def of_spans(
-        cls, prompts: Span, answers: Span, *, users: int | None = None, rate: float | None = None, shared_prefix: int = 0
+        cls,
+        prompts: Span,
+        answers: Span,
+        *,
+        users: int | None = None,
+        rate: float | None = None,
+        shared_prefix: int = 0,
     ) -> Workload:
         for name, span in (("input_tokens", prompts), ("output_tokens", answers)):
             if span.low < 1 or span.high < span.low:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} must be a number or a range of at least 1 token, not {span}", param=name
+                    f"--{name.replace('_', '-')} must be a number or a range of at least 1 token, not {span}",
+                    param=name,
                 )
         rng = random.Random(0)
         lengths = [(prompts.draw(rng), answers.draw(rng)) for _ in range(_DRAWN)]
-        return cls(
-            lengths, label=f"{prompts} in, {answers} out", users=users, rate=rate, shared_prefix=shared_prefix
-        )
+        return cls(lengths, label=f"{prompts} in, {answers} out", users=users, rate=rate, shared_prefix=shared_prefix)
 
     # -- statistics
 

@@ -148,8 +148,13 @@ class Client:
             yield job
 
     def _timed_jobs(self, task: LevelTask) -> Iterator[tuple[float, Job]]:
-        """Every `count`-th arrival is this client's."""
+        """Every `count`-th arrival is this client's. The jobs of a replay say when they are due."""
         options, share = self._options, self._share
+        if task.load.kind == "replay":
+            until_s = float("inf") if options.duration_s is None else options.duration_s
+            dated = ((job.due_s or 0.0, job) for job in self._next_jobs())
+            yield from itertools.takewhile(lambda timed: timed[0] < until_s, dated)
+            return
         arrivals = arrival_times(task.load, seed=options.seed, level=task.number, duration_s=options.duration_s)
         for place, offset_s in enumerate(arrivals):
             if place % share.count == share.place:

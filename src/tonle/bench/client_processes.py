@@ -71,7 +71,7 @@ class ClientProcesses:
 
         def count(sample: Sample) -> None:
             nonlocal num_kept
-            num_kept += 1
+            num_kept += not sample.turn  # later turns of a conversation are no jobs of their own
             keep(sample)
 
         self._tell(Go(perf_counter() + LEAD_S))

@@ -23,7 +23,6 @@ from tonle.bench.options import BenchOptions
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
 from tonle.bench.underway import UnderwayCounts
-from tonle.bench.workload import FileWorkload
 from tonle.telemetry.gpu import LocalGpus
 
 WARMUP_USERS_OPEN_LOOP = 4
@@ -92,20 +91,19 @@ class Bench:
             notes += remark(level, self._options)
         if self._sweep is not None:
             notes += self._sweep.notes()
-        if target is not None and isinstance(target.workload, FileWorkload) and target.workload.wrapped:
-            notes.append("the file's prompts were sent more than once: caches of the server may have answered")
-        kind = None if target is None else "file" if target.scale is None else target.scale.kind
+        if target is not None:
+            notes += target.workload.notes()
         return BenchReport(
             started_at=self._started_at.isoformat(timespec="seconds"),
             url=str(self._client.http.address),
             model=None if target is None else target.model,
-            prompt_kind=kind,
+            prompt_kind=None if target is None else target.workload.kind,
             settings=describe_settings(self._options),
             environment=describe_environment(self._event_loop),
             levels=[level for _, level in levels],
             notes=notes,
             interrupted=interrupted,
-            saturation=None if self._sweep is None else self._sweep.result(interrupted=interrupted),
+            saturation=None if self._sweep is None else self._sweep.saturation(interrupted=interrupted),
         )
 
     def _loads(self) -> Iterator[Load]:
@@ -124,6 +122,7 @@ class Bench:
 
     async def _run_level(self, task: LevelTask) -> None:
         load = task.load
+        num_requests = task.workload.num_requests(task.number, self._options.num_requests(load))
         await self._sender.prepare(task)
         samples: list[Sample] = []
 
@@ -131,7 +130,7 @@ class Bench:
             samples.append(sample)
             self._watch.answered(sample)
 
-        self._watch.started(load, self._options.num_requests(load), self._options.duration_s)
+        self._watch.started(load, num_requests, self._options.duration_s)
         reconnects = self._sender.reconnects
         gpus = GpuWatch(self._gpus) if self._gpus is not None and self._gpus.names else None
         interrupted = True
@@ -145,7 +144,7 @@ class Bench:
                 rate=load.rate,
                 reconnects=self._sender.reconnects - reconnects,
                 interrupted=interrupted,
-                warmup=self._options.warmup,
+                warmup=0 if load.kind == "replay" else self._options.warmup,
                 slo=self._options.slo,
                 gpus=[] if gpus is None else gpus.stop(),
                 clients=self._sender.uses(),

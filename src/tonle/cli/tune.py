@@ -1,6 +1,6 @@
 """`tonle tune`: settings of a server that hold an SLO under a load, with the evidence. Never loads torch in this process.
 
-Exit status: 0 it has a result, also if that is "keep the default" · 2 it could not start · 130 stopped with Ctrl-C, the best so far saved.
+Exit status: 0 it has a result, which may be "keep the default" · 2 it could not start · 130 Ctrl-C: the best so far is saved.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ _load = partial(typer.Option, rich_help_panel="Load", show_default=False)
 _search = partial(typer.Option, rich_help_panel="Search", show_default=False)
 _server = partial(typer.Option, rich_help_panel="Server", show_default=False)
 
-_MAXIMIZE = "goodput (requests per second that keep the SLO) or throughput (output tokens per second). Default: goodput."
+_MAXIMIZE = (
+    "goodput (requests per second that keep the SLO) or throughput (output tokens per second). Default: goodput."
+)
 _ALLOW = "Also try what changes answers slightly: activation-bits, kv-dtype. Separate several by commas."
 _VALUES = "Try these values of a setting: max_num_seqs=8,16,32; none (max_num_seqs=) leaves it alone. Repeat the flag for more."
 _COMMAND = (
-    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, {port} and '
-    "{NAME} are places for values given with --values NAME=DEFAULT,SECOND,…"
+    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, '
+    "{port} and {NAME} are places for values given with --values NAME=DEFAULT,SECOND,…"
 )
 _OUT = "Folder for measurements and results; the same command with the same folder goes on. Default: tuning-DATE."
 
@@ -66,13 +68,16 @@ def tune(
     model: ModelArgument = None,
     maximize: Annotated[MaximizeName, _goal(metavar="NAME", help=_MAXIMIZE)] = MaximizeName.goodput,
     concurrency: Annotated[
-        int | None, _load(metavar="N", help="So many users, each waiting for an answer before the next request. Default: 16.")
+        int | None,
+        _load(metavar="N", help="So many users, each waiting for an answer before the next request. Default: 16."),
     ] = None,
     rate: Annotated[float | None, _load(metavar="N", help="So many requests per second, arriving at random.")] = None,
     requests: Annotated[
         int | None, _load(metavar="N", help="Requests per measurement. Default: as many as the budget allows.")
     ] = None,
-    budget: Annotated[str, _search(metavar="TIME", help="All the time it may take: 10m (the default), 40m, 2h.")] = "10m",
+    budget: Annotated[
+        str, _search(metavar="TIME", help="All the time it may take: 10m (the default), 40m, 2h.")
+    ] = "10m",
     out: Annotated[Path | None, _search(metavar="DIR", help=_OUT)] = None,
     profile: Annotated[
         str | None,
@@ -84,10 +89,13 @@ def tune(
     config: Annotated[
         Path | None, _server(metavar="FILE", help="Settings for `tonle serve` that stay as they are.")
     ] = None,
-    server: Annotated[ServerName, _server(metavar="NAME", help="tonle (the default), vllm, or other.")] = ServerName.tonle,
+    server: Annotated[
+        ServerName, _server(metavar="NAME", help="tonle (the default), vllm, or other.")
+    ] = ServerName.tonle,
     command: Annotated[str | None, _server(metavar="TEXT", help=_COMMAND)] = None,
     device: Annotated[
-        DeviceName | None, _server(metavar="NAME", help="Of vLLM or another server: cpu or cuda. Default: cuda if there is a GPU.")
+        DeviceName | None,
+        _server(metavar="NAME", help="Of vLLM or another server: cpu or cuda. Default: cuda if there is a GPU."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the result only.")] = False,
 ) -> None:
@@ -142,7 +150,9 @@ def _seconds(text: str) -> float:
     if bare.endswith("h") and bare[:-1].replace(".", "", 1).isdigit():
         return float(bare[:-1]) * 3600
     if bare.replace(".", "", 1).isdigit():
-        raise ConfigError(f"--budget {text} has no unit: write {text}m for minutes or {text}s for seconds", param="budget")
+        raise ConfigError(
+            f"--budget {text} has no unit: write {text}m for minutes or {text}s for seconds", param="budget"
+        )
     return parse_duration_ms(text, "--budget") / 1e3
 
 
@@ -155,7 +165,11 @@ def _show(result: TuneResult, out: Path) -> None:
     if result.verdict is not None:
         console.print(result.verdict.sentence, markup=False)
     if result.safe is not None:
-        known = f"{result.safe.text}{how_known(result.safe)}" if result.safe.value else "none: the SLO holds at no load that was tried"
+        known = (
+            f"{result.safe.text}{how_known(result.safe)}"
+            if result.safe.value
+            else "none: the SLO holds at no load that was tried"
+        )
         console.print(f"Safe load: {known}", markup=False)
     best = "best.yaml" if result.inputs.server == "tonle" else "best.sh"
     start = f"tonle serve --config {out / best}" if result.inputs.server == "tonle" else f"sh {out / best}"

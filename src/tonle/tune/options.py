@@ -67,9 +67,13 @@ class TuneOptions:
             raise ConfigError(f'--server {self.server} needs --command "{example} …"', param="command")
         for name, value in (("--profile", self.profile), ("--config", self.config)):
             if value is not None:
-                raise ConfigError(f"{name} is for Tonle's own server; with --server {self.server} leave it out", param="server")
+                raise ConfigError(
+                    f"{name} is for Tonle's own server; with --server {self.server} leave it out", param="server"
+                )
         if self.model is not None:
-            raise ConfigError(f"with --server {self.server} the model is part of --command: leave it out here", param="model")
+            raise ConfigError(
+                f"with --server {self.server} the model is part of --command: leave it out here", param="model"
+            )
 
     def inputs(self, config: dict[str, Any]) -> Inputs:
         """What makes two tunings the same."""

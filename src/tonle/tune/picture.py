@@ -12,9 +12,9 @@ from tonle.bench.html.axes import Axis, axis_of, tick_text
 from tonle.bench.html.elements import Html, element
 from tonle.bench.slo import duration_text
 from tonle.tune.objective import Goal, Outcome
+from tonle.tune.results import TuneResult
 from tonle.tune.space import describe, key_of
 from tonle.tune.stage_simulated import pareto_front
-from tonle.tune.results import TuneResult
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 18, 28, 46
@@ -110,7 +110,9 @@ def _measured(result: TuneResult, settings: dict[str, object], outcome: Outcome,
         return dot
     left, top = x.place(ms), y.place(outcome.output_tokens_per_s)
     near_end = left > WIDTH - 80
-    text = element("text", name, x=left + (-10 if near_end else 10), y=top - 8, text_anchor="end" if near_end else "start")
+    text = element(
+        "text", name, x=left + (-10 if near_end else 10), y=top - 8, text_anchor="end" if near_end else "start"
+    )
     return element("g", dot, text, class_="named")
 
 

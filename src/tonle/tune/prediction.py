@@ -1,6 +1,7 @@
 """`SimulatedServer`: what the simulator says of settings, as an `Outcome`. The seam between the search and `tonle.simulate`.
 
-Does: turn settings into limits of a scheduler, a workload into a trace, a simulation into an outcome. Does not: search or measure.
+Does: turn settings into limits of a scheduler, a workload into a trace, a simulation into an outcome.
+Does not: search or measure.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ class SimulatedServer:
     """One server of a profile under the workload of a benchmark."""
 
     def __init__(
-        self, profile: Profile, bench: BenchOptions, slo: Slo, config: dict[str, Any], trace_of: TraceOf, *, seed: int = 0
+        self,
+        profile: Profile,
+        bench: BenchOptions,
+        slo: Slo,
+        config: dict[str, Any],
+        trace_of: TraceOf,
+        *,
+        seed: int = 0,
     ) -> None:
         """`config`: what the user's settings file says. `trace_of`: the first so many requests of the benchmark."""
         self._profile = profile

@@ -69,7 +69,9 @@ def write_results(result: TuneResult, folder: Path, config: dict[str, Any]) -> l
     elif result.command is not None:
         import shlex
 
-        written.append(_write(folder / "best.sh", f"#!/bin/sh\n# {headline(result)}\nexec {shlex.join(result.command)}\n"))
+        written.append(
+            _write(folder / "best.sh", f"#!/bin/sh\n# {headline(result)}\nexec {shlex.join(result.command)}\n")
+        )
     if result.limits is not None:
         written.append(_write(folder / "gateway.yaml", gateway_yaml(result)))
     save_report(result, folder / "result.json")
@@ -113,7 +115,7 @@ max_concurrent: {limits.max_concurrent}  # per backend
 max_queued: {limits.max_queued}
 max_queued_tokens: {limits.max_queued_tokens}
 
-# One such server answers {limits.requests_per_minute} requests and {limits.tokens_per_minute} tokens (prompts and answers) per minute.
+# One such server answers {limits.requests_per_minute} requests, {limits.tokens_per_minute} tokens with prompts, per minute.
 # Limits of single keys come out of that, for example a tenth each:
 # requests_per_minute: {max(1, limits.requests_per_minute // 10)}
 # tokens_per_minute: {max(1, limits.tokens_per_minute // 10)}
@@ -126,7 +128,11 @@ def how_known(safe: SafeLoad) -> str:
         return ", measured"
     if safe.source == "measured":
         return ", the load that was measured"
-    return ", simulated, and not confirmed by a measurement" if safe.confirmed is None else ", simulated, and a measurement missed it"
+    return (
+        ", simulated, and not confirmed by a measurement"
+        if safe.confirmed is None
+        else ", simulated, and a measurement missed it"
+    )
 
 
 def summary(result: TuneResult) -> str:
@@ -140,7 +146,9 @@ def summary(result: TuneResult) -> str:
         *([f"**{result.verdict.sentence}**", ""] if result.verdict is not None else []),
         f"- Goal: {goal}",
         f"- Load: {result.inputs.load}",
-        f"- Safe load: {result.safe.text}{how_known(result.safe)}" if result.safe is not None else "- Safe load: not searched",
+        f"- Safe load: {result.safe.text}{how_known(result.safe)}"
+        if result.safe is not None
+        else "- Safe load: not searched",
         f"- Simulated: {len(result.trials)} settings; measured: {len(result.candidates)}",
     ]
     if result.correction is not None and result.correction.error_after is not None:
@@ -152,7 +160,9 @@ def summary(result: TuneResult) -> str:
     lines += ["", "| settings | runs | measured | simulated |", "|---|---|---|---|"]
     for each in result.candidates:
         simulated = "–" if each.simulated is None else one_line(each.simulated, goal)
-        lines.append(f"| {describe(each.settings)} | {each.measured.runs} | {one_line(each.measured, goal)} | {simulated} |")
+        lines.append(
+            f"| {describe(each.settings)} | {each.measured.runs} | {one_line(each.measured, goal)} | {simulated} |"
+        )
     for key, reason in result.failed.items():
         lines.append(f"| {key or 'default'} | 0 | could not be measured: {reason.splitlines()[0]} | – |")
     if result.verdict is not None:

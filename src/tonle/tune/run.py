@@ -1,13 +1,15 @@
 """`Tuner`: one tuning from the first simulation to the files it leaves.
 
-Does: simulate, measure, correct, confirm, find the safe load, in this order and within the budget; go on where an earlier run stopped; at
-Ctrl-C, keep the best so far. Does not: print (it is given a function), start servers or simulate by itself.
+Does: simulate, measure, correct, confirm, find the safe load, in this order and within the budget; go on where an earlier run
+stopped; at Ctrl-C, keep the best so far. Does not: print (it is given a function), start servers or simulate by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tonle.bench import BenchOptions, Load
 from tonle.tune import budget as times
@@ -28,6 +30,7 @@ from tonle.tune.verdict import Verdict, judge
 _GUESS_STARTUP_S = 15.0  # of a server, before one was started
 _CANDIDATES = 12  # taken from the simulation; the budget says how many are measured
 _NEWCOMERS = 2
+_MARGIN = 0.05  # of the SLO's limits, in the simulation
 _TRIALS_AGAIN = 120
 _STEPS = 50  # a line about the simulated search after so many trials
 
@@ -77,6 +80,7 @@ class Tuner:
         self._budget = budget
         self._plain_say = say
         self._predict = predict
+        self._simulated_goal = msgspec.structs.replace(task.goal, margin=_MARGIN)
         self._reserve_s = 0.0  # of the budget, not for the search
         self._run_s = times.LEAST_RUN_S
         self._pairs = times.LEAST_PAIRS
@@ -117,8 +121,8 @@ class Tuner:
         if len(candidates) > 1:
             return max(candidates, key=lambda each: self._task.goal.rank(self.outcome(each)))
         trials = self._state.reranked or self._state.trials
-        best = shortlist(trials, self._task.goal, 1)
-        if best and self._task.goal.rank(_of(trials, best[0])) > self._task.goal.rank(trials[0].outcome):
+        best = shortlist(trials, self._simulated_goal, 1)
+        if best and self._simulated_goal.rank(_of(trials, best[0])) > self._simulated_goal.rank(trials[0].outcome):
             return best[0]
         return {}
 
@@ -148,11 +152,11 @@ class Tuner:
                 self._say(f"  {count} settings, best so far: {describe(best.settings)}")
 
         found = search_simulated(
-            self._task.knobs, self._task.goal, lambda settings: predict.outcome(settings, Correction()),
+            self._task.knobs, self._simulated_goal, lambda settings: predict.outcome(settings, Correction()),
             seed=self._task.seed, seconds=seconds, first=self._task.first, tell=tell,
         )  # fmt: skip
         self._state.trials = found
-        best = shortlist(found, self._task.goal, 1)
+        best = shortlist(found, self._simulated_goal, 1)
         self._say(f"{len(found)} settings simulated; the default: {one_line(found[0].outcome, self._task.goal)}")
         if best:
             self._say(f"  the best other: {describe(best[0])}: {one_line(_of(found, best[0]), self._task.goal)}")
@@ -199,20 +203,22 @@ class Tuner:
         return plan
 
     def _default_rate(self) -> tuple[float, float]:
-        """Requests per second of the default, and how long a run of all given requests takes: simulated, or by a first measurement."""
+        """Requests per second of the default, and how long a run of it takes: simulated, or by a first measurement."""
         if self._predict is not None:
             outcome = self._state.trials[0].outcome
         else:
             if not self._folder.of({}, "pilot"):
                 self._say("measuring the default for a moment, to see how long a measurement takes")
-                self._measure.measure({}, "pilot", 0, requests=None if self._task.is_sized else self._task.least_requests)
+                self._measure.measure(
+                    {}, "pilot", 0, requests=None if self._task.is_sized else self._task.least_requests
+                )
             outcome = measured_outcome(self._folder, self._task.goal, {}, "pilot")
         return max(outcome.requests_per_s, 1e-6), outcome.duration_s
 
     def _candidates(self) -> list[Settings]:
         """The best of the simulation, and what can only be measured beside it, alternating."""
-        simulated = shortlist(self._state.trials, self._task.goal, _CANDIDATES)
-        trials, goal = self._state.trials, self._task.goal
+        trials, goal = self._state.trials, self._simulated_goal
+        simulated = shortlist(trials, goal, _CANDIDATES)
         leads = bool(simulated) and goal.rank(_of(trials, simulated[0])) > goal.rank(trials[0].outcome)
         others = variants(self._task.knobs, simulated[0] if leads else {})
         mixed = [each for pair in zip(simulated, others, strict=False) for each in pair]
@@ -221,7 +227,7 @@ class Tuner:
 
     def _correct(self, predict: Predict, stage: MeasuredStage, survivors: list[Settings]) -> list[Settings]:
         """Fit the step times to the first round, rank again; settings that are new among the best join the next round."""
-        goal, state = self._task.goal, self._state
+        goal, state = self._simulated_goal, self._state
         if state.correction is None:
             known = [settings for settings in survivors if predict.knows(settings)]
             measured = [(settings, stage.outcome(settings, before=1)) for settings in known]
@@ -237,7 +243,9 @@ class Tuner:
                 first=[*known, *shortlist(state.trials, goal, 3 * _CANDIDATES)],
             )  # fmt: skip
         newcomers = shortlist(state.reranked, goal, _NEWCOMERS, besides=measured_settings(self._folder, before=1))
-        worst = min((goal.rank(_of(state.reranked, each)) for each in survivors if _has(state.reranked, each)), default=None)
+        worst = min(
+            (goal.rank(_of(state.reranked, each)) for each in survivors if _has(state.reranked, each)), default=None
+        )
         return [each for each in newcomers if worst is None or goal.rank(_of(state.reranked, each)) > worst]
 
     def _confirm(self, stage: MeasuredStage) -> None:
@@ -247,7 +255,9 @@ class Tuner:
         pairs = self._pairs
         startup_s = self._state.startup_s or _GUESS_STARTUP_S
         self._reserve_s = 0.0
-        while pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s:
+        while (
+            pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s
+        ):
             pairs += 1
         self._say(f"confirming: the default against {describe(self.tuned)}, {pairs} times each with new prompts")
         try:
@@ -272,7 +282,9 @@ class Tuner:
         kind: LoadKind = "concurrency" if task.load.kind == "concurrency" else "rate"
         found = find_safe_load(kind, task.goal, lambda value: predict.outcome(best, correction, load=Load(kind, value)))
         self.safe = found
-        check = SafeLoadCheck(self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests)
+        check = SafeLoadCheck(
+            self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests
+        )
         startup_s = state.startup_s or _GUESS_STARTUP_S
         self.safe = check.confirm(best, found, fits=lambda run_s: startup_s + run_s <= self._budget.left_s)
 

@@ -29,6 +29,17 @@ Progress = Callable[[float, str], None]
 class Launcher(Protocol):
     """Starts servers of one kind."""
 
+    def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TonleLauncher:
+    """`tonle serve` of this package. `config`: what the user's settings file says."""
+
+    model: str | None
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()  # for the file that the server reads
+
     def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess:
         flags = self.config_flags()
         for name, value in settings.items():
@@ -89,7 +100,9 @@ class CommandLauncher:
     def words(self, settings: Settings, port: int) -> list[str]:
         """The command line."""
         values = {**self.defaults, **settings, "port": port}
-        words = [_PLACE.sub(lambda match: str(values.get(match[1], match[0])), word) for word in shlex.split(self.command)]
+        words = [
+            _PLACE.sub(lambda match: str(values.get(match[1], match[0])), word) for word in shlex.split(self.command)
+        ]
         if "port" not in self.places:
             words += ["--port", str(port)]
         for name, value in settings.items():

@@ -3,7 +3,8 @@
 Does: hold the table, choose values, name settings. Does not: try any (`stage_simulated.py`, `stage_measured.py`).
 
 Settings are a dict by the names that `tonle serve --config` reads, with what differs from the default only: {} is the default.
-A running server cannot change any of these, so that each change needs a restart; consecutive measurements of the same settings do not.
+A running server cannot change any of these: each change needs a restart. Measurements of the same settings one after the other
+do not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Settings = dict[str, Any]
 ServerKind = Literal["tonle", "vllm", "other"]
 
 _TARGET_SHARES = (0.6, 0.8, 0.95)  # of an SLO's limit: how far below it the adaptive target lies
+_NO_SLO = Slo()
 MANY_CORES = 8  # from so many on, a second front end has a core to run on
 
 
@@ -28,7 +30,7 @@ class DeviceFacts:
 
     device: str  # "cpu" | "cuda"
     cpus: int = 1
-    slo: Slo = Slo()
+    slo: Slo = _NO_SLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,7 @@ class Knob:
         return "--" + self.name.replace("_", "-")
 
 
-def _by_device(
-    cpu: tuple[Any, ...] = (), cuda: tuple[Any, ...] = ()
-) -> Callable[[DeviceFacts], tuple[Any, ...]]:
+def _by_device(cpu: tuple[Any, ...] = (), cuda: tuple[Any, ...] = ()) -> Callable[[DeviceFacts], tuple[Any, ...]]:
     return lambda facts: cuda if facts.device == "cuda" else cpu
 
 
@@ -146,7 +146,8 @@ def choices(
         raise ConfigError(f"--allow takes {' and '.join(ALLOWABLE)}, not {', '.join(unknown)}", param="allow")
     if kind == "tonle" and (unknown := sorted(set(own) - set(BY_NAME))):
         raise ConfigError(
-            f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}", param="values"
+            f"--values: `tonle tune` does not search {', '.join(unknown)}; it searches {', '.join(BY_NAME)}",
+            param="values",
         )
     found = []
     for knob in KNOBS if kind != "other" else ():
@@ -175,7 +176,9 @@ def parse_values(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         name, equals, rest = text.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
         if not equals or not name:
-            raise ConfigError(f"--values takes NAME=VALUE,VALUE such as max_num_seqs=8,16,32, not {text!r}", param="values")
+            raise ConfigError(
+                f"--values takes NAME=VALUE,VALUE such as max_num_seqs=8,16,32, not {text!r}", param="values"
+            )
         if name in found:
             raise ConfigError(f"--values {name} is there twice; give all its values at once", param="values")
         found[name] = tuple(_number(part.strip()) for part in rest.split(",") if part.strip())

@@ -63,7 +63,9 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     folder = TuneDir.open(options.out, options.inputs(config), datetime.now(UTC).isoformat(timespec="seconds"))
     budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
     if folder.measurements:
-        say(f"going on in {folder.path}: {len(folder.measurements)} measurements are there, {clock_text(budget.spent_s)} were spent")
+        say(
+            f"going on in {folder.path}: {len(folder.measurements)} measurements are there, {clock_text(budget.spent_s)} spent"
+        )
 
     def tell(text: str) -> None:
         folder.state.spent_s = budget.spent_s
@@ -110,7 +112,9 @@ def _prepare_command(options: TuneOptions) -> Known:
         launcher = vllm_launcher(command)
     else:
         # The first value is the default of a place in the command; the others are searched.
-        launcher = CommandLauncher(command, defaults={name: values[0] for name, values in options.values.items() if values})
+        launcher = CommandLauncher(
+            command, defaults={name: values[0] for name, values in options.values.items() if values}
+        )
         own = {name: values[1:] if name in launcher.places else values for name, values in options.values.items()}
         knobs = choices("other", facts, own=own)
     launcher.validate()
@@ -201,7 +205,9 @@ def _result(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tuner,
     inputs = state.inputs
     return TuneResult(
         tonle=tonle.__version__,
-        inputs=inputs if options.command is None else msgspec.structs.replace(inputs, model=model_of_command(options.command)),
+        inputs=inputs
+        if options.command is None
+        else msgspec.structs.replace(inputs, model=model_of_command(options.command)),
         goal=goal,
         settings=best,
         evidence=tuner.evidence,

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tonle.bench.compare import Change, CompareOptions, Comparison, Run, compare
+from tonle.bench.compare import Change, CompareOptions, Comparison, compare
 from tonle.bench.numbers import change_text
+from tonle.bench.report import Run
 from tonle.tune.objective import Goal, Outcome, outcome_of
 from tonle.tune.state import Measurement
 
@@ -67,7 +68,11 @@ def _shown(comparison: Comparison, goal: Goal) -> list[Change]:
 def _decide(changes: Sequence[Change], default: Outcome, tuned: Outcome, goal: Goal) -> tuple[bool, str]:
     by_name = {change.metric: change for change in changes}
     if tuned.holds and not default.holds:
-        missed = [by_name.get(f"{each.bound.metric.upper()} p{each.bound.percent:g}") for each in default.bounds if not each.holds]
+        missed = [
+            by_name.get(f"{each.bound.metric.upper()} p{each.bound.percent:g}")
+            for each in default.bounds
+            if not each.holds
+        ]
         if missed and all(change is not None and change.high is not None and change.high < 0 for change in missed):
             return True, "it holds the SLO, which the default misses, and the difference is larger than chance"
     name = "output tok/s" if goal.maximize == "throughput" else "goodput/s"

@@ -128,7 +128,9 @@ def test_without_a_scatter_steps_take_what_is_expected() -> None:
     assert times.jitter(0.0) == times.jitter(0.999) == 1.0
 
 
-def logged(planned: float, launching: float, launched: float, waited: float, collected: float, published: float) -> LoggedStep:
+def logged(
+    planned: float, launching: float, launched: float, waited: float, collected: float, published: float
+) -> LoggedStep:
     return LoggedStep(planned, launching, launched, waited, collected, published, 1, 0, 0, 5, 0, 1, 1, 0)
 
 
