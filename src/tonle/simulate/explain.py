@@ -101,13 +101,13 @@ def _fleet_lines(fleet: Fleet) -> list[str]:
     lines = []
     for options, count in _groups(fleet.replicas):
         limits = options.limits
-        kinds = [f"role {options.role}"] * (options.role != "any") + [f"length {options.length}"] * (
-            options.length != "any"
-        )
+        kind = f", role {options.role}" if options.role != "any" else ""
+        kind += f", length {options.length}" if options.length != "any" else ""
         lines.append(
-            f"{count} replica{'' if count == 1 else 's'}{''.join(f', {kind}' for kind in kinds)}: {limits.max_num_seqs} requests, "
+            f"{count} replica{'' if count == 1 else 's'}{kind}: {limits.max_num_seqs} requests and "
             f"{limits.max_num_batched_tokens} tokens per step, {limits.long_prefill_tokens} of one prompt; "
-            f"{options.num_blocks * limits.block_size} tokens of KV cache; prefix cache {'on' if limits.prefix_caching else 'off'}"
+            f"{options.num_blocks * limits.block_size} tokens of KV cache; "
+            f"prefix cache {'on' if limits.prefix_caching else 'off'}"
         )
     if fleet.has_gateway:
         lines.append(
@@ -156,8 +156,8 @@ def _groups(replicas: list[ReplicaOptions]) -> list[tuple[ReplicaOptions, int]]:
 def _load_line(options: BenchOptions) -> str:
     if options.replay is not None:
         return (
-            f"Requests: those of {options.replay} at their recorded times, {options.speed:g} times as fast, with the recorded counts "
-            "of tokens"
+            f"Requests: those of {options.replay} at their recorded times, {options.speed:g} times as fast, with the recorded "
+            "counts of tokens"
         )
     if options.file is not None:
         return f"Requests: those of {options.file}; texts are not tokenized: four characters count as a token"
