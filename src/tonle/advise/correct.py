@@ -5,7 +5,7 @@ Does: search with `run_check`, keep what was tried, and say what changed and why
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tonle.advise.check import Check, run_check
@@ -33,9 +33,10 @@ def check_and_correct(
     workload = question.workload
     if workload.rate is None and workload.users is None:
         return _one_replica(question, option, on_check)
-    option, share_lines = _with_best_threshold(question, option, on_check)
+    option, first_check, share_lines = _with_best_threshold(question, option, on_check)
     together = size_together(question, option)
-    found = _fewest(question, together.replicas, lambda count: _together(together, count), "all alike", on_check)
+    known = {} if first_check is None else {together.replicas: first_check}
+    found = _fewest(question, together.replicas, lambda count: _together(together, count), "all alike", on_check, known)
     found.lines = share_lines + found.lines
     apart = size_by_length(question, option)
     if apart is None:
@@ -47,18 +48,19 @@ def check_and_correct(
 
 def _with_best_threshold(
     question: Question, option: Option, on_check: Callable[[str], None]
-) -> tuple[Option, list[Line]]:
-    """Whether one prompt may fill a step: half of it is the usual choice; the whole step where more requests keep the SLO so."""
+) -> tuple[Option, Check | None, list[Line]]:
+    """Whether one prompt may fill a step: half of it is the usual choice; the whole step where more requests keep the SLO so.
+    With it, what the rule of thumb's sizing then comes to."""
     if not question.slo or option.settings is None:
-        return option, []
+        return option, None, []
     whole = option.with_threshold(option.settings.max_num_batched_tokens)
     checks = []
     for each, share in ((option, "half of a step"), (whole, "a whole step")):
         on_check(f"one prompt may take {share}")
-        checks.append(run_check(question, size_together(question, each), f"threshold: {share}"))
+        checks.append(run_check(question, size_together(question, each), f"one prompt takes at most {share}"))
     half_share, whole_share = ((check.good_share or 0.0) for check in checks)
     if whole_share <= half_share + 0.005:
-        return option, []
+        return option, checks[0], []
     line = Line(
         topic="corrected by the simulation",
         verdict="long_prefill_token_threshold: a prompt may take the whole step",
@@ -66,7 +68,7 @@ def _with_best_threshold(
         f"prompts of this "
         "workload are too alike for a cap to help.",
     )
-    return whole, [line]
+    return whole, checks[1], [line]
 
 
 def _together(sizing: Sizing, count: int) -> Sizing:
@@ -93,9 +95,13 @@ def _fewest(
     make: Callable[[int], Sizing | None],
     label: str,
     on_check: Callable[[str], None],
+    known: Mapping[int, Check] | None = None,
 ) -> Corrected:
-    """The fewest replicas that hold the SLO; without one, or if no number holds it, the guess."""
+    """The fewest replicas that hold the SLO; without one, or if no number holds it, the guess. `known`: simulated before."""
     checks: dict[int, tuple[Sizing, Check]] = {}
+    for count, check in (known or {}).items():
+        if (sizing := make(count)) is not None:
+            checks[count] = (sizing, check)
 
     def holds(count: int) -> bool:
         if count not in checks:
@@ -215,7 +221,7 @@ def _share(check: Check) -> str:
 def _one_replica(question: Question, option: Option, on_check: Callable[[str], None]) -> Corrected:
     """No load was given: the most users at a time that one replica serves within the SLO."""
     checks: dict[int, tuple[Sizing, Check]] = {}
-    option, share_lines = _with_best_threshold(question, option, on_check)
+    option, _, share_lines = _with_best_threshold(question, option, on_check)
     capless = bool(share_lines)
 
     def holds(users: int) -> bool:

@@ -10,7 +10,7 @@ import math
 from tonle.advise.capacity import memory_text
 from tonle.advise.choose import HEADROOM, Group, Question, Sizing
 from tonle.advise.lines import Line, Section
-from tonle.advise.option import Option, prompt_cost_s
+from tonle.advise.option import MOST_ROWS, Option, prompt_cost_s
 from tonle.advise.precision import KV_PRECISIONS
 from tonle.advise.units import bytes_text, flops_text
 from tonle.advise.workload import LONG_PROMPT, Workload
@@ -52,11 +52,11 @@ def floor_section(question: Question, option: Option) -> Section:
         Line(
             topic="when decoding is bound by arithmetic",
             verdict=f"from about {ridge:,.0f} rows; a full batch has {_rows(option)}",
-            reason="Below that, more users in a batch cost almost nothing but KV reads; memory ends the batch first."
+            reason="Below that, more users in a batch cost little but their KV reads."
             if ridge > _rows(option)
             else "The batch is beyond it: more users in it no longer raise throughput much.",
             arithmetic=f"{flops_text(times.gpu.rate(times.precision.rate))}FLOP/s × "
-            f"{times.precision.bytes_per_weight:.3g} bytes / "
+            f"{times.precision.bytes_per_weight:.3g} bytes per weight / "
             f"(2 × {bytes_text(times.gpu.bandwidth)}/s)",
         ),
     ]
@@ -92,7 +92,6 @@ def _group_lines(question: Question, group: Group, *, named: bool) -> list[Line]
     option, workload = group.option, group.workload
     capacity, settings = option.capacity, group.settings
     where = f", {group.length} prompts" if named else ""
-    by_memory = settings.max_num_seqs >= capacity.users_safe
     return [
         Line(
             topic=f"KV capacity{where}",
@@ -107,14 +106,8 @@ def _group_lines(question: Question, group: Group, *, named: bool) -> list[Line]
             topic=f"admission{where}",
             verdict=f"at most {settings.max_num_seqs} requests at a time per replica (max_num_seqs, and "
             f"max_concurrent of the gateway)",
-            reason=(
-                "Memory sets it."
-                if by_memory
-                else "The SLO sets it: a larger batch would make tokens later than allowed."
-            )
-            + " The gateway's queue does what a semaphore in the client would, for all clients together, and refuses "
-            "with 429 when "
-            "it is full.",
+            reason=f"{_what_ends_the_batch(group)} The gateway's queue does what a semaphore in the client would, for all clients together, and refuses "
+            "with 429 when it is full.",
             arithmetic=f"n × {workload.held_mean:,.0f} + 1.645 × √n × {workload.held_spread:,.0f} ≤ "
             f"{capacity.kv_tokens:,} tokens",
         ),
@@ -123,15 +116,22 @@ def _group_lines(question: Question, group: Group, *, named: bool) -> list[Line]
     ]
 
 
+def _what_ends_the_batch(group: Group) -> str:
+    rows = group.settings.max_num_seqs
+    if rows >= group.option.capacity.users_safe:
+        return "Memory sets it."
+    if rows >= MOST_ROWS:
+        return f"It is the usual largest batch; memory would hold {group.option.capacity.users_safe:,}."
+    return "The SLO sets it: in a larger batch tokens would come later than allowed."
+
+
 def _step_line(slo: Slo, group: Group, where: str) -> Line:
     option, settings = group.option, group.settings
     limit = min((bound.limit_ms for bound in slo.bounds if bound.metric == "itl"), default=math.inf)
     if math.isinf(limit):
-        reason = "No ITL bound was given: the default, which keeps products busy. A smaller one makes gaps between "
-        "tokens shorter."
+        reason = "No ITL bound was given, so this is the default. Smaller steps make gaps between tokens shorter."
     elif option.mixed_ms <= limit:
-        reason = f"The most tokens that a step can compute within the ITL bound of {duration_text(limit)}, less a "
-        "tenth for scatter."
+        reason = f"What a step can compute within {duration_text(limit)}, the ITL bound, less a tenth for scatter."
     else:
         reason = f"Even the smallest sensible step exceeds the ITL bound of {duration_text(limit)}."
     prompt_s = prompt_cost_s(option.times, group.workload, settings.max_num_seqs, settings.max_num_batched_tokens)
@@ -153,8 +153,7 @@ def _threshold_line(group: Group, where: str) -> Line:
     else:
         reason = "Half of a step: a long prompt leaves the other half to those that came after it."
     if step <= LONG_PROMPT and longest > step:
-        reason += f" It caps one prompt's share of a step, so that {LONG_PROMPT:,} would change nothing with steps of "
-        f"{step:,} tokens."
+        reason += f" The threshold caps its share of each step: {LONG_PROMPT:,} would be more than a step has."
     steps = math.ceil(longest / share)
     return Line(
         topic=f"long prompts beside short ones{where}",
@@ -227,8 +226,8 @@ def _replica_line(group: Group, *, named: bool) -> Line:
     option, workload = group.option, group.workload
     settings = group.settings
     where = f", {group.length} prompts" if named else ""
-    each = f"{option.requests_per_s:.3g} requests/s, {option.requests_per_s * workload.mean_answer:,.0f} tokens/s out "
-    "per replica when full"
+    tokens_per_s = option.requests_per_s * workload.mean_answer
+    each = f"a full replica answers {option.requests_per_s:.3g} requests/s, {tokens_per_s:,.0f} tokens/s"
     count = (
         f"{group.replicas} replica{'s' if group.replicas > 1 else ''} ({group.gpus} GPU{'s' if group.gpus > 1 else ''})"
     )
@@ -239,5 +238,5 @@ def _replica_line(group: Group, *, named: bool) -> Line:
         reason = f"{workload.users:,} users at a time, at most {settings.max_num_seqs} per replica."
         arithmetic = f"{workload.users:,} / {settings.max_num_seqs}; {each}"
     else:
-        count, reason, arithmetic = each, "No load was given (--rate or --users): this is one replica's.", ""
+        count, reason, arithmetic = each, "No load was given (--rate or --concurrency): this is one replica's.", ""
     return Line(topic=f"replicas{where}", verdict=count, reason=reason, arithmetic=arithmetic)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tonle.advise.capacity import MEMORY_SHARE, RESERVE_BYTES
-from tonle.advise.choose import ACCURACY_PRICE, PARALLEL_PRICE, Question, cost, precision_names
+from tonle.advise.choose import PARALLEL_PRICE, Question, cost, precision_names
 from tonle.advise.lines import Line, Section
 from tonle.advise.option import Option
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
@@ -87,7 +87,7 @@ def fit_section(question: Question, options: Sequence[Option], chosen: Option | 
             verdict="; ".join(_fewest(options, name) for name in precision_names(question)),
             reason=f"Weights, a reserve and KV for the longest request and at least 8 average ones must fit. {gpu.name}: "
             f"{bytes_text(gpu.memory_bytes)}, {bytes_text(gpu.bandwidth)}/s, {flops_text(gpu.bf16)}FLOP/s in bf16"
-            + (f", {flops_text(gpu.fp8)} in fp8" if gpu.fp8 else ", no fp8 units")
+            + (f", {flops_text(gpu.fp8)}FLOP/s in fp8" if gpu.fp8 else ", no fp8 units")
             + f" ({gpu.origin}).",
             arithmetic=f"{bytes_text(gpu.memory_bytes)} × {MEMORY_SHARE:g} − {bytes_text(RESERVE_BYTES)} for graphs and "
             "activations = "
@@ -121,12 +121,9 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
         )
         if other != name and best is not None:
             others.append(f"{best.name} {_cost_text(best, question)}")
-    price = ACCURACY_PRICE[name]
     reason = f"Answers: {chosen.times.precision.accuracy}."
-    if price:
-        reason += f" It was to save at least {price:.0%} of the GPUs for that risk, and does."
-    elif others:
-        reason += " A lower precision would have to save 10 % (8 bits) or 25 % (4 bits) to be worth its risk."
+    if others:
+        reason += " A lower precision must save at least 10 % (8 bits) or 25 % (4 bits) to be worth its risk."
     if name == "int4":
         reason += " Products run at bf16's rate, so that int4 helps decoding and memory, not prompts."
     if (
@@ -147,7 +144,8 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
 def _cost_text(option: Option, question: Question) -> str:
     if question.workload.users is None and question.workload.rate is None:
         return f"{option.gpu_s:.2f} GPU s per request"
-    return f"{cost(option, question):.3g} GPUs for the load"
+    count = f"{cost(option, question):.3g}"
+    return f"{count} GPU{'' if count == '1' else 's'} for the load"
 
 
 def _parallel_lines(question: Question, options: Sequence[Option], chosen: Option) -> list[Line]:
@@ -169,29 +167,30 @@ def _parallel_lines(question: Question, options: Sequence[Option], chosen: Optio
         elif why:
             reason = f"With {smaller[-1].times.gpus} GPU{'s' if smaller[-1].times.gpus > 1 else ''}: {why}."
         else:
-            reason = f"More GPUs per replica save more than {PARALLEL_PRICE:.0%}: the weights are held once for a "
-            "larger KV cache."
+            reason = f"More GPUs save over {PARALLEL_PRICE:.0%}: weights are held once, and the rest is KV cache."
     lines = [Line(topic="replicas or tensor parallel", verdict=verdict, reason=reason, arithmetic=_link_text(chosen))]
-    if larger is not None and larger.settings is not None:
-        gain, cheaper = chosen.request_s / larger.request_s, 1 - larger.gpu_s / chosen.gpu_s
-        lines.append(
-            Line(
-                topic=f"{larger.times.gpus} GPUs per replica instead",
-                verdict=f"{gain:.2f} times the throughput of one replica; two replicas give 2 times",
-                reason=f"One user's token comes after {duration_text(larger.decode_one_ms)} instead of "
-                f"{duration_text(chosen.decode_one_ms)}: worth it where latency needs it."
-                + (
-                    f" Above 2 because the weights are held once: {larger.capacity.kv_tokens:,} tokens of KV instead of "
-                    f"{2 * chosen.capacity.kv_tokens:,} in two replicas. {cheaper:.0%} of GPU time would be saved, less than the "
-                    f"{PARALLEL_PRICE:.0%} asked for, as all-reduce times are assumed, not measured, and a failure then takes "
-                    f"{larger.times.gpus} GPUs."
-                    if gain > 2
-                    else ""
-                ),
-                arithmetic=_link_text(larger),
-            )
+    return lines if larger is None else [*lines, _larger_line(chosen, larger)]
+
+
+def _larger_line(chosen: Option, larger: Option) -> Line:
+    gain, gpus = chosen.request_s / larger.request_s, larger.times.gpus
+    reason = (
+        f"One user's token comes after {duration_text(larger.decode_one_ms)} instead of "
+        f"{duration_text(chosen.decode_one_ms)}: worth it where latency needs it."
+    )
+    if gain > 2:
+        reason += (
+            f" Above 2 because the weights are held once: {larger.capacity.kv_tokens:,} tokens of KV instead of "
+            f"{2 * chosen.capacity.kv_tokens:,} in two replicas. {1 - larger.gpu_s / chosen.gpu_s:.0%} of GPU time would be "
+            f"saved; {PARALLEL_PRICE:.0%} are asked for, as all-reduce times are assumed, not measured, and a failure takes "
+            f"{gpus} GPUs at once."
         )
-    return lines
+    return Line(
+        topic=f"{gpus} GPUs per replica instead",
+        verdict=f"{gain:.2f} times the throughput of one replica; two replicas give 2 times",
+        reason=reason,
+        arithmetic=_link_text(larger),
+    )
 
 
 def _link_text(option: Option) -> str:

@@ -12,11 +12,14 @@ from rich.text import Text
 
 from tonle.advise.advice import Advice, OptionReport
 from tonle.advise.lines import Line
+from tonle.advise.units import count_text
 from tonle.bench.slo import duration_text
 
-_COLUMNS = (
-    "option", "KV tokens", "users mean · p95", "batch", "TPOT 1 user · full", "TTFT floor p95", "GPU s/request", "engine",
-)  # fmt: skip
+_COLUMNS = ("option", "KV tokens", "users · p95", "batch", "TPOT 1 user", "full", "TTFT p95", "GPU s/req", "engine")
+_LEGEND = (
+    "users: requests that fit, of average and of p95 size · batch: max_num_seqs · TPOT: floor of one user, and in a full batch "
+    "with prompts · TTFT p95: of an idle replica · GPU s/req: GPU seconds per request in a full batch"
+)
 
 
 def headline(advice: Advice) -> str:
@@ -49,20 +52,25 @@ def _question(advice: Advice) -> str:
 
 def _row(option: OptionReport) -> list[str]:
     if not option.fits:
-        return [option.name, option.why_not]
+        return [_short_name(option), option.why_not]
     assert option.decode_one_ms is not None
     assert option.tpot_ms is not None
     assert option.ttft_floor_p95_ms is not None
     return [
-        option.name,
-        f"{option.kv_tokens:,}",
+        _short_name(option),
+        count_text(option.kv_tokens),
         f"{option.users_mean} · {option.users_p95}",
         str(option.max_num_seqs),
-        f"{duration_text(option.decode_one_ms)} · {duration_text(option.tpot_ms)}",
-        duration_text(option.ttft_floor_p95_ms) + (" (misses the SLO)" if option.misses else ""),
+        duration_text(option.decode_one_ms),
+        duration_text(option.tpot_ms),
+        duration_text(option.ttft_floor_p95_ms),
         f"{option.gpu_s_per_request:.2f}",
-        "vLLM" if option.not_served_by_tonle else "Tonle",
+        ("vLLM" if option.not_served_by_tonle else "Tonle") + (", misses the SLO" if option.misses else ""),
     ]
+
+
+def _short_name(option: OptionReport) -> str:
+    return f"{option.precision} × {option.gpus}" + (", fp8 KV" if option.kv == "fp8" else "")
 
 
 def print_advice(advice: Advice, console: Console) -> None:
@@ -88,9 +96,9 @@ def print_advice(advice: Advice, console: Console) -> None:
 
 
 def _print_options(advice: Advice, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for number, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if number in (0, 7) else "right", no_wrap=number == 0)
+        table.add_column(column, justify="left" if number in (0, len(_COLUMNS) - 1) else "right", no_wrap=number == 0)
     out = []
     for option in advice.options:
         if option.fits:
@@ -100,8 +108,9 @@ def _print_options(advice: Advice, console: Console) -> None:
             out.append(option)
     if table.row_count:
         console.print(table)
+        console.print(Text(_LEGEND, style="dim"))
     for option in out:
-        console.print(Text(f"{option.name}: does not fit: {option.why_not}", style="dim"))
+        console.print(Text(f"{_short_name(option)}: does not fit: {option.why_not}", style="dim"))
 
 
 def _print_line(line: Line, console: Console) -> None:
@@ -118,8 +127,9 @@ def markdown(advice: Advice) -> str:
     for option in advice.options:
         row = _row(option)
         if not option.fits:
-            row = [option.name, f"does not fit: {option.why_not}", *[""] * (len(_COLUMNS) - 2)]
+            row = [_short_name(option), f"does not fit: {option.why_not}", *[""] * (len(_COLUMNS) - 2)]
         lines.append(f"| {' | '.join(row)} |")
+    lines += ["", _LEGEND + "."]
     for section in advice.sections:
         lines += ["", f"## {section.title}", ""]
         for line in section.lines:

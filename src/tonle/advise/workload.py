@@ -55,9 +55,9 @@ class Workload:
         shared_prefix: int = 0,
     ) -> None:
         if users is not None and rate is not None:
-            raise ConfigError("give --users or --rate, not both", param="rate")
+            raise ConfigError("give --concurrency or --rate, not both", param="rate")
         if users is not None and users < 1:
-            raise ConfigError(f"--users must be at least 1, not {users}", param="users")
+            raise ConfigError(f"--concurrency must be at least 1, not {users}", param="concurrency")
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"--rate must be more than 0 requests per second, not {rate:g}", param="rate")
         if shared_prefix < 0:

@@ -206,6 +206,8 @@ class Cluster:
 
     def _count(self) -> None:
         up = sum(each.replica is not None and not each.backend.draining for each in self.servers)
+        if self.counts and self.counts[-1][0] == self.clock.now:
+            self.counts.pop()
         self.counts.append((self.clock.now, up))
 
 

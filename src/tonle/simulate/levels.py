@@ -86,7 +86,7 @@ def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[
     sweep = options.new_sweep()
     while (load := sweep.next_load()) is not None:
         sweep.add(load, run(len(levels), load))
-    return levels, sweep.saturation()
+    return levels, sweep.result()
 
 
 def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watch) -> FewestReplicas:

@@ -134,8 +134,7 @@ class Replica:
         named, held = Sequence(request, key=0.0, stops=frozenset()), []
         if not scheduler.limits.prefix_caching:
             return 0
-        for place in range(len(request.prompt) // size):
-            digest = named.digest(place, size)
+        for digest in named.digests(len(request.prompt) // size, size):
             block = pool.lookup(digest)
             if block is not None:
                 pool.hold(block)

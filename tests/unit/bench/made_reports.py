@@ -47,9 +47,7 @@ def made_samples(
 def made_level(
     users: int = 4, *, rows: bool = True, slo: Slo = NO_SLO, gpus: list[GpuReport] | None = None, **changes: Any
 ) -> LevelReport:
-    circumstances = Circumstances(
-        label=f"concurrency {users}", concurrency=users, warmup=2, slo=slo, gpus=gpus or [], client_cpu_s=0.1
-    )
+    circumstances = Circumstances(label=f"concurrency {users}", concurrency=users, warmup=2, slo=slo, gpus=gpus or [])
     return report_level(made_samples(users=users, **changes), circumstances, keep_rows=rows)
 
 
