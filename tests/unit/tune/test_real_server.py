@@ -58,7 +58,9 @@ def test_any_server_by_its_command(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_results_and_no_server(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = command(out, "--values", "slots=1,2,3,4", "--ttft-p95", "10s", "--budget", "5m")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as tuning:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as tuning:
         for _ in range(1200):
             if len(list(out.glob("measurements/*.json"))) >= 3:
                 break
@@ -70,7 +72,9 @@ def test_ctrl_c_leaves_results_and_no_server(tmp_path: Path) -> None:
     assert json.loads((out / "result.json").read_text())["interrupted"]
     assert (out / "best.sh").exists() and (out / "report.html").exists()
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(out) not in running and not [line for line in running.splitlines() if f"{SLOTS} " in line and "tune" not in line]
+    assert str(out) not in running and not [
+        line for line in running.splitlines() if f"{SLOTS} " in line and "tune" not in line
+    ]
 
 
 def test_tonle_is_started_measured_and_takes_the_best_settings(tmp_path: Path) -> None:
@@ -92,6 +96,6 @@ def test_tonle_is_started_measured_and_takes_the_best_settings(tmp_path: Path) -
         measurer.measure({"long_prefill_token_threshold": -3}, "search", 0, requests=6)
     assert "could not be measured" in said[0]
     write_results(made_result(settings), tmp_path, {"max_model_len": 1024, "model": str(model)})
-    with ServerProcess.tonle(None, ["--config", str(tmp_path / "best.yaml")], log=tmp_path / "log") as server:
-        with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-            assert json.load(answer)["data"]
+    server = ServerProcess.tonle(None, ["--config", str(tmp_path / "best.yaml")], log=tmp_path / "log")
+    with server, urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+        assert json.load(answer)["data"]
