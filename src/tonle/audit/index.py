@@ -12,6 +12,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,18 @@ class Index:
         if not day_ledger.is_day(day) or not day_ledger.is_file_name(file):
             raise InternalError(f"{self._path} names a file outside the trail; `tonle audit reindex` builds it again")
         return self._directory / day / file
+
+
+def query_time(text: str | None) -> str | None:
+    """A time that a person wrote, as records write it, so that comparing texts compares times. Raises `InvalidRequest`."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is not a time; write it as 2025-01-31 or 2025-01-31T09:30:00") from None
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _content(record: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """`replay`: send recorded requests again and see whether the answers are the same.
 
 Does: rebuild the request from its record, without streaming; compare texts and tool calls. Does not: repeat what cannot repeat: a
-request that samples without a seed is passed over unless asked for; or know HTTP: the caller sends.
+request that samples without a seed is passed over unless asked for; or know HTTP: the caller sends. `tonle bench --replay` sends
+recorded requests too, at their recorded times; it takes from here what a request was (`request_of`, `path_of`), whether its
+answer must be the same (`is_deterministic`), and whether it is (`Recorded`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ Verdict = Literal["same", "different", "failed", "skipped"]
 INFERENCE = "/api/v1/inference"  # its records hold the chat request that was made of the question
 # Their records, where a gateway wrote them, hold the request that was made of theirs: that one is sent.
 _TRANSLATED = ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate")
+_TAKE_INPUT = ("/v1/responses", "/v1/embeddings")  # what others call `prompt`, in records too
 _AROUND = 20  # characters shown on either side of a difference
 _REQUEST_FIELDS = ("messages", "prompt", "parameters", "output")
 
@@ -65,7 +68,7 @@ def request_of(record: dict[str, Any]) -> dict[str, Any] | None:
         body.pop(name, None)
     for name in ("messages", "prompt"):
         if record.get(name) is not None:
-            body["input" if name == "prompt" and record["endpoint"] == "/v1/responses" else name] = record[name]
+            body["input" if name == "prompt" and record["endpoint"] in _TAKE_INPUT else name] = record[name]
     return inference_body(body) if record["endpoint"] == INFERENCE else body
 
 
@@ -107,16 +110,48 @@ def _why_not(record: dict[str, Any], *, everything: bool) -> str | None:
     return None
 
 
-def _path(record: dict[str, Any]) -> str:
+def path_of(record: dict[str, Any]) -> str:
     """Where the recorded request is sent. Only a gateway notes what its cache had."""
     if record["endpoint"] not in _TRANSLATED or record.get("cache") is None:
         return str(record["endpoint"])
     return "/v1/completions" if record.get("messages") is None else "/v1/chat/completions"
 
 
+class Recorded(msgspec.Struct, frozen=True):
+    """The answer of a record: all that a comparison needs of it."""
+
+    id: str
+    endpoint: str
+    text: str  # of all choices, with reasoning and tool calls
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Recorded:
+        choices = record.get("choices")
+        if record["endpoint"] == INFERENCE or not isinstance(choices, list) or not choices:
+            text = str(record.get("output") or "")
+        else:
+            text = "\n".join(
+                _told(choice.get("text"), choice.get("reasoning"), choice.get("tool_calls"))
+                for choice in choices
+                if isinstance(choice, dict)
+            )
+        return cls(record["id"], record["endpoint"], text)
+
+    def compare(self, answer: Answer) -> ReplayResult:
+        """With the answer of today, which may have been streamed."""
+        if self.endpoint == INFERENCE:
+            after = str(answer.raw.get("response") or "") if isinstance(answer.raw, dict) else ""
+        else:
+            after = "\n".join(
+                _told(choice.text, "".join(choice.reasoning), list(choice.tool_calls.values()))
+                for _, choice in sorted(answer.choices.items())
+            )
+        return _compare(self.id, self.text, after)
+
+
 def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> ReplayResult:
     try:
-        reply = send(_path(record), body)
+        reply = send(path_of(record), body)
     except InternalError as error:
         return ReplayResult(id=record["id"], verdict="failed", detail=error.message)
     answer = _answer(reply)
@@ -128,22 +163,7 @@ def _replay_one(record: dict[str, Any], body: dict[str, Any], send: Send) -> Rep
         answered_by = route.get("model") if route.get("model") != body.get("model") else None
         said += f"; it was answered by {answered_by}" if answered_by else ""
         return ReplayResult(id=record["id"], verdict="failed", detail=said, unknown_model=True, answered_by=answered_by)
-    choices = record.get("choices")
-    if record["endpoint"] == INFERENCE:
-        before, after = str(record.get("output") or ""), _response(reply.body)
-    elif isinstance(choices, list) and choices:
-        before = "\n".join(
-            _told(choice.get("text"), choice.get("reasoning"), choice.get("tool_calls"))
-            for choice in choices
-            if isinstance(choice, dict)
-        )
-        after = "\n".join(
-            _told(choice.text, "".join(choice.reasoning), list(choice.tool_calls.values()))
-            for _, choice in sorted(answer.choices.items())
-        )
-    else:
-        before, after = str(record.get("output") or ""), answer.text
-    return _compare(record["id"], before, after)
+    return Recorded.of(record).compare(answer)
 
 
 def _told(text: Any, reasoning: Any, calls: Any) -> str:
@@ -157,15 +177,6 @@ def _answer(reply: ServerReply) -> Answer:
     collector = Collector(reply.content_type)
     collector.feed(reply.body)
     return collector.finish()
-
-
-def _response(body: bytes) -> str:
-    """The text of an answer of the inference service."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except (ValueError, RecursionError):
-        return ""
-    return str(decoded.get("response") or "") if isinstance(decoded, dict) else ""
 
 
 def _names_model(error: Any) -> bool:

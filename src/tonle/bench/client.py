@@ -21,6 +21,7 @@ from tonle.bench.drive import Keep, closed_loop, open_loop, send_job
 from tonle.bench.load import Load
 from tonle.bench.measure import ClientUse, Sample
 from tonle.bench.options import BenchOptions
+from tonle.bench.underway import Underway, UnderwayCounts
 from tonle.bench.workload import Job, Workload
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.telemetry.percentile import percentile
@@ -65,6 +66,9 @@ class Sender(Protocol):
     def uses(self) -> list[ClientUse]:
         """How busy each client was in the level just driven."""
 
+    def underway(self) -> UnderwayCounts:
+        """Requests at this moment. May be called in another thread."""
+
     @property
     def reconnects(self) -> int: ...
 
@@ -91,6 +95,7 @@ class Client:
         self._series = JobSeries(iter(()), None)
         self._timers = TimerCheck()
         self._use: ClientUse | None = None
+        self._underway = Underway()
 
     @property
     def reconnects(self) -> int:
@@ -98,6 +103,9 @@ class Client:
 
     def uses(self) -> list[ClientUse]:
         return [] if self._use is None else [self._use]
+
+    def underway(self) -> UnderwayCounts:
+        return self._underway.counts()
 
     async def prepare(self, task: LevelTask) -> None:
         self._task = task
@@ -122,7 +130,7 @@ class Client:
             self._use = self._timers.use((thread_time() - cpu_s) / max(perf_counter() - began_s, 1e-9))
 
     async def send(self, job: Job) -> Sample:
-        return await send_job(self.http, job, timeout_s=self._options.timeout_s)
+        return await send_job(self.http, job, timeout_s=self._options.timeout_s, underway=self._underway)
 
     async def close(self) -> None:
         self.http.close()
@@ -140,8 +148,13 @@ class Client:
             yield job
 
     def _timed_jobs(self, task: LevelTask) -> Iterator[tuple[float, Job]]:
-        """Every `count`-th arrival is this client's."""
+        """Every `count`-th arrival is this client's. The jobs of a replay say when they are due."""
         options, share = self._options, self._share
+        if task.load.kind == "replay":
+            until_s = float("inf") if options.duration_s is None else options.duration_s
+            dated = ((job.due_s or 0.0, job) for job in self._next_jobs())
+            yield from itertools.takewhile(lambda timed: timed[0] < until_s, dated)
+            return
         arrivals = arrival_times(task.load, seed=options.seed, level=task.number, duration_s=options.duration_s)
         for place, offset_s in enumerate(arrivals):
             if place % share.count == share.place:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tonle.bench.measure import ClientUse, Sample
+from tonle.bench.underway import UnderwayCounts
 
 
 class ClientSettings(msgspec.Struct):
@@ -38,6 +39,7 @@ class Stop: ...
 @dataclass(frozen=True, slots=True)
 class Samples:
     samples: list[Sample]
+    underway: UnderwayCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tonle.bench.client import Client, LevelTask, Share
 from tonle.bench.client_messages import ClientSettings, Done, Failed, Go, Ready, Samples, Stop
 from tonle.bench.measure import Sample
 from tonle.bench.shared_counter import SharedCounter
+from tonle.bench.underway import UnderwayCounts
 from tonle.child.frames import FrameProtocol, frame
 from tonle.child.open_files import raise_limit
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
@@ -38,6 +39,7 @@ class _Process:
         self._transport: asyncio.WriteTransport | None = None
         self._driving: asyncio.Task[None] | None = None
         self._batch: list[Sample] = []
+        self._counts = UnderwayCounts()  # last said
 
     async def run(self, control: socket.socket) -> None:
         self._transport, _ = await asyncio.get_running_loop().create_connection(
@@ -98,9 +100,10 @@ class _Process:
             self._send_batch()
 
     def _send_batch(self) -> None:
-        if self._batch:
-            self._say(Samples(self._batch))
-            self._batch = []
+        counts = self._client.underway()
+        if self._batch or counts != self._counts:
+            self._say(Samples(self._batch, counts))
+            self._batch, self._counts = [], counts
 
 
 def main() -> None:

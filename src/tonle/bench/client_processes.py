@@ -21,6 +21,7 @@ from tonle.bench.drive import Keep
 from tonle.bench.measure import ClientUse, Sample
 from tonle.bench.options import BenchOptions
 from tonle.bench.shared_counter import SharedCounter
+from tonle.bench.underway import UnderwayCounts
 from tonle.child.frames import FrameProtocol, frame
 from tonle.child.spawn import exit_reason, spawn
 from tonle.errors import ConfigError, InternalError
@@ -48,6 +49,9 @@ class ClientProcesses:
     def uses(self) -> list[ClientUse]:
         return [done.use for done in self._done if done.use is not None]
 
+    def underway(self) -> UnderwayCounts:
+        return sum((child.underway for child in self._children), UnderwayCounts())
+
     async def prepare(self, task: LevelTask) -> None:
         if not self._children:
             await self._start()
@@ -67,7 +71,7 @@ class ClientProcesses:
 
         def count(sample: Sample) -> None:
             nonlocal num_kept
-            num_kept += 1
+            num_kept += not sample.turn  # later turns of a conversation are no jobs of their own
             keep(sample)
 
         self._tell(Go(perf_counter() + LEAD_S))
@@ -113,6 +117,7 @@ class ClientProcesses:
         while not child.is_done:
             message = await child.next()
             if isinstance(message, Samples):
+                child.underway = message.underway
                 for sample in message.samples:
                     keep(sample)
             elif isinstance(message, Done):
@@ -126,6 +131,7 @@ class _Child:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.is_done = False  # with the level
+        self.underway = UnderwayCounts()  # as it last said
         self._messages: asyncio.Queue[object] = asyncio.Queue()  # None: its end of the socket is closed
         self._transport: asyncio.WriteTransport | None = None
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from http import HTTPStatus
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tonle.bench.answer_stream import StreamedAnswer
 from tonle.bench.measure import Sample
+from tonle.bench.underway import Underway
 from tonle.bench.workload import Job
 from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
@@ -27,16 +29,20 @@ Keep = Callable[[Sample], None]
 PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
 
 
-async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
-    """Send one job. Any failure is in the sample's `failure`."""
+async def send_job(client: HttpClient, job: Job, *, timeout_s: float, underway: Underway | None = None) -> Sample:
+    """Send one job. Any failure is in the sample's `failure`; while it runs, it is among those `underway`."""
     request = client.request("POST", job.path, job.body, {})
-    answer = StreamedAnswer()
+    answer = StreamedAnswer(keep_texts=job.reads_answer)
+    on_data = (lambda piece: answer.feed(piece, perf_counter())) if job.is_streamed else None
+    if underway is not None:
+        underway.begin(answer)
     start_s = perf_counter()
     try:
-        reply = await fetch(
-            client, request, timeout_s=timeout_s, on_data=lambda piece: answer.feed(piece, perf_counter())
-        )
-        answer.finish(perf_counter())
+        reply = await fetch(client, request, timeout_s=timeout_s, on_data=on_data)
+        if job.is_streamed:
+            answer.finish(perf_counter())
+        elif reply.status == HTTPStatus.OK:
+            answer.take_whole(reply.body, reply.content_type, perf_counter())
         failure = _judge(reply, answer)
     except UpstreamError as error:
         failure = str(error)
@@ -44,10 +50,12 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
             # A server that closes the connection right after [DONE] has sent everything.
             failure = None if answer.done else f"{TRUNCATED}: {error}"
     end_s = perf_counter()
+    if underway is not None:
+        underway.end(answer)
     output_tokens, counted_by = answer.count_output()
     if failure is None and counted_by == "usage" and job.exact_tokens not in (None, output_tokens):
         failure = f"wrong token count: {output_tokens} instead of {job.exact_tokens}"
-    return Sample(
+    sample = Sample(
         index=job.index,
         start_s=start_s,
         end_s=end_s,
@@ -60,11 +68,13 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float) -> Sample:
         finish_reason=answer.finish_reason,
         failure=failure,
     )
+    job.answered(sample, answer.collected())
+    return sample
 
 
 def _judge(reply: BufferedReply, answer: StreamedAnswer) -> str | None:
     """What is wrong with an answer that arrived whole; None = nothing."""
-    if reply.status != 200:
+    if reply.status != HTTPStatus.OK:
         return f"HTTP {reply.status}: {body_message(reply.body)}"
     if answer.failure is not None:
         return answer.failure
@@ -78,18 +88,25 @@ def _judge(reply: BufferedReply, answer: StreamedAnswer) -> str | None:
 async def closed_loop(
     jobs: Iterator[Work], *, users: int, send: Send[Work], keep: Keep, duration_s: float | None = None
 ) -> None:
-    """`users` workers; each sends its next job when its last one is answered, until the jobs or the time run out."""
+    """`users` workers; each sends its next job when its last one is answered, until the jobs or the time run out.
+
+    The next job is the next turn of the conversation that the last one was part of, if there is one.
+    """
     until_s = float("inf") if duration_s is None else perf_counter() + duration_s
 
     async def work() -> None:
+        following: Any = None  # of a `Job`; the questions of a scenario have no turns
         while perf_counter() < until_s:
-            job = next(jobs, None)
+            job: Work | None = next(jobs, None) if following is None else following
             if job is None:
                 return
             sample = await send(job)
             keep(sample)
+            following = getattr(job, "following", None)
             if sample.failure is not None:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+            elif following is not None:
+                await asyncio.sleep(following.pause_s)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(users):
@@ -103,9 +120,15 @@ async def open_loop(timed: Iterable[tuple[float, Job]], *, begin_s: float, send:
     """
 
     async def work(job: Job, due_s: float) -> None:
-        sample = await send(job)
-        sample.due_s = due_s
-        keep(sample)
+        turn: Job | None = job
+        while turn is not None:
+            sample = await send(turn)
+            sample.due_s = due_s
+            keep(sample)
+            turn = turn.following
+            if turn is not None:
+                due_s = sample.end_s + turn.pause_s
+                await asyncio.sleep(due_s - perf_counter())
 
     async with asyncio.TaskGroup() as group:
         for offset_s, job in timed:

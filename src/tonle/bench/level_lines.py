@@ -14,6 +14,9 @@ GIB = 2**30
 
 def level_lines(level: LevelReport) -> list[str]:
     lines = [f"not counted: {level.warmup} warm-up requests"] if level.warmup else []
+    if level.graphemes_per_s is not None:
+        each = "" if level.ms_per_grapheme is None else f", {duration_text(level.ms_per_grapheme.p50)} each (p50)"
+        lines.append(f"{level.graphemes_per_s:.1f} letters/s (grapheme clusters){each}")
     if level.clients:
         lines.append(_client_line(level))
     lines += [_gpu_line(gpu) for gpu in level.gpus]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal
@@ -78,6 +79,12 @@ class Sample(msgspec.Struct, kw_only=True):
         return (self.e2el_s - self.ttft_s) / (self.output_tokens - 1)
 
     @property
+    def per_grapheme_s(self) -> float | None:
+        if self.ttft_s is None or self.e2el_s is None or self.graphemes is None or self.graphemes < 2:
+            return None
+        return (self.e2el_s - self.ttft_s) / (self.graphemes - 1)
+
+    @property
     def itl_s(self) -> list[float]:
         return [after - before for before, after in pairwise(self.arrivals_s)]
 
@@ -134,6 +141,13 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     good: bool | None = None  # keeps the SLO; None: there is none, or it failed
 
 
+class ChangedAnswer(msgspec.Struct, frozen=True):
+    """A replayed request that was answered in another way than it was recorded."""
+
+    record: str  # the id of the audit record
+    how: str
+
+
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of the machine that the client runs on, over a level. NVML's readings, a few per second."""
 
@@ -186,11 +200,12 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float | None = None  # answered requests that each keep the SLO, per second
     good_share: float | None = None  # of all requests, also failed ones
     graphemes_per_s: float | None = None
+    ms_per_grapheme: Spread | None = None  # after the first chunk, as TPOT is
     gpus: list[GpuReport] = []
     clients: list[ClientUse] = []  # one for each process of the client
-    offered_per_s: float | None = (
-        None  # open loop: requests per second as they were due; random gaps differ from `rate`
-    )
+    changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
+    offered_per_s: float | None = None  # open loop: as requests were due; random gaps differ from `rate`
+    falling_behind: float | None = None  # open loop: seconds that answers take longer per second; about 0: it keeps up
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,9 +286,16 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         goodput_per_s=None if num_good is None else num_good * per_s,
         good_share=None if num_good is None or not samples else num_good / len(samples),
         graphemes_per_s=None if graphemes is None else graphemes * per_s,
+        ms_per_grapheme=spread((sample.per_grapheme_s for sample in good), scale=1e3),
         gpus=circumstances.gpus,
         clients=circumstances.clients,
         offered_per_s=_offered_per_s(samples),
+        changed=[
+            ChangedAnswer(sample.record, sample.changed)
+            for sample in sorted(samples, key=lambda sample: sample.index)
+            if sample.record is not None and sample.changed is not None
+        ],
+        falling_behind=_falling_behind(good),
     )
 
 
@@ -281,6 +303,23 @@ def _offered_per_s(samples: list[Sample]) -> float | None:
     due_s = [sample.due_s for sample in samples if sample.due_s is not None]
     span_s = max(due_s) - min(due_s) if due_s else 0.0
     return (len(due_s) - 1) / span_s if span_s > 0 else None
+
+
+def _falling_behind(good: list[Sample]) -> float | None:
+    """Slope of E2EL over the time at which requests were due, by least squares. With ρ times the rate that a server can answer,
+    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, when the server fills, is left out."""
+    due_s = [sample.due_s for sample in good if sample.due_s is not None]
+    if not due_s:
+        return None
+    from_s = min(due_s) + (max(due_s) - min(due_s)) / 4
+    points = [
+        (sample.due_s, sample.e2el_s)
+        for sample in good
+        if sample.due_s is not None and sample.e2el_s is not None and sample.due_s >= from_s
+    ]
+    if len(points) < 3 or len({moment_s for moment_s, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

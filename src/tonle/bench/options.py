@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tonle.bench.datasets.check import check_data
+from tonle.bench.datasets.shipped import is_shipped
 from tonle.bench.load import Arrivals, Load
 from tonle.bench.slo import NO_SLO, Slo
 from tonle.bench.sweep import Sweep, SweepKind
@@ -20,6 +22,7 @@ from tonle.config.setting_names import named_settings
 from tonle.errors import ConfigError
 
 Endpoint = Literal["chat", "completions"]
+DataFormat = Literal["jsonl", "sharegpt", "openai-batch"]
 PromptKind = Literal["auto", "ids", "words"]
 
 
@@ -44,6 +47,32 @@ class Span:
 
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Seconds drawn evenly from `low` to `high`."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Pause:
+        """Read `2`, `0.5` or `1-5`."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:-\s*(\d+(?:\.\d+)?)\s*)?", text)
+        if match is None:
+            raise ConfigError(f"{name} is seconds such as 2 or a range such as 0.5-5, not {text!r}", param=name)
+        low = float(match[1])
+        return cls(low, float(match[2]) if match[2] else low)
+
+    def draw(self, rng: random.Random) -> float:
+        return rng.uniform(self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low:g}" if self.low == self.high else f"{self.low:g}-{self.high:g}"
+
+
+NO_PAUSE = Pause(0.0, 0.0)
 
 
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:
@@ -90,25 +119,40 @@ class BenchOptions:
     slo: Slo = NO_SLO  # every level is judged by it
 
     # Prompts
-    file: Path | None = None  # JSONL; None: synthetic prompts
+    file: Path | None = None  # prompts, or the name of a set that comes with Tonle (`khmer`); None: synthetic ones
+    format: DataFormat | None = None  # of `file`; None: found by looking at it
     input_tokens: Span = Span(128, 128)  # a prompt's own tokens, after the shared prefix
     output_tokens: Span = Span(64, 64)
     shared_prefix_tokens: int = 0
+    prefixes: int = 1  # so many different shared prefixes; each request has one of them
+    prefix_skew: float = 0.0  # Zipf's exponent: 0 draws them evenly, 1 takes the n-th 1/n as often as the first
+    turns: Span | None = None  # of each conversation; None: single requests, or all that a file's conversation has
+    think_time: Pause = NO_PAUSE  # seconds between an answer and the next turn
+    answers_as_recorded: bool = True  # ShareGPT: ask for answers about as long as the file's; False: output_tokens
     prompt_kind: PromptKind = "auto"
     seed: int = 0
 
+    # Replay of an audit trail, in place of prompts and load
+    replay: Path | None = None
+    speed: float = 1.0  # so many times as fast as recorded
+    since: str | None = None  # ISO 8601, UTC if it has no zone
+    until: str | None = None
+
     # Sampling
-    ignore_eos: bool | None = None  # None: on for synthetic prompts, off for a file's
+    ignore_eos: bool | None = None  # None: on for synthetic prompts, off for a file's and for a replay
     temperature: float = 0.0
     extra_body: dict[str, Any] = field(default_factory=dict)  # more fields for every body; None takes a field out
 
     # Report
+    graphemes: bool | None = None  # count the letters of answers; None: for a set that comes with Tonle
     keep_requests: bool = True  # one row per request in the report
 
     @property
     def levels(self) -> list[Load]:
         """Those known beforehand: a sweep has none."""
         arrivals, burstiness = self.gaps
+        if self.replay is not None:
+            return [Load("replay", self.speed)]
         if self.sweep is not None:
             return []
         if self.ramp is not None:
@@ -132,7 +176,13 @@ class BenchOptions:
 
     @property
     def ignores_eos(self) -> bool:
-        return self.file is None if self.ignore_eos is None else self.ignore_eos
+        if self.ignore_eos is not None:
+            return self.ignore_eos
+        return self.file is None and self.replay is None
+
+    @property
+    def counts_graphemes(self) -> bool:
+        return is_shipped(self.file) if self.graphemes is None else self.graphemes
 
     def num_requests(self, load: Load) -> int | None:
         """Requests of a level; None = until `duration_s` is over."""
@@ -163,7 +213,9 @@ class BenchOptions:
                 raise ConfigError(
                     f"extra_body must not hold {name!r}: the benchmark sets it itself", param="extra_body"
                 )
-        self._check_prompts()
+        self._check("prefix_skew", self.prefix_skew)
+        self._check("speed", self.speed, positive=True)
+        check_data(self)
 
     def _check_load(self) -> None:
         is_open = bool(self.rates or self.ramp is not None or self.sweep == "rate")
@@ -196,16 +248,6 @@ class BenchOptions:
             raise ConfigError(f"a sweep starts at one {self.sweep}; give one number, or none", param="sweep")
         if self.max_levels < 2:
             raise ConfigError(f"max_levels must be at least 2, not {self.max_levels}", param="max_levels")
-
-    def _check_prompts(self) -> None:
-        if self.prompt_kind == "ids" and self.endpoint == "chat":
-            raise ConfigError(
-                "the chat endpoint takes no token ids: use prompt kind words, or the completions endpoint",
-                param="prompt_kind",
-            )
-        if self.file is not None and (self.shared_prefix_tokens or self.prompt_kind != "auto"):
-            raise ConfigError("a shared prefix and a prompt kind are for synthetic prompts, not for a file's",
-                              param="file")  # fmt: skip
 
     @staticmethod
     def _check(name: str, value: float | None, *, positive: bool = False) -> None:

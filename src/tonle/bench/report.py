@@ -16,7 +16,7 @@ import msgspec
 
 import tonle
 from tonle.bench.measure import LevelReport
-from tonle.bench.options import BenchOptions, Span
+from tonle.bench.options import BenchOptions, Pause, Span
 from tonle.bench.self_check import client_remarks
 from tonle.bench.slo import Slo
 from tonle.bench.sweep import Saturation
@@ -66,6 +66,16 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
         return all(result.holds for level in self.levels for result in level.slo)
 
 
+class Run(msgspec.Struct, frozen=True):
+    """A report and what it is called: its file's name."""
+
+    name: str
+    report: BenchReport
+
+    def level(self, label: str) -> LevelReport | None:
+        return next((level for level in self.report.levels if level.label == label), None)
+
+
 def describe_environment(event_loop: str) -> Environment:
     return Environment(
         tonle=tonle.__version__,
@@ -81,7 +91,7 @@ def describe_settings(options: BenchOptions) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for option in fields(options):
         value = getattr(options, option.name)
-        if isinstance(value, Span | Path | Slo):
+        if isinstance(value, Span | Pause | Path | Slo):
             value = str(value)
         elif isinstance(value, tuple):
             value = list(value)
@@ -102,11 +112,14 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
     if level.succeeded and level.prompt_tokens is None:
         yield "prompt tokens are unknown: total tok/s is output tok/s"
     planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
-    if options.file is None and level.cached_tokens is not None and level.cached_tokens > planned:
+    repeats = options.file is not None or options.replay is not None or options.turns is not None  # as it should
+    if not repeats and level.cached_tokens is not None and level.cached_tokens > planned:
         yield (
             f"{level.cached_tokens} prompt tokens came from the server's prefix cache, more than the shared prefix: "
             "it has seen these prompts before; use another --seed"
         )
+    if options.replay is not None and level.max_send_delay_ms is not None:
+        yield f"requests were sent within {level.max_send_delay_ms:.1f} ms of their recorded times"
     yield from client_remarks(level)
     if level.reconnects:
         yield f"{level.reconnects} requests were sent again because the server had closed their idle connection"
@@ -124,11 +137,15 @@ def check_writable(path: Path) -> None:
 
 def save_report(report: msgspec.Struct, path: Path) -> None:
     """Write a report, of levels or of scenarios, as indented JSON, whole or not at all."""
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that readers find the old content or the new, never a part."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("wb") as file:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

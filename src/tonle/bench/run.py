@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tonle.bench.client import Client, LevelTask, Sender
 from tonle.bench.client_processes import ClientProcesses
@@ -22,7 +22,7 @@ from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
 from tonle.bench.options import BenchOptions
 from tonle.bench.report import BenchReport, describe_environment, describe_settings, remark
 from tonle.bench.target import Target, explore
-from tonle.bench.workload import FileWorkload
+from tonle.bench.underway import UnderwayCounts
 from tonle.telemetry.gpu import LocalGpus
 
 WARMUP_USERS_OPEN_LOOP = 4
@@ -34,6 +34,13 @@ class Watch(Protocol):
     def started(self, load: Load, num_requests: int | None, duration_s: float | None) -> None: ...
     def answered(self, sample: Sample) -> None: ...
     def finished(self, level: LevelReport) -> None: ...
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A watch that looks at what is under way too."""
+
+    def follow(self, underway: Callable[[], UnderwayCounts]) -> None: ...
 
 
 class NoWatch:
@@ -54,6 +61,8 @@ class Bench:
         self._event_loop = event_loop
         self._client = Client(options)  # asks about the server and warms it up; in one process, it is the sender too
         self._sender: Sender = self._client if options.processes == 1 else ClientProcesses(options)
+        if isinstance(self._watch, Follower):
+            self._watch.follow(self._sender.underway)
         self._sweep = None if options.sweep is None else options.new_sweep()
         self._gpus: LocalGpus | None = None
         self._target: Target | None = None
@@ -82,20 +91,19 @@ class Bench:
             notes += remark(level, self._options)
         if self._sweep is not None:
             notes += self._sweep.notes()
-        if target is not None and isinstance(target.workload, FileWorkload) and target.workload.wrapped:
-            notes.append("the file's prompts were sent more than once: caches of the server may have answered")
-        kind = None if target is None else "file" if target.scale is None else target.scale.kind
+        if target is not None:
+            notes += target.workload.notes()
         return BenchReport(
             started_at=self._started_at.isoformat(timespec="seconds"),
             url=str(self._client.http.address),
             model=None if target is None else target.model,
-            prompt_kind=kind,
+            prompt_kind=None if target is None else target.workload.kind,
             settings=describe_settings(self._options),
             environment=describe_environment(self._event_loop),
             levels=[level for _, level in levels],
             notes=notes,
             interrupted=interrupted,
-            saturation=None if self._sweep is None else self._sweep.result(interrupted=interrupted),
+            saturation=None if self._sweep is None else self._sweep.saturation(interrupted=interrupted),
         )
 
     def _loads(self) -> Iterator[Load]:
@@ -114,6 +122,7 @@ class Bench:
 
     async def _run_level(self, task: LevelTask) -> None:
         load = task.load
+        num_requests = task.workload.num_requests(task.number, self._options.num_requests(load))
         await self._sender.prepare(task)
         samples: list[Sample] = []
 
@@ -121,7 +130,7 @@ class Bench:
             samples.append(sample)
             self._watch.answered(sample)
 
-        self._watch.started(load, self._options.num_requests(load), self._options.duration_s)
+        self._watch.started(load, num_requests, self._options.duration_s)
         reconnects = self._sender.reconnects
         gpus = GpuWatch(self._gpus) if self._gpus is not None and self._gpus.names else None
         interrupted = True
@@ -135,7 +144,7 @@ class Bench:
                 rate=load.rate,
                 reconnects=self._sender.reconnects - reconnects,
                 interrupted=interrupted,
-                warmup=self._options.warmup,
+                warmup=0 if load.kind == "replay" else self._options.warmup,
                 slo=self._options.slo,
                 gpus=[] if gpus is None else gpus.stop(),
                 clients=self._sender.uses(),

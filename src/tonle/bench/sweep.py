@@ -5,7 +5,8 @@ where it ended and why. Does not: send anything; a measured and a simulated leve
 
 A load is too much if it
     misses a bound of the SLO, where there is one;
-    rate: is not kept up with: fewer answers per second than 95 % of the requests that were due (`KEPT_UP`).
+    rate: is not kept up with: answers per second are below 95 % of the requests that were due (`KEPT_UP`). A level is too
+    short to count them; that answers take longer and longer shows it (`LevelReport.falling_behind`).
 Users are different: more of them are never too much for throughput, it only stops growing. Doubling ends when it brings less than
 5 % (`GROWTH`); the load that is then searched is the lowest with 95 % of the best throughput (`NEAR_BEST`).
 """
@@ -29,7 +30,7 @@ GROWTH = 1.05  # of throughput, when users double
 NEAR_BEST = 0.95
 CLOSE_ENOUGH = 0.05  # of the bracket's upper end
 MAX_USERS = 4096
-LONG_ENOUGH = 5  # times an answer's own time, for a level that tells whether a rate is kept up with
+LONG_ENOUGH = 10  # times an answer's own time, for a level that tells whether a rate is kept up with
 
 
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +107,7 @@ class Sweep:
         if level.succeeded == 0:
             return "throughput"
         if self._kind == "rate":
-            return None if self._answered_per_s(level) >= KEPT_UP * _offered(value, level) else "throughput"
+            return None if _answered_share(level) >= KEPT_UP else "throughput"
         return "throughput" if self._is_flat() and self._is_near_best(level) else None
 
     def _is_flat(self) -> bool:
@@ -124,12 +125,6 @@ class Sweep:
         best = max(each.output_tokens_per_s for each in self._levels.values())
         return level.output_tokens_per_s >= NEAR_BEST * best
 
-    def _answered_per_s(self, level: LevelReport) -> float:
-        """Without the time of the last answer, which is no sign of a slow server."""
-        tails = [other.e2el_ms.p50 / 1e3 for other in self._levels.values() if other.e2el_ms is not None]
-        # n requests have n − 1 gaps
-        return max(1, level.succeeded - 1) / max(level.duration_s - min(tails, default=0.0), 1e-9)
-
     def notes(self) -> list[str]:
         """What the reader of the result should know."""
         low, _ = self._bracket() if self._levels else (None, None)
@@ -144,7 +139,7 @@ class Sweep:
             f"--duration {math.ceil(2 * LONG_ENOUGH * answer_s):g} would find the rate more exactly"
         ]
 
-    def result(self, *, interrupted: bool = False) -> Saturation | None:
+    def saturation(self, *, interrupted: bool = False) -> Saturation | None:
         """None: no level was measured."""
         if not self._levels:
             return None
@@ -194,7 +189,8 @@ class Sweep:
         if level.succeeded == 0:
             return f"{name} no request was answered"
         if self._kind == "rate":
-            answered, offered = self._answered_per_s(level), _offered(value, level)
+            offered = value if level.offered_per_s is None else level.offered_per_s
+            answered = _answered_share(level) * offered
             return f"{name}, {answered:.3g} of {offered:.3g} were answered{_client(level)}"
         best = max(self._levels, key=lambda each: self._levels[each].output_tokens_per_s)
         most = self._levels[best]
@@ -205,9 +201,9 @@ def _holds(level: LevelReport) -> bool:
     return all(result.holds for result in level.slo)
 
 
-def _offered(value: float, level: LevelReport) -> float:
-    """Requests per second as they were due: random gaps differ from the rate that was asked for."""
-    return value if level.offered_per_s is None else level.offered_per_s
+def _answered_share(level: LevelReport) -> float:
+    """Of the requests that are due in a second, as many as are answered in one: the others wait longer and longer."""
+    return level.succeeded / max(1, level.requests) / (1 + max(0.0, level.falling_behind or 0.0))
 
 
 def _client(level: LevelReport) -> str:

@@ -1,45 +1,102 @@
-"""A report for human eyes: one block per level, then the levels side by side."""
+"""A report for human eyes: one block per level with its numbers and histograms, then the levels side by side."""
 
 from __future__ import annotations
+
+import io
 
 from rich.console import Console
 from rich.table import Table
 
 from tonle.bench.level_lines import level_lines, saturation_line, slo_lines
 from tonle.bench.measure import FailureGroup, LevelReport, Spread
+from tonle.bench.numbers import ms_text, rate_text
+from tonle.bench.plots import can_show_blocks, histogram_line, scatter
 from tonle.bench.report import BenchReport
 
 MAX_FAILURE_GROUPS = 8
+MAX_CHANGED = 10  # answers of a replay that are named
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "min", "max")
+HISTOGRAM_WIDTH = 40
 
 
 def print_report(report: BenchReport, console: Console) -> None:
     """Print everything but the single requests."""
-    console.print(f"{report.url}  model {report.model}  prompts {report.prompt_kind}", highlight=False, markup=False)
+    never_fail(console)
+    simulated = "  simulated" if report.kind == "simulated" else ""
+    print_line(console, f"{report.url}  model {report.model}  prompts {report.prompt_kind}{simulated}")
     for level in report.levels:
         _print_level(level, console)
     if len(report.levels) > 1:
         console.print()
         console.print(_comparison(report.levels))
+        _print_tradeoff(report.levels, console)
     if report.saturation is not None:
-        console.print(saturation_line(report.saturation), style="bold", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, saturation_line(report.saturation), style="bold")
     for note in report.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"note: {note}", style="yellow")
     if report.interrupted:
-        console.print("interrupted: requests still under way are not counted", style="yellow", highlight=False)
+        print_line(console, "interrupted: requests still under way are not counted", style="yellow")
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """A line as it is: no markup, no breaks."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def never_fail(console: Console) -> None:
+    """A dash that the output's encoding lacks becomes a question mark, not an error after an hour of measuring."""
+    file = console.file
+    if isinstance(file, io.TextIOWrapper) and "utf" not in console.encoding.lower():
+        file.reconfigure(errors="replace")
 
 
 def _print_level(level: LevelReport, console: Console) -> None:
     console.print()
-    console.print(f"{level.label}", style="bold", highlight=False)
+    print_line(console, level.label, style="bold")
     for line in (*_level_lines(level), *level_lines(level)):
-        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"  {line}")
     if level.succeeded:
         console.print(_latencies(level))
+        for line in _histograms(level, blocks=can_show_blocks(console)):
+            print_line(console, f"  {line}", style="cyan")
     for line in slo_lines(level):
-        console.print(f"  {line}", style="red" if line.startswith("✗") else "green", highlight=False, soft_wrap=True)
+        print_line(console, f"  {line}", style="red" if line.startswith("✗") else "green")
     for text in failure_lines(level.failures):
-        console.print(f"  {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"  {text}", style="red")
+    for text in _changed_lines(level):
+        print_line(console, f"  {text}", style="yellow")
+
+
+def _histograms(level: LevelReport, *, blocks: bool) -> list[str]:
+    """Of TTFT and ITL, from the rows."""
+    rows = [row for row in level.rows or [] if row.failure is None]
+    ttft = [row.ttft_ms for row in rows if row.ttft_ms is not None]
+    gaps = [gap for row in rows for gap in row.itl_ms]
+    named = (("TTFT", ttft), ("ITL", gaps))
+    return [histogram_line(name, values, HISTOGRAM_WIDTH, blocks=blocks) for name, values in named if len(values) > 1]
+
+
+def _changed_lines(level: LevelReport) -> list[str]:
+    """Of a replay: which records are answered differently now."""
+    changed = [row for row in level.rows or [] if row.changed]
+    lines = [f"answer changed: {row.record or row.index}: {row.changed}" for row in changed[:MAX_CHANGED]]
+    if len(changed) > MAX_CHANGED:
+        lines.append(f"answer changed: {len(changed) - MAX_CHANGED} more, named in the saved report")
+    return lines
+
+
+def _print_tradeoff(levels: list[LevelReport], console: Console) -> None:
+    points = [
+        (level.output_tokens_per_s, level.ttft_ms.p95, f"{level.concurrency or level.rate or 0:g}")
+        for level in levels
+        if level.ttft_ms is not None
+    ]
+    if len(points) < 2:
+        return
+    console.print()
+    plot = scatter(points, x_name="output tok/s", y_name="TTFT p95, ms", blocks=can_show_blocks(console))
+    for line in plot:
+        print_line(console, f"  {line}")
 
 
 def failure_lines(failures: list[FailureGroup]) -> list[str]:
@@ -58,6 +115,8 @@ def _level_lines(level: LevelReport) -> list[str]:
     ]
     if level.succeeded:
         lines.append(_tokens_line(level))
+    if level.graphemes_per_s is not None:
+        lines.append(f"{rate_text(level.graphemes_per_s)} letters/s (grapheme clusters)")
     return lines
 
 
@@ -89,7 +148,7 @@ def _comparison(levels: list[LevelReport]) -> Table:
         table.add_column(name, justify="right")
     for level in levels:
         table.add_row(
-            f"{level.concurrency or level.rate:g}",
+            f"{level.concurrency or level.rate or 0:g}",
             str(level.failed),
             f"{level.requests_per_s:.2f}",
             f"{level.output_tokens_per_s:.1f}",
@@ -104,7 +163,4 @@ def _comparison(levels: list[LevelReport]) -> Table:
 
 def _number(spread: Spread | None, column: str) -> str:
     """Milliseconds with about three significant digits."""
-    if spread is None:
-        return "–"
-    value: float = getattr(spread, column)
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return ms_text(None if spread is None else getattr(spread, column))

@@ -9,28 +9,35 @@ the server says about two probes in its usage.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from time import perf_counter
 from typing import Any
 
 import msgspec
 
+from tonle.bench.datasets.data_workload import DataWorkload
+from tonle.bench.datasets.read_data import read_data
 from tonle.bench.drive import send_job
 from tonle.bench.measure import Sample
 from tonle.bench.options import BenchOptions
+from tonle.bench.synthetic import ASSUMED_IDS, PromptScale, SyntheticWorkload
 from tonle.bench.words import WORDS
-from tonle.bench.workload import FileWorkload, PromptScale, SyntheticWorkload, Workload, build_job, read_file
+from tonle.bench.workload import Workload, build_job
 from tonle.edge.buffered_reply import BufferedReply, fetch
 from tonle.edge.client import HttpClient, UpstreamError
 from tonle.errors import ConfigError
 from tonle.protocol.replies import body_message, read_models
 
 ASK_TIMEOUT_S = 30.0  # for questions that need no model
+READY_GRACE_S = 3.0
+ASK_AGAIN_S = 0.1
 MIN_POOL = 64  # different token ids, so that prompts differ
 MAX_IDS_OVERHEAD = 8  # tokens a server may add to a prompt of ids (beginning-of-text)
 PROBE_IDS = 32
 PROBE_WORDS = 16
-ASSUMED_IDS = range(1000, 9000)  # inside every usual vocabulary and past its special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +46,30 @@ class Target:
 
     model: str
     workload: Workload
-    scale: PromptScale | None  # None: prompts from a file
     notes: list[str] = field(default_factory=list)  # for the reader of the report
+    scale: PromptScale | None = None  # None: prompts that are not drawn
 
 
 async def explore(client: HttpClient, options: BenchOptions) -> Target:
     """Get to know the server; raise `ConfigError`, saying what to do, if no benchmark can be run against it."""
     notes: list[str] = []
-    lines = None if options.file is None else read_file(options.file, options.endpoint)
+    if options.replay is not None:
+        from tonle.bench.datasets.replay_workload import ReplayWorkload
+
+        replay = ReplayWorkload(options)  # first: its errors need no server
+        model = await find_model(client, options.model, [])
+        return Target(options.model or replay.model or model, replay, notes)
+    data = None if options.file is None else read_data(options.file, options.format, options.endpoint)
     model = await find_model(client, options.model, notes)
-    if lines is not None:
-        return Target(model, FileWorkload(options, model, lines), None, notes)
+    if data is not None:
+        return Target(model, DataWorkload(options, model, data), notes + data.notes)
     scale = await _Prober(client, options, model, notes).find_scale()
-    return Target(model, SyntheticWorkload(options, model, scale), scale, notes)
+    return Target(model, SyntheticWorkload(options, model, scale), notes, scale)
 
 
 async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -> str:
     """The wanted model's name, or the first that the server lists. Raises `ConfigError` if the server cannot be used."""
-    try:
-        reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
-    except UpstreamError as error:
-        if not error.sent:
-            raise ConfigError(
-                f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
-                "or give its address with --url",
-                param="url",
-            ) from None
-        raise ConfigError(f"{client.address} did not answer GET /v1/models ({error})", param="url") from None
+    reply = await _ask_models(client)
     if reply.status in (401, 403):
         raise ConfigError(f"{client.address} refuses the key: HTTP {reply.status}, {body_message(reply.body)}. "
                           "Give one with --api-key or OPENAI_API_KEY", param="api_key")  # fmt: skip
@@ -81,6 +85,25 @@ async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -
     if len(names) > 1:
         notes.append(f"the server lists {len(names)} models: {names[0]} is measured (--model chooses another)")
     return names[0]
+
+
+async def _ask_models(client: HttpClient) -> BufferedReply:
+    """A server that is just starting is asked again: one of its front ends may be ready before another."""
+    until_s = perf_counter() + READY_GRACE_S
+    while True:
+        try:
+            reply = await fetch(client, client.request("GET", "/v1/models", b"", {}), timeout_s=ASK_TIMEOUT_S)
+        except UpstreamError as error:
+            if not error.sent:
+                raise ConfigError(
+                    f"nothing answers at {client.address} ({error}). Start the server first (`tonle serve`), "
+                    "or give its address with --url",
+                    param="url",
+                ) from None
+            raise ConfigError(f"{client.address} did not answer GET /v1/models ({error})", param="url") from None
+        if reply.status != HTTPStatus.SERVICE_UNAVAILABLE or perf_counter() > until_s:
+            return reply
+        await asyncio.sleep(ASK_AGAIN_S)
 
 
 def _model_names(reply: BufferedReply) -> list[str]:
@@ -108,7 +131,7 @@ class _Prober:
 
     async def find_scale(self) -> PromptScale:
         kind = self._options.prompt_kind
-        if kind == "words" or self._options.endpoint == "chat":
+        if kind == "words" or self._options.endpoint == "chat" or self._options.turns is not None:
             return await self._fit_words()
         pool = await self._token_pool()
         if pool is None and kind == "auto":
@@ -149,7 +172,7 @@ class _Prober:
         return PromptScale("words", WORDS, max(0.0, counts[0] - slope * few), slope)
 
     async def _probe(self, content: str | list[int]) -> Sample:
-        endpoint = self._options.endpoint or "completions"
+        endpoint = self._options.endpoint or ("completions" if self._options.turns is None else "chat")
         job = build_job(self._options, self._model, endpoint, 0, content, output_tokens=1)
         return await send_job(self._client, replace(job, exact_tokens=None), timeout_s=self._options.timeout_s)
 

@@ -1,200 +1,166 @@
-"""What is sent: an endless, reproducible series of ready-made request bodies per level.
+"""What is sent: `Job`, one ready-made request, and `Workload`, an endless, reproducible series of them per level.
 
-Does: draw synthetic prompts of a wanted number of tokens from a seed, or take a JSONL file's; build JSON bodies.
-Does not: ask the server anything (`target.py` found out how its tokens are made) or send.
-
-The same seed gives the same prompts, whatever the concurrency; levels, warm-up and requests never share a prompt.
+Does: build JSON bodies; make the next turn of a conversation from the answer to the one before; count the letters of an answer.
+Does not: draw prompts (`synthetic.py`), read files (`datasets/`), ask the server anything (`target.py`) or send (`drive.py`).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from tonle.bench.graphemes import count_graphemes
 from tonle.bench.options import BenchOptions, Endpoint
-from tonle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tonle.bench.measure import Sample
+    from tonle.protocol.answers import Answer
 
 Phase = Literal["probe", "warmup", "run"]
 
+MAX_COUNTED_JOBS = 10_000  # of which the turns are counted beforehand
+
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+# Of these a stream of events can be read; any other path answers in one piece.
+STREAMED_PATHS = (*PATHS.values(), "/v1/messages", "/v1/responses")
+
+Content = str | list[int] | list[dict[str, Any]]  # a text, token ids, or the messages of a chat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
-    """One request, ready to be sent."""
+    """One request, ready to be sent. `following` is the next turn of its conversation, once this one is answered."""
 
     index: int
     path: str
     body: bytes
     exact_tokens: int | None  # the answer must have this many; None = any number
+    due_s: float | None = None  # after the level's begin, where the data says when; None: the load says
+    pause_s: float = 0.0  # of a later turn: how long after the answer before it
+    num_requests: int = 1  # with the turns that are to follow
+    counts_graphemes: bool = False
+    following: Job | None = field(default=None, compare=False)
 
+    @property
+    def is_streamed(self) -> bool:
+        return self.path in STREAMED_PATHS
 
-@dataclass(frozen=True, slots=True)
-class PromptScale:
-    """How this server counts: a prompt of n units (words or token ids) has `overhead + n * tokens_per_unit` tokens."""
+    @property
+    def reads_answer(self) -> bool:
+        """The text of the answer has to be kept for `answered`."""
+        return self.counts_graphemes
 
-    kind: Literal["ids", "words"]
-    units: tuple[str, ...] | tuple[int, ...]
-    overhead: float = 0.0  # chat template, beginning-of-text
-    tokens_per_unit: float = 1.0
+    def answered(self, sample: Sample, answer: Answer | None) -> None:
+        """Called once, when the request is over, also if it failed. `answer` is there if `reads_answer`."""
+        if self.counts_graphemes and answer is not None:
+            sample.graphemes = count_graphemes(answer.text)
+        self.look_at(sample, answer)
 
-    def num_units(self, tokens: int) -> int:
-        """Units that make up `tokens` tokens when the overhead is counted elsewhere."""
-        return max(1, round(tokens / self.tokens_per_unit))
+    def look_at(self, sample: Sample, answer: Answer | None) -> None:
+        """What a special kind of job wants to know of its answer."""
 
 
 class Workload(Protocol):
     """One series of requests per level and phase."""
 
+    kind: str  # of prompts, for the report: ids, words, the format of a file, or replay
+
     def jobs(self, level: int, phase: Phase) -> Iterator[Job]: ...
 
+    def num_requests(self, level: int, num_jobs: int | None) -> int | None:
+        """Of so many jobs of a level, with all turns of conversations, before they are made. None: it is not known."""
+        ...
 
-class SyntheticWorkload:
-    """Random prompts: the shared prefix first, then tokens of their own."""
-
-    def __init__(self, options: BenchOptions, model: str, scale: PromptScale) -> None:
-        self._options = options
-        self._model = model
-        self._scale = scale
-        self._endpoint: Endpoint = options.endpoint or "completions"
-        # The overhead opens every prompt alike: it belongs to the shared prefix, if there is one.
-        prefix = options.shared_prefix_tokens
-        self._own_overhead = 0.0 if prefix else scale.overhead
-        self._prefix: list[Any] = []
-        if prefix:
-            count = scale.num_units(max(1, round(prefix - scale.overhead)))
-            self._prefix = random.Random(f"{options.seed}/prefix").choices(scale.units, k=count)
-
-    def jobs(self, level: int, phase: Phase) -> Iterator[Job]:
-        index = 0
-        while True:
-            yield self._job(index, random.Random(f"{self._options.seed}/{level}/{phase}/{index}"))
-            index += 1
-
-    def _job(self, index: int, rng: random.Random) -> Job:
-        options = self._options
-        input_tokens = options.input_tokens.draw(rng)
-        output_tokens = options.output_tokens.draw(rng)
-        count = self._scale.num_units(max(1, round(input_tokens - self._own_overhead)))
-        units = self._prefix + rng.choices(self._scale.units, k=count)
-        return build_job(options, self._model, self._endpoint, index, _prompt(units), output_tokens)
+    def notes(self) -> list[str]:
+        """For the reader of the report, when everything was sent."""
+        ...
 
 
-def _prompt(units: list[Any]) -> str | list[int]:
-    """Token ids stay a list; words become text."""
-    return " ".join(units) if isinstance(units[0], str) else units
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the user says in one turn of a conversation."""
+
+    content: str
+    output_tokens: int
+    pause_s: float = 0.0
 
 
-class FileLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of a JSONL file."""
+@dataclass(slots=True, kw_only=True)
+class ConversationJob(Job):
+    """One turn. The next one has the real answer in its history; after a failure there is none."""
 
-    prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
-    max_tokens: int | None = None
-
-
-class FileWorkload:
-    """A file's prompts in their order; phases and levels go on where the one before stopped, and around at the end."""
-
-    def __init__(self, options: BenchOptions, model: str, lines: Sequence[FileLine]) -> None:
-        self.num_sent = 0
-        self._options = options
-        self._model = model
-        self._lines = lines
+    options: BenchOptions
+    model: str
+    conversation: int
+    turn: int
+    messages: list[dict[str, Any]]  # with this turn's question
+    rest: list[Question]
 
     @property
-    def wrapped(self) -> bool:
-        return self.num_sent > len(self._lines)
+    def reads_answer(self) -> bool:
+        return self.counts_graphemes or bool(self.rest)
 
-    def jobs(self, level: int, phase: Phase) -> Iterator[Job]:
-        index = 0
-        while True:
-            line = self._lines[self.num_sent % len(self._lines)]
-            self.num_sent += 1
-            output_tokens = line.max_tokens
-            if output_tokens is None:
-                output_tokens = self._options.output_tokens.draw(
-                    random.Random(f"{self._options.seed}/{level}/{phase}/{index}")
-                )
-            yield self._job(index, line, output_tokens)
-            index += 1
+    def look_at(self, sample: Sample, answer: Answer | None) -> None:
+        sample.conversation, sample.turn = self.conversation, self.turn
+        if sample.failure is None and answer is not None and self.rest:
+            history = [*self.messages, {"role": "assistant", "content": answer.text}]
+            self.following = conversation_job(
+                self.options, self.model, self.index + 1, history, self.rest,
+                conversation=self.conversation, turn=self.turn + 1,
+            )  # fmt: skip
 
-    def _job(self, index: int, line: FileLine, output_tokens: int) -> Job:
-        endpoint: Endpoint = self._options.endpoint or ("completions" if line.messages is None else "chat")
-        content = line.prompt if line.messages is None else line.messages
-        assert content is not None, "read_file lets no such line through"
-        return build_job(self._options, self._model, endpoint, index, content, output_tokens)
+
+def conversation_job(
+    options: BenchOptions,
+    model: str,
+    index: int,
+    history: list[dict[str, Any]],
+    questions: list[Question],
+    *,
+    conversation: int,
+    turn: int = 0,
+) -> Job:
+    """The first of `questions`, asked after `history`. Each turn takes the next index."""
+    question, *rest = questions
+    messages = [*history, {"role": "user", "content": question.content}]
+    plain = build_job(options, model, "chat", index, messages, question.output_tokens)
+    return ConversationJob(
+        index, plain.path, plain.body, plain.exact_tokens, pause_s=question.pause_s, num_requests=len(questions),
+        counts_graphemes=plain.counts_graphemes, options=options, model=model, conversation=conversation, turn=turn,
+        messages=messages, rest=rest,
+    )  # fmt: skip
 
 
 def build_job(
-    options: BenchOptions,
-    model: str,
-    endpoint: Endpoint,
-    index: int,
-    content: str | list[int] | list[dict[str, Any]],
-    output_tokens: int,
+    options: BenchOptions, model: str, endpoint: Endpoint, index: int, content: Content, output_tokens: int
 ) -> Job:
     """`content` is a prompt, or the messages of a chat; a prompt for the chat endpoint becomes the user's message."""
-    fields: dict[str, Any] = {
-        "model": model,
-        "max_tokens": output_tokens,
-        "temperature": options.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    fields: dict[str, Any] = {"model": model, "max_tokens": output_tokens, "temperature": options.temperature}
     if endpoint == "completions":
         fields["prompt"] = content
     else:
         fields["messages"] = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if options.ignores_eos:
         fields["ignore_eos"] = True
-    fields.update(options.extra_body)
-    body = msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+    body = encode_body(PATHS[endpoint], fields, options.extra_body)
     known_length = options.ignores_eos and "max_tokens" not in options.extra_body
-    return Job(index, PATHS[endpoint], body, output_tokens if known_length else None)
+    return Job(
+        index, PATHS[endpoint], body, output_tokens if known_length else None, counts_graphemes=options.counts_graphemes
+    )
 
 
-def read_file(path: Path, endpoint: Endpoint | None) -> list[FileLine]:
-    """Read a JSONL file; the first bad line is an error that names its number."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", param="file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}", param="file") from None
-    lines = [
-        _read_line(path, number, line, endpoint) for number, line in enumerate(text.split("\n"), 1) if line.strip()
-    ]
-    if not lines:
-        raise ConfigError(f'{path} has no lines; each is {{"prompt": …}} or {{"messages": […]}}', param="file")
-    return lines
-
-
-def _read_line(path: Path, number: int, text: str, endpoint: Endpoint | None) -> FileLine:
-    try:
-        line = msgspec.json.decode(text, type=FileLine)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}, line {number}: {error}", param="file") from None
-    problem = _line_problem(line, endpoint)
-    if problem is not None:
-        raise ConfigError(f"{path}, line {number}: {problem}", param="file")
-    return line
-
-
-def _line_problem(line: FileLine, endpoint: Endpoint | None) -> str | None:
-    if (line.prompt is None) == (line.messages is None):
-        return "needs either prompt or messages"
-    if not line.prompt and not line.messages:
-        return "the prompt is empty"
-    if line.max_tokens is not None and line.max_tokens < 1:
-        return f"max_tokens must be at least 1, not {line.max_tokens}"
-    if endpoint == "completions" and line.messages is not None:
-        return "has messages, which the completions endpoint does not take; use the chat endpoint"
-    if endpoint == "chat" and isinstance(line.prompt, list):
-        return "has token ids, which the chat endpoint does not take; use the completions endpoint"
-    return None
+def encode_body(path: str, fields: dict[str, Any], extra: dict[str, Any]) -> bytes:
+    """The body as JSON, made to stream where the path can. `extra` goes over `fields`; None in it takes a field out."""
+    if path in STREAMED_PATHS:
+        fields = fields | {"stream": True}
+        if path in PATHS.values():
+            fields["stream_options"] = {"include_usage": True}
+    elif path in ("/api/chat", "/api/generate"):
+        fields = fields | {"stream": False}  # they stream unless told not to, in lines of JSON
+    fields = fields | extra
+    return msgspec.json.encode(
+        {name: value for name, value in fields.items() if name not in extra or value is not None}
+    )

@@ -37,6 +37,8 @@ VERBS = {
     "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "advise": "Size a deployment: precision, GPUs per replica, replicas, limits, each with its reason, checked in simulation.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
+    "profile": "Measure how long the steps of a server take, for `tonle simulate` and `tonle tune`.",
+    "simulate": "Say what servers would do under a load: fewest replicas for an SLO, cost, without a server.",
     "tune": "Find settings of a server for your load and your SLO: simulated first, then measured, then confirmed.",
 }
 _MODULES = {"pull": "models"}

@@ -7,7 +7,6 @@ import enum
 import re
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -294,27 +293,15 @@ def _query(
     chain: str | None = None,
     newest: bool = False,
 ) -> Query:
-    from tonle.audit.index import Query
+    from tonle.audit.index import Query, query_time
     from tonle.audit.record import STATUSES
 
     if status is not None and status not in STATUSES:
         raise InvalidRequest(f"status must be one of {', '.join(STATUSES)}, not {status!r}", param="status")
     return Query(
-        since=_time(since), until=_time(until), key_id=key, model=model, adapter=adapter, status=status, chain=chain, text=text,
-        limit=limit, newest_first=newest,
+        since=query_time(since), until=query_time(until), key_id=key, model=model, adapter=adapter, status=status,
+        chain=chain, text=text, limit=limit, newest_first=newest,
     )  # fmt: skip
-
-
-def _time(text: str | None) -> str | None:
-    """As records write it, so that comparing texts compares times."""
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest(f"{text!r} is not a time; write it as 2025-01-31 or 2025-01-31T09:30:00") from None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _files(directory: Path, wanted: Query) -> Iterator[Path]:

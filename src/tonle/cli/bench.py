@@ -1,4 +1,5 @@
-"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`.
+"""`tonle bench`: measure any OpenAI-compatible server. Never loads torch. `tonle bench scenarios` is in `bench_scenarios.py`,
+`tonle bench report` and `compare` are in `bench_report.py`.
 
 Exit status: 0 every request was answered in full and the SLO held, if one was given; of a sweep: a load was found · 1 not so ·
 2 it could not start · 130 stopped with Ctrl-C.
@@ -15,14 +16,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tonle.bench import BenchOptions, BenchReport, Span, Watch, run_bench, save_report
+from tonle.bench import BenchOptions, BenchReport, Watch, run_bench, save_report
 from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.progress import LineWatch, LiveWatch
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
 from tonle.child.open_files import raise_limit
-from tonle.cli import bench_scenarios
+from tonle.cli import bench_report, bench_scenarios
+from tonle.cli.bench_data import with_data_flags
 from tonle.cli.screen import show_error
 from tonle.cli.slo_flags import with_slo_flags
 from tonle.errors import ConfigError, TonleError
@@ -40,6 +42,7 @@ bench = typer.Typer(
     add_completion=False,
 )
 bench_scenarios.register(bench)
+bench_report.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
 _load = partial(typer.Option, rich_help_panel="Load")
@@ -63,8 +66,6 @@ _PROCESSES = "Processes to spread the client over, for a server that writes more
 _REQUESTS = (
     "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
 )
-_KIND = "Synthetic prompts: ids (exact length), words (approximate length), or auto: ids if the server accepts them."
-_FILE = 'Read prompts from a JSONL file: {"prompt": …} or {"messages": […]} on each line, optionally "max_tokens".'
 
 
 class EndpointName(enum.StrEnum):
@@ -83,27 +84,29 @@ class SweepName(enum.StrEnum):
     concurrency = "concurrency"
 
 
-class PromptKindName(enum.StrEnum):
-    auto = "auto"
-    ids = "ids"
-    words = "words"
-
-
 @bench.callback()
+@with_data_flags(before="ignore_eos")
 @with_slo_flags
 def levels(
     ctx: typer.Context,
     slo: Slo,
+    data: dict[str, Any],
     url: Annotated[str, _target(metavar="URL", help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, _target(metavar="MODEL", help="Model to ask for. Default: the first one that /v1/models lists.")
+        str | None,
+        _target(
+            "--model",
+            "--as-model",
+            metavar="MODEL",
+            help="Model to ask for. Default: the first one that /v1/models lists; of a batch file or a replay, the one it names.",
+        ),
     ] = None,
     api_key: Annotated[
         str | None, _target(metavar="KEY", help="Bearer token; never saved.", envvar="OPENAI_API_KEY")
     ] = None,
     endpoint: Annotated[
         EndpointName | None,
-        _target(metavar="NAME", help="chat or completions. Default: completions, or chat if --file holds messages."),
+        _target(metavar="NAME", help="chat or completions. Default: completions, or chat if --data holds messages."),
     ] = None,
     insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
     concurrency: Annotated[str | None, _load(metavar="N,...", help=_CONCURRENCY)] = None,
@@ -120,24 +123,12 @@ def levels(
     warmup: Annotated[int, _load(metavar="N", help="Uncounted requests before each level.")] = 2,
     timeout: Annotated[float, _load(metavar="N", help="Seconds after which a request counts as failed.")] = 600.0,
     processes: Annotated[int, _load(metavar="N", help=_PROCESSES)] = 1,
-    input_tokens: Annotated[
-        str, _prompts(metavar="N|N-N", help="Tokens per prompt: 128, or a range such as 32-400.")
-    ] = "128",
-    output_tokens: Annotated[
-        str, _prompts(metavar="N|N-N", help="Tokens per answer: 64, or a range such as 128-512.")
-    ] = "64",
-    shared_prefix_tokens: Annotated[
-        int,
-        _prompts(metavar="N", help="Tokens that all prompts have in common at the start, in addition to their own."),
-    ] = 0,
-    prompt_kind: Annotated[PromptKindName, _prompts(metavar="NAME", help=_KIND)] = PromptKindName.auto,
-    file: Annotated[Path | None, _prompts(metavar="FILE", help=_FILE)] = None,
     ignore_eos: Annotated[
         bool | None,
         _prompts(
             "--ignore-eos/--no-ignore-eos",
             metavar="",
-            help="Ask for answers of full length. Default: yes, unless --file is given.",
+            help="Ask for answers of full length. Default: yes, unless --data or --replay is given.",
         ),
     ] = None,
     temperature: Annotated[
@@ -192,16 +183,12 @@ def levels(
             timeout_s=timeout,
             processes=processes,
             slo=slo,
-            file=file,
-            input_tokens=Span.parse(input_tokens, "input_tokens"),
-            output_tokens=Span.parse(output_tokens, "output_tokens"),
-            shared_prefix_tokens=shared_prefix_tokens,
-            prompt_kind=prompt_kind.value,
             seed=seed,
             ignore_eos=ignore_eos,
             temperature=temperature,
             extra_body=_object(extra_body),
             keep_requests=save_requests,
+            **data,
         )
         raise_limit()  # each request at the same time is a connection
         report = run_bench(options, _watch(quiet=quiet))

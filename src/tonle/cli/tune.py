@@ -1,6 +1,6 @@
 """`tonle tune`: settings of a server that hold an SLO under a load, with the evidence. Never loads torch in this process.
 
-Exit status: 0 it has a result, also if that is "keep the default" · 2 it could not start · 130 stopped with Ctrl-C, the best so far saved.
+Exit status: 0 it has a result, which may be "keep the default" · 2 it could not start · 130 Ctrl-C: the best so far is saved.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MAXIMIZE = (
 _ALLOW = "Also try what changes answers slightly: activation-bits, kv-dtype. Separate several by commas."
 _VALUES = "Try these values of a setting: max_num_seqs=8,16,32; none (max_num_seqs=) leaves it alone. Repeat the flag for more."
 _COMMAND = (
-    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, {port} and '
-    "{NAME} are places for values given with --values NAME=DEFAULT,SECOND,…"
+    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, '
+    "{port} and {NAME} are places for values given with --values NAME=DEFAULT,SECOND,…"
 )
 _OUT = "Folder for measurements and results; the same command with the same folder goes on. Default: tuning-DATE."
 

@@ -119,6 +119,7 @@ def _logged_loop(
         block_size=limits.block_size,
         num_blocks=machine.kv.num_blocks,
         context_length=limits.context_length,
+        vocab_size=decoder.spec.vocab_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         long_prefill_tokens=limits.long_prefill_tokens,

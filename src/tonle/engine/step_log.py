@@ -30,6 +30,7 @@ class LoggedEngine(msgspec.Struct, tag="engine", tag_field="line", frozen=True, 
     block_size: int
     num_blocks: int
     context_length: int
+    vocab_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_tokens: int

@@ -225,7 +225,7 @@ class Collector:
         num_chars = self._num_chars
         replies = self._events.feed(events)
         for reply in replies:
-            self._take(reply)
+            self.take(reply)
         if self._num_chars > num_chars:
             self._stamp()
         self._answer.complete |= self._events.done
@@ -258,7 +258,7 @@ class Collector:
             self.rest()
             num_chars = self._num_chars
             for reply in self._events.finish():
-                self._take(reply)
+                self.take(reply)
             if self._num_chars > num_chars:
                 self._stamp()
             self._answer.complete |= self._events.done
@@ -284,10 +284,11 @@ class Collector:
         except UNREADABLE:
             answer.raw = body.decode(errors="replace")
             return
-        self._take(reply)
+        self.take(reply)
         self._stamp()
 
-    def _take(self, reply: Reply) -> None:
+    def take(self, reply: Reply) -> None:
+        """An event that the caller has decoded, in place of `feed`."""
         answer = self._answer
         answer.response_id = answer.response_id or reply.id
         answer.model = reply.model or answer.model

@@ -13,9 +13,9 @@ import numpy as np
 
 from tonle.engine.step_log import LoggedRequest, StepLogFile
 from tonle.errors import ConfigError
-from tonle.simulate.median_fit import median_fit
 from tonle.simulate.profile_loads import ProfileLoad
 
+_FEW = 2  # tokens drawn in a step: what lies behind it is `back_s` alone
 _BUSY_CLIENT = 0.7  # a client that computes for so much of the time is late by itself
 
 
@@ -48,16 +48,17 @@ def time_around(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Around:
     pairs = [pair for load in quiet if not load.is_burst for pair in _pairs(load, by_length, drawn)]
     if not pairs:
         raise ConfigError("the step log has none of the requests that were sent: is it the log of this server?")
-    columns = np.array([(1.0, pair.drawn) for pair in pairs])
-    back_s, back_row_s = median_fit(columns, np.array([max(pair.back_s, 1e-6) for pair in pairs]))
+    few = [pair.back_s for pair in pairs if pair.drawn <= _FEW] or [min(pair.back_s for pair in pairs)]
+    back_s = float(np.median(few))
+    many = [(pair.back_s - back_s) / pair.drawn for pair in pairs if pair.drawn > _FEW]
     # Every request waits for the loop to take it; the quickest of them waited for nothing but the way there.
     on_the_way_s = float(np.percentile([request.taken_s - request.arrived_s for request in log.requests], 10))
     gaps = [gap for load in quiet if load.is_burst for gap in _burst_gap(load, log.requests)]
     return Around(
         front_s=float(np.median([pair.front_s for pair in pairs])) + on_the_way_s,
-        back_s=float(back_s),
+        back_s=back_s,
         front_gap_s=float(np.median(gaps)) if gaps else 0.0,
-        back_row_s=float(back_row_s),
+        back_row_s=max(0.0, float(np.median(many))) if many else 0.0,
     )
 
 

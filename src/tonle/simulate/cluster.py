@@ -26,7 +26,6 @@ from tonle.simulate.server import Server
 from tonle.simulate.trace import Trace, TraceRequest
 
 PAUSE_AFTER_FAILURE_S = 0.05  # of a user, as `tonle bench` does
-NOT_SENT = "not sent: the turn before it failed"
 
 Then = Callable[[Server, Ended], None]
 Lost = Callable[[Server, list[float]], None]
@@ -54,7 +53,7 @@ class Cluster:
         self._queue: deque[TraceRequest] = deque()  # closed loop: those that wait for a user
         self._following: dict[int, list[TraceRequest]] = {}
         self._places = _places(trace)
-        self._num_left = len(trace.requests)
+        self._num_under_way = 0  # requests, and those that are still to come
         self._autoscaler = None if fleet.autoscaling is None else Autoscaler(self, fleet.autoscaling)
 
     def run(self) -> None:
@@ -65,8 +64,8 @@ class Cluster:
         if self._autoscaler is not None:
             self._autoscaler.start()
         self._let_come()
-        self.clock.run(lambda: self._num_left == 0)
-        assert self._num_left == 0, "a request was lost"
+        self.clock.run(lambda: self._num_under_way == 0 and (not self._queue or self._is_late))
+        assert self._num_under_way == 0, "a request was lost"
 
     # -- requests
 
@@ -75,18 +74,26 @@ class Cluster:
             if request.follows is not None:
                 self._following.setdefault(request.follows, []).append(request)
             elif request.arrival_s is not None:
-                self.clock.at(request.arrival_s, partial(self._arrive, request, request.arrival_s))
+                self._num_under_way += 1
+                self.clock.at(request.arrival_s, partial(self._begin_turn, request, request.arrival_s))
             else:
                 self._queue.append(request)
         for _ in range(self._trace.users or 1):
             self._next_of_user()
 
     def _next_of_user(self) -> None:
-        if self._queue:
+        if self._queue and not self._is_late:
             self._arrive(self._queue.popleft(), None)
+
+    @property
+    def _is_late(self) -> bool:
+        """Closed loop: no request is sent any more."""
+        until_s = self._trace.until_s
+        return until_s is not None and self.clock.now >= until_s
 
     def _arrive(self, request: TraceRequest, due_s: float | None) -> None:
         now = self.clock.now
+        self._num_under_way += 1
         sample = Sample(index=request.index, start_s=now, end_s=now, due_s=due_s)
         sample.conversation, sample.turn = self._places.get(request.index, (None, None))
         sending = Sending(self, request, sample)
@@ -96,31 +103,24 @@ class Cluster:
             sending.start()
 
     def ended(self, request: TraceRequest, sample: Sample) -> None:
-        """With an answer, or without one."""
+        """With an answer, or without one. After a failure, a conversation does not go on."""
         self.samples.append(sample)
-        self._num_left -= 1
+        self._num_under_way -= 1
         now = self.clock.now
         following = self._following.pop(request.index, [])
-        if following and sample.failure is not None:
-            self._give_up(following)
-            following = []
-        for turn in following:
-            due_s = None if sample.due_s is None else now + turn.pause_s
-            self.clock.at(now + turn.pause_s, partial(self._arrive, turn, due_s))
-        if not following and self._queue and sample.due_s is None:
+        if following and sample.failure is None and not (sample.due_s is None and self._is_late):
+            for turn in following:
+                self._num_under_way += 1
+                due_s = None if sample.due_s is None else now + turn.pause_s
+                self.clock.at(now + turn.pause_s, partial(self._begin_turn, turn, due_s))
+        elif sample.due_s is None:
             self.clock.at(now + (PAUSE_AFTER_FAILURE_S if sample.failure else 0.0), self._next_of_user)
 
-    def _give_up(self, turns: list[TraceRequest]) -> None:
-        now = self.clock.now
-        for turn in turns:
-            conversation, place = self._places[turn.index]
-            self.samples.append(
-                Sample(
-                    index=turn.index, start_s=now, end_s=now, conversation=conversation, turn=place, failure=NOT_SENT
-                )
-            )
-            self._num_left -= 1
-            self._give_up(self._following.pop(turn.index, []))
+    def _begin_turn(self, turn: TraceRequest, due_s: float | None) -> None:
+        self._num_under_way -= 1
+        if due_s is None and self._is_late:
+            return
+        self._arrive(turn, due_s)
 
     # -- servers
 
@@ -206,6 +206,8 @@ class Cluster:
 
     def _count(self) -> None:
         up = sum(each.replica is not None and not each.backend.draining for each in self.servers)
+        if self.counts and self.counts[-1][0] == self.clock.now:
+            self.counts.pop()
         self.counts.append((self.clock.now, up))
 
 

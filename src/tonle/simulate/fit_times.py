@@ -27,6 +27,7 @@ _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 3e-5  # a shorter wait: the device had been done before the host asked
 _LEAST_STEPS = 60
+_LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
@@ -140,9 +141,9 @@ class _Knots:
         end = self._ladder[-1] if ladder else 0
         candidates = [*self._ladder, *(size for size in usual if size > end)]
         self._all = [size for size in candidates if size < most] + [most]
-        seen = set(np.searchsorted(self._all, self._padded(measured)).tolist())
+        seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
         last = len(self._all) - 1
-        self.sizes = [size for place, size in enumerate(self._all) if place in seen or place in (0, last)]
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in (0, last)]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""

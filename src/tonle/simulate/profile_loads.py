@@ -20,8 +20,7 @@ import msgspec
 
 from tonle.bench.drive import closed_loop, send_job
 from tonle.bench.measure import Sample
-from tonle.bench.options import BenchOptions
-from tonle.bench.target import explore
+from tonle.bench.target import find_model
 from tonle.bench.workload import Job
 from tonle.edge.client import Address, HttpClient
 from tonle.engine.step_log import LoggedEngine
@@ -58,9 +57,9 @@ class ProfileDriver:
         self._rng = random.Random(f"profile/{seed}")
         self._tell = tell or (lambda label, share: None)
         self._client = HttpClient(Address.parse(url, scheme="http"), resend=True)
-        self._options = BenchOptions(url=url, prompt_kind="ids")
         self._model = ""
-        self._ids: tuple[int, ...] = ()
+        # Token ids of prompts: from the middle of the vocabulary, where no special ones are.
+        self._ids = range(engine.vocab_size // 4, engine.vocab_size // 2)
         self._index = itertools.count()
         self._loads: list[ProfileLoad] = []
         self._began_s = 0.0
@@ -69,9 +68,7 @@ class ProfileDriver:
     async def run(self) -> list[ProfileLoad]:
         """Raises `ConfigError` if the server does not answer as it should."""
         try:
-            target = await explore(self._client, self._options)
-            assert target.scale is not None
-            self._model, self._ids = target.model, tuple(int(unit) for unit in target.scale.units)
+            self._model = await find_model(self._client, None, [])
             await self._warm_up()
             self._began_s = perf_counter()
             await self._send_alone(_ALONE_SHARE * self._seconds)
@@ -124,7 +121,7 @@ class ProfileDriver:
         room = engine.num_blocks * engine.block_size * 3 // 4 // count
         longest = max(8, min(self._longest, room, round(0.4 * seconds / self._token_s / count)))
         prompt = max(4, round(share * longest))
-        answer = max(16, min(_LONGEST_ANSWER, engine.context_length - prompt - 1, round(0.9 * seconds / self._row_s())))
+        answer = max(16, min(_LONGEST_ANSWER, round(0.9 * seconds / self._row_s())))
         jobs = [self._job(prompt, max(2, answer * place // count)) for place in range(1, count + 1)]
         self._rng.shuffle(jobs)
         await self._send(f"falling, prompts of {prompt}", count, iter(jobs), None)
@@ -159,6 +156,7 @@ class ProfileDriver:
         return samples
 
     def _job(self, prompt_tokens: int, output_tokens: int) -> Job:
+        output_tokens = min(output_tokens, self._engine.context_length - prompt_tokens)
         body = {
             "model": self._model,
             "prompt": self._rng.choices(self._ids, k=prompt_tokens),

@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
     handle: int
     at_s: float
-    tokens_s: list[float]  # when each token was published
+    tokens_s: list[float]  # when the caller sees each token
     cached_tokens: int
     refusal: str | None = None
 
@@ -62,7 +62,7 @@ class Counts(msgspec.Struct):
 
 class _Launched(NamedTuple):
     plan: Plan
-    step: int
+    num_drawn: int
     end_s: float
 
 
@@ -110,9 +110,12 @@ class Replica:
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
         self._device_free_s = self._front_free_s = now
-        self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)
-        self._published_s: list[float] = []  # by step
-        self._tokens_s: dict[int, list[float]] = {}  # by handle
+        self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
+        self._back_row_s: float = getattr(
+            times, "back_row_s", 0.0
+        )  # in addition to `back_s`, per token of the same step
+        self._seen_s: list[float] = []  # by step: when callers see its tokens
+        self._tokens_s: dict[int, list[float]] = {}  # by handle: when its caller sees them
         self._cached: dict[int, int] = {}
 
     # -- what comes in
@@ -131,8 +134,7 @@ class Replica:
         named, held = Sequence(request, key=0.0, stops=frozenset()), []
         if not scheduler.limits.prefix_caching:
             return 0
-        for place in range(len(request.prompt) // size):
-            digest = named.digest(place, size)
+        for digest in named.digests(len(request.prompt) // size, size):
             block = pool.lookup(digest)
             if block is not None:
                 pool.hold(block)
@@ -160,10 +162,10 @@ class Replica:
         return self.scheduler.pool.num_held / self.scheduler.pool.num_blocks
 
     def tokens_until_now(self) -> dict[int, list[float]]:
-        """By handle, of all that it has: when their tokens were published."""
+        """By handle, of all that it has: when callers see the tokens published so far."""
         left_out = self.scheduler.left_out_since if isinstance(self.scheduler, SkippingScheduler) else {}
         return {
-            handle: tokens_s + self._published_s[left_out[handle] :] if handle in left_out else tokens_s
+            handle: tokens_s + self._seen_s[left_out[handle] :] if handle in left_out else tokens_s
             for handle, tokens_s in self._tokens_s.items()
         }
 
@@ -228,7 +230,7 @@ class Replica:
             device_s *= self._jitter(self._rng.random())
         now += host_s
         self._device_free_s = max(now, self._device_free_s) + device_s
-        self._launched.append(_Launched(plan, len(self._published_s) + len(self._launched), self._device_free_s))
+        self._launched.append(_Launched(plan, work.samples, self._device_free_s))
         if isinstance(self.scheduler, SkippingScheduler):
             self.scheduler.launched_step()
         counts = self.counts
@@ -260,14 +262,17 @@ class Replica:
 
     def _commit(self, launched: _Launched, now: float) -> None:
         scheduler, plan = self.scheduler, launched.plan
-        self._published_s.append(now)
+        seen_s = now + self.times.back_s + self._back_row_s * launched.num_drawn
+        if self._seen_s and seen_s < self._seen_s[-1]:
+            seen_s = self._seen_s[-1]  # what follows on a connection does not overtake
+        self._seen_s.append(seen_s)
         if plan.sequences:
             samples = zip(plan.sequences, plan.samples, strict=True)
             tokens = [ANSWER_IDS + sequence.request.seed for sequence, sampled in samples if sampled]
             outcome = scheduler.commit(plan, StepResult(tokens))
             tokens_s = self._tokens_s
             for handle in outcome.handles:
-                tokens_s[handle].append(now)
+                tokens_s[handle].append(seen_s)
             if scheduler.started:
                 self._cached |= {handle: cached for handle, (_, cached) in scheduler.started.items()}
                 scheduler.started = {}
@@ -283,7 +288,7 @@ class Replica:
         self._on_end(Ended(handle, now, tokens_s, self._cached.pop(handle, 0)))
 
     def _add_tokens(self, handle: int, first: int, end: int) -> None:
-        self._tokens_s[handle] += self._published_s[first:end]
+        self._tokens_s[handle] += self._seen_s[first:end]
 
     def _tell_planned(self, controller: Controller, plan: Plan, now: float) -> None:
         running, waiting = self.scheduler.running, self.scheduler.waiting

@@ -150,11 +150,10 @@ class Sending:
             self._end(f"HTTP 400: {ended.refusal}")
             return
         self._blame.answer(server.backend, 200)
-        fleet, clock = self._cluster.fleet, self._cluster.clock
+        fleet = self._cluster.fleet
         num_bytes = len(self._request.prompt) * fleet.kv_bytes_per_token
-        back_s = server.options.times.back_s
-        moved_s = clock.now + back_s + fleet.kv_latency_s + num_bytes / fleet.kv_bytes_per_s
-        clock.at(moved_s, self._moved)
+        moved_s = ended.tokens_s[-1] + fleet.kv_latency_s + num_bytes / fleet.kv_bytes_per_s
+        self._cluster.clock.at(moved_s, self._moved)
 
     def _moved(self) -> None:
         assert self._route is not None
@@ -164,29 +163,29 @@ class Sending:
         self._answer()
 
     def _answered(self, server: Server, ended: Ended) -> None:
-        back_s = server.options.times.back_s
         if ended.refusal is not None:
             self._blame.answer(server.backend, 400)
-            self._finish_after(back_s, 0, f"HTTP 400: {ended.refusal}")
+            self._finish(ended.at_s + server.options.times.back_s, 0, f"HTTP 400: {ended.refusal}")
             return
         self._blame.answer(server.backend, 200)
         sample = self.sample
-        sample.arrivals_s = [at_s + back_s for at_s in ended.tokens_s]
-        sample.last_s = sample.arrivals_s[-1]
+        sample.arrivals_s = ended.tokens_s
+        sample.last_s = ended.tokens_s[-1]
         sample.output_tokens = len(ended.tokens_s)
         sample.prompt_tokens = len(self._request.prompt)
         sample.cached_tokens = ended.cached_tokens
         sample.finish_reason = "length"
-        self._finish_after(back_s, sample.output_tokens, None)
+        self._finish(sample.last_s, sample.output_tokens, None)
 
     def _lost(self, server: Server, tokens_s: list[float]) -> None:
         """The server died."""
         self._blame.fail(server.backend)
         why = f"connection closed: {server.name} died"
         prefilling = self._route is not None and server.backend is self._route.prefill
-        if tokens_s and not prefilling:
-            self.sample.output_tokens = len(tokens_s)
-            self._leave(len(tokens_s))
+        num_seen = sum(at_s <= self._cluster.clock.now for at_s in tokens_s)
+        if num_seen and not prefilling:
+            self.sample.output_tokens = num_seen
+            self._leave(num_seen)
             self._end(f"truncated stream: {why}")
         elif len(self._blame.failed) > 1:
             self._leave(0)
@@ -209,12 +208,12 @@ class Sending:
             used = len(self._request.prompt) + new_tokens if new_tokens else 0
             self._route.backend.gate.leave(ticket, used_tokens=used, new_tokens=new_tokens)
 
-    def _finish_after(self, delay_s: float, new_tokens: int, failure: str | None) -> None:
+    def _finish(self, at_s: float, new_tokens: int, failure: str | None) -> None:
         def finish() -> None:
             self._leave(new_tokens)
             self._end(failure)
 
-        self._cluster.clock.at(self._cluster.clock.now + delay_s, finish)
+        self._cluster.clock.at(at_s, finish)
 
     def _end(self, failure: str | None) -> None:
         self.sample.failure = failure

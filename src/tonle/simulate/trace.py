@@ -28,6 +28,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[TraceRequest]
     users: int | None = None  # closed loop: so many are under way at once
     rate: float | None = None  # open loop: requests per second, as asked for; None: as they come
+    until_s: float | None = None  # no request is sent from then on; None: all of them are
 
 
 def answer_id(index: int) -> int:

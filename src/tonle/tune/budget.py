@@ -1,4 +1,4 @@
-"""How the time is spent: `Budget` counts it, `plan` divides what is left between search, confirmation and a check of the safe load.
+"""How the time is spent: `Budget` counts it, `plan` divides what is left between search, confirmation and a check of the load.
 
 Does: arithmetic. Does not: measure, or wait.
 """

@@ -1,7 +1,9 @@
 """`Correction`: what measurements say about the model of step times, as one factor for steps and seconds around them.
 
-Does: fit it, apply it to a profile's `FittedTimes`. Does not: measure or simulate; both are handed in. A profile is taken in a minute under loads
-of its own; the server under the load that matters may be a few per cent slower or faster, and more so on a shared machine.
+Does: fit it, apply it to a profile's `FittedTimes`. Does not: measure or simulate; both are handed in.
+
+A profile is taken in a minute under loads of its own; the server under the load that matters may be a few per cent slower or
+faster, and more so on a shared machine.
 """
 
 from __future__ import annotations

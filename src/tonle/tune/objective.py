@@ -18,7 +18,7 @@ from tonle.errors import ConfigError
 Maximize = Literal["goodput", "throughput"]
 
 # The scale of one number for the optimizer: only its order matters.
-_HOLDS = 10.0
+_GROUP = 1e6
 _MISS_WEIGHT = 1e-3
 
 
@@ -83,6 +83,7 @@ class Goal(msgspec.Struct, frozen=True):
 
     slo: Slo = Slo()
     maximize: Maximize = "goodput"
+    margin: float = 0.0  # share of the limits that is to stay free: what is simulated may come a little slower in reality
 
     def validate(self) -> None:
         """Raises `ConfigError` for goals that make no sense."""
@@ -101,17 +102,21 @@ class Goal(msgspec.Struct, frozen=True):
             return outcome.output_tokens_per_s
         return outcome.goodput_per_s or 0.0
 
-    def rank(self, outcome: Outcome) -> tuple[bool, float, float]:
-        """Larger is better."""
-        if outcome.holds:
-            return True, self.value(outcome), 0.0
-        return False, outcome.goodput_per_s or 0.0, -_excess(outcome)
+    def rank(self, outcome: Outcome) -> tuple[int, float, float]:
+        """Larger is better: holds with the margin (2), holds (1), misses (0), each by what is maximized."""
+        if not outcome.holds:
+            return 0, outcome.goodput_per_s or 0.0, -_excess(outcome)
+        return 1 + self._has_margin(outcome), self.value(outcome), 0.0
+
+    def _has_margin(self, outcome: Outcome) -> bool:
+        bounds = [each for each in outcome.bounds if each.value_ms is not None]
+        return all((each.value_ms or 0.0) <= (1 - self.margin) * each.bound.limit_ms for each in bounds)
 
     def score(self, outcome: Outcome, reference: Outcome) -> float:
         """The same order as one number, for an optimizer. `reference`: the default's outcome."""
-        holds, value, nearness = self.rank(outcome)
-        of_default = self.value(reference) if holds else reference.requests_per_s
-        return (_HOLDS if holds else 0.0) + value / max(of_default, 1e-9) + _MISS_WEIGHT * nearness
+        group, value, nearness = self.rank(outcome)
+        of_default = self.value(reference) if group and self.value(reference) else reference.requests_per_s
+        return _GROUP * group + value / max(of_default, 1e-9) + _MISS_WEIGHT * nearness
 
     @property
     def unit(self) -> str:

@@ -14,10 +14,10 @@ from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known
 from tonle.tune.space import BY_NAME, changed_answers, describe
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c2430; --faint: #69748a; --line: #dde2ea; --page: #fff; --good: #13804a; --bad: #c2352b;
-  --best: #2458c5; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e8ef; --faint: #97a3b8; --line: #333c4a; --page: #14181f; --good: #46c283;
-  --bad: #ff7a6e; --best: #7aa5ff; } }
+:root { color-scheme: light dark; --text: #1c2430; --faint: #69748a; --line: #dde2ea; --page: #fff;
+  --good: #13804a; --bad: #c2352b; --best: #2458c5; }
+@media (prefers-color-scheme: dark) { :root { --text: #e4e8ef; --faint: #97a3b8; --line: #333c4a; --page: #14181f;
+  --good: #46c283; --bad: #ff7a6e; --best: #7aa5ff; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 60rem; margin: 0 auto;
   padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
@@ -27,7 +27,8 @@ svg.front { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-s
 .best { fill: none; stroke: var(--best); stroke-width: 1.6; } circle { fill: var(--faint); }
 circle.simulated { opacity: .45; } circle.holds { fill: var(--good); } circle.misses { fill: var(--bad); }
 circle.measured { stroke: var(--page); stroke-width: 1.5; } .named text { fill: var(--text); font-weight: 600; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; min-width: 100%; } caption { text-align: left; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; min-width: 100%; }
+caption { text-align: left; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; font-weight: 500; white-space: normal; } thead th { color: var(--faint); font-weight: 500; }
 pre { overflow-x: auto; padding: .8rem 1rem; border: 1px solid var(--line); border-radius: 6px; font-size: .88rem; }
@@ -84,7 +85,7 @@ def _confirmation(result: TuneResult) -> Html:
         rows.append([name, text(change.a), text(change.b), change_text(change.change), between])
     tuned = "tuned" if verdict.is_better else "best other"
     return joined([
-        table(["", "default", tuned, "change", "95 % interval"], rows, caption="default and tuned, interleaved, with new prompts"),
+        table(["", "default", tuned, "change", "95 % interval"], rows, caption="interleaved, with new prompts"),
         element("p", verdict.method, class_="legend"),
     ])  # fmt: skip
 
@@ -144,13 +145,15 @@ def _correction(result: TuneResult) -> Html:
         return Html("")
     return element(
         "p",
-        f"{len(result.trials)} settings were simulated. Measurements corrected the step times: {correction}. Throughput, TTFT and TPOT "
-        f"then deviate by {correction.error_after:.0%} on average from what was measured, {correction.error_before or 0:.0%} before.",
+        f"{len(result.trials)} settings were simulated. Measurements corrected the step times: {correction}. "
+        f"Throughput, TTFT and TPOT then deviate by {correction.error_after:.0%} on average from what was measured, "
+        f"{correction.error_before or 0:.0%} before.",
     )
 
 
 def _notes(result: TuneResult) -> list[str]:
-    notes = list(result.notes)
-    for name in changed_answers(result.settings):
-        notes.append(f"{name}: {BY_NAME[name].purpose}; answers differ slightly from the default's")
-    return notes
+    changed = changed_answers(result.settings)
+    return [
+        *result.notes,
+        *(f"{name}: {BY_NAME[name].purpose}; answers differ slightly from the default's" for name in changed),
+    ]

@@ -1,6 +1,7 @@
 """`SimulatedServer`: what the simulator says of settings, as an `Outcome`. The seam between the search and `tonle.simulate`.
 
-Does: turn settings into limits of a scheduler, a workload into a trace, a simulation into an outcome. Does not: search or measure.
+Does: turn settings into limits of a scheduler, a workload into a trace, a simulation into an outcome.
+Does not: search or measure.
 """
 
 from __future__ import annotations

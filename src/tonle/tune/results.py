@@ -115,7 +115,7 @@ max_concurrent: {limits.max_concurrent}  # per backend
 max_queued: {limits.max_queued}
 max_queued_tokens: {limits.max_queued_tokens}
 
-# One such server answers {limits.requests_per_minute} requests and {limits.tokens_per_minute} tokens (prompts and answers) per minute.
+# One such server answers {limits.requests_per_minute} requests, {limits.tokens_per_minute} tokens with prompts, per minute.
 # Limits of single keys come out of that, for example a tenth each:
 # requests_per_minute: {max(1, limits.requests_per_minute // 10)}
 # tokens_per_minute: {max(1, limits.tokens_per_minute // 10)}

@@ -1,13 +1,15 @@
 """`Tuner`: one tuning from the first simulation to the files it leaves.
 
-Does: simulate, measure, correct, confirm, find the safe load, in this order and within the budget; go on where an earlier run stopped; at
-Ctrl-C, keep the best so far. Does not: print (it is given a function), start servers or simulate by itself.
+Does: simulate, measure, correct, confirm, find the safe load, in this order and within the budget; go on where an earlier run
+stopped; at Ctrl-C, keep the best so far. Does not: print (it is given a function), start servers or simulate by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from tonle.bench import BenchOptions, Load
 from tonle.tune import budget as times
@@ -28,6 +30,7 @@ from tonle.tune.verdict import Verdict, judge
 _GUESS_STARTUP_S = 15.0  # of a server, before one was started
 _CANDIDATES = 12  # taken from the simulation; the budget says how many are measured
 _NEWCOMERS = 2
+_MARGIN = 0.05  # of the SLO's limits, in the simulation
 _TRIALS_AGAIN = 120
 _STEPS = 50  # a line about the simulated search after so many trials
 
@@ -77,6 +80,7 @@ class Tuner:
         self._budget = budget
         self._plain_say = say
         self._predict = predict
+        self._simulated_goal = msgspec.structs.replace(task.goal, margin=_MARGIN)
         self._reserve_s = 0.0  # of the budget, not for the search
         self._run_s = times.LEAST_RUN_S
         self._pairs = times.LEAST_PAIRS
@@ -117,8 +121,8 @@ class Tuner:
         if len(candidates) > 1:
             return max(candidates, key=lambda each: self._task.goal.rank(self.outcome(each)))
         trials = self._state.reranked or self._state.trials
-        best = shortlist(trials, self._task.goal, 1)
-        if best and self._task.goal.rank(_of(trials, best[0])) > self._task.goal.rank(trials[0].outcome):
+        best = shortlist(trials, self._simulated_goal, 1)
+        if best and self._simulated_goal.rank(_of(trials, best[0])) > self._simulated_goal.rank(trials[0].outcome):
             return best[0]
         return {}
 
@@ -148,11 +152,11 @@ class Tuner:
                 self._say(f"  {count} settings, best so far: {describe(best.settings)}")
 
         found = search_simulated(
-            self._task.knobs, self._task.goal, lambda settings: predict.outcome(settings, Correction()),
+            self._task.knobs, self._simulated_goal, lambda settings: predict.outcome(settings, Correction()),
             seed=self._task.seed, seconds=seconds, first=self._task.first, tell=tell,
         )  # fmt: skip
         self._state.trials = found
-        best = shortlist(found, self._task.goal, 1)
+        best = shortlist(found, self._simulated_goal, 1)
         self._say(f"{len(found)} settings simulated; the default: {one_line(found[0].outcome, self._task.goal)}")
         if best:
             self._say(f"  the best other: {describe(best[0])}: {one_line(_of(found, best[0]), self._task.goal)}")
@@ -199,7 +203,7 @@ class Tuner:
         return plan
 
     def _default_rate(self) -> tuple[float, float]:
-        """Requests per second of the default, and how long a run of all given requests takes: simulated, or by a first measurement."""
+        """Requests per second of the default, and how long a run of it takes: simulated, or by a first measurement."""
         if self._predict is not None:
             outcome = self._state.trials[0].outcome
         else:
@@ -213,8 +217,8 @@ class Tuner:
 
     def _candidates(self) -> list[Settings]:
         """The best of the simulation, and what can only be measured beside it, alternating."""
-        simulated = shortlist(self._state.trials, self._task.goal, _CANDIDATES)
-        trials, goal = self._state.trials, self._task.goal
+        trials, goal = self._state.trials, self._simulated_goal
+        simulated = shortlist(trials, goal, _CANDIDATES)
         leads = bool(simulated) and goal.rank(_of(trials, simulated[0])) > goal.rank(trials[0].outcome)
         others = variants(self._task.knobs, simulated[0] if leads else {})
         mixed = [each for pair in zip(simulated, others, strict=False) for each in pair]
@@ -223,7 +227,7 @@ class Tuner:
 
     def _correct(self, predict: Predict, stage: MeasuredStage, survivors: list[Settings]) -> list[Settings]:
         """Fit the step times to the first round, rank again; settings that are new among the best join the next round."""
-        goal, state = self._task.goal, self._state
+        goal, state = self._simulated_goal, self._state
         if state.correction is None:
             known = [settings for settings in survivors if predict.knows(settings)]
             measured = [(settings, stage.outcome(settings, before=1)) for settings in known]

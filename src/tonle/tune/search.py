@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import optuna
 
 DEFAULT = "default"  # the value of a knob that is not set
-_REPEATS = 25  # proposals in a row that were tried before: then the rest is taken in order
+_REPEATS = 3  # proposals in a row that were tried before: then a neighbour of the best is taken
 
 
 def optuna_module() -> Any:
@@ -48,6 +48,7 @@ class Search:
             self._study: optuna.Study = self._optuna.create_study(direction="maximize", sampler=sampler)
         self._first = [{}, *first]
         self._seen: set[str] = set()
+        self._scores: list[tuple[float, Settings]] = []
         self._open: dict[str, Any] = {}  # trials asked for, by settings
 
     @property
@@ -76,9 +77,21 @@ class Search:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return self._next_untried()
 
+    def _neighbours(self, settings: Settings) -> Iterator[Settings]:
+        """One value of one knob further, up or down, or without it."""
+        for knob in self._knobs:
+            values = [None, *knob.values]
+            place = values.index(settings.get(knob.name))
+            for other in (place - 1, place + 1, 0):
+                if 0 <= other < len(values):
+                    changed = {**settings, knob.name: values[other]}
+                    yield {name: value for name, value in changed.items() if value is not None}
+
     def tell(self, settings: Settings, score: float | None) -> None:
         """None: the server did not start or no request was answered."""
         self._seen.add(key_of(settings))
+        if score is not None and self._fits(settings):
+            self._scores.append((score, settings))
         trial = self._open.pop(key_of(settings), None)
         state = self._optuna.trial.TrialState
         if trial is not None:
@@ -101,7 +114,10 @@ class Search:
             yield {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
     def _next_untried(self) -> Settings | None:
-        for settings in self.grid():
+        """Beside the best, the second best …; what is left of the grid after them."""
+        ranked = sorted(self._scores, key=lambda each: each[0], reverse=True)
+        near = (other for _, settings in ranked for other in self._neighbours(settings))
+        for settings in itertools.chain(near, self.grid()):
             if key_of(settings) not in self._seen:
                 self._seen.add(key_of(settings))
                 return settings

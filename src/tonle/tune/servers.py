@@ -29,6 +29,17 @@ Progress = Callable[[float, str], None]
 class Launcher(Protocol):
     """Starts servers of one kind."""
 
+    def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TonleLauncher:
+    """`tonle serve` of this package. `config`: what the user's settings file says."""
+
+    model: str | None
+    config: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()  # for the file that the server reads
+
     def start(self, settings: Settings, log: Path, on_progress: Progress | None = None) -> ServerProcess:
         flags = self.config_flags()
         for name, value in settings.items():

@@ -3,7 +3,8 @@
 Does: hold the table, choose values, name settings. Does not: try any (`stage_simulated.py`, `stage_measured.py`).
 
 Settings are a dict by the names that `tonle serve --config` reads, with what differs from the default only: {} is the default.
-A running server cannot change any of these, so that each change needs a restart; consecutive measurements of the same settings do not.
+A running server cannot change any of these: each change needs a restart. Measurements of the same settings one after the other
+do not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Settings = dict[str, Any]
 ServerKind = Literal["tonle", "vllm", "other"]
 
 _TARGET_SHARES = (0.6, 0.8, 0.95)  # of an SLO's limit: how far below it the adaptive target lies
+_NO_SLO = Slo()
 MANY_CORES = 8  # from so many on, a second front end has a core to run on
 
 
@@ -28,7 +30,7 @@ class DeviceFacts:
 
     device: str  # "cpu" | "cuda"
     cpus: int = 1
-    slo: Slo = Slo()
+    slo: Slo = _NO_SLO
 
 
 @dataclass(frozen=True, slots=True)

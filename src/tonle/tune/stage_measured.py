@@ -1,10 +1,10 @@
-"""The second stage: the best few and the default on a real server, in rounds; then the best against the default once more, afresh.
+"""The second stage: the best few and the default on a real server, in rounds; then the best against the default afresh.
 
 Does: successive halving with the default in each round, one proposal after the other where there is no simulator, the
 confirmation in the order A B B A. Does not: start servers (`measurer.py`) or tell chance from effect (`verdict.py`).
 
-All settings of a round get the same prompts, and each round has prompts of its own. What an earlier run of the same command measured is
-not measured again.
+All settings of a round get the same prompts, and each round has prompts of its own. What an earlier run of the same
+command measured is not measured again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first stage: the simulator ranks hundreds of settings in seconds.
 
-Does: search with Optuna over simulated outcomes, choose the few worth a measurement, find the front of throughput against latency.
+Does: search with Optuna over simulated outcomes, choose the few worth a measurement, find the front of throughput and latency.
 Does not: know how a simulation is made (`prediction.py`); a function from settings to an outcome is handed in.
 """
 
@@ -15,6 +15,7 @@ from tonle.tune.space import Choice, Settings, alternatives, key_of
 from tonle.tune.state import Trial
 
 MOST_TRIALS = 400
+_SIMPLIFIED = 8  # of the best
 _SAME = 0.002  # outcomes this close are the same to us
 
 Predict = Callable[[Settings], Outcome]
@@ -52,7 +53,25 @@ def search_simulated(
             best = trial
         if tell is not None:
             tell(len(trials), best)
+    trials += _without_idle_settings(trials, goal, predict)
     return trials + [Trial(settings, predict(settings)) for settings in alternatives(knobs)]
+
+
+def _without_idle_settings(trials: Sequence[Trial], goal: Goal, predict: Predict) -> list[Trial]:
+    """The best once more, without those of their settings that change nothing."""
+    known = {key_of(trial.settings): trial for trial in trials}
+    made: list[Trial] = []
+    for settings in shortlist(trials, goal, _SIMPLIFIED):
+        current = known[key_of(settings)]
+        for name in settings:
+            fewer = {key: value for key, value in current.settings.items() if key != name}
+            trial = known.get(key_of(fewer))
+            if trial is None:
+                trial = known[key_of(fewer)] = Trial(fewer, predict(fewer))
+                made.append(trial)
+            if _alike(trial.outcome, current.outcome):
+                current = trial
+    return made
 
 
 def shortlist(trials: Sequence[Trial], goal: Goal, count: int, *, besides: Sequence[Settings] = ()) -> list[Settings]:

@@ -64,7 +64,7 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
     if folder.measurements:
         say(
-            f"going on in {folder.path}: {len(folder.measurements)} measurements are there, {clock_text(budget.spent_s)} were spent"
+            f"going on in {folder.path}: {len(folder.measurements)} measurements are there, {clock_text(budget.spent_s)} spent"
         )
 
     def tell(text: str) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tonle.bench.compare import Change, CompareOptions, Comparison, Run, compare
+from tonle.bench.compare import Change, CompareOptions, Comparison, compare
 from tonle.bench.numbers import change_text
+from tonle.bench.report import Run
 from tonle.tune.objective import Goal, Outcome, outcome_of
 from tonle.tune.state import Measurement
 

@@ -125,3 +125,19 @@ def test_failures_alike_but_for_numbers_are_one_group() -> None:
         (1, "timeout: no full answer in 3 s"),
         (1, "HTTP 503: prompt of 700 tokens, id req-1a"),
     ]
+
+
+@pytest.mark.parametrize("overload", [0.5, 1.0, 1.2, 3.0])
+def test_a_server_that_falls_behind_answers_later_and_later(overload: float) -> None:
+    """Due 10 per second, answered at most 10 / overload per second: E2EL grows by overload − 1 per second."""
+    samples = []
+    for index in range(100):
+        due_s = 100.0 + index / 10
+        end_s = max(due_s, 100.0 + index * overload / 10) + 0.5
+        samples.append(answered(index, due_s, due_s=due_s, last_s=end_s, end_s=end_s))
+    level = report_level(samples, Circumstances(label="x", rate=9.0))
+    assert level.falling_behind == pytest.approx(max(0.0, overload - 1), abs=1e-6)
+    assert level.offered_per_s == pytest.approx(10.0)
+    assert report_level(samples[:2], Circumstances(label="x")).falling_behind is None
+    closed = report_level([answered(index) for index in range(9)], Circumstances(label="x"))
+    assert closed.falling_behind is None and closed.offered_per_s is None

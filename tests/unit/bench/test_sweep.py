@@ -25,16 +25,18 @@ def level(
     slo: Slo = NO_SLO,
     failed: bool = False,
     busy: float = 0.1,
+    closed: bool = False,
 ) -> LevelReport:
-    """`per_s` answers of one token per second."""
-    count = max(1, round(per_s * duration_s))
-    samples = [
-        Sample(
-            index=index, start_s=index / per_s, end_s=index / per_s + latency_s, last_s=index / per_s + latency_s,
-            arrivals_s=[index / per_s + latency_s], output_tokens=1, failure="HTTP 503: full" if failed else None,
-        )
-        for index in range(count)
-    ]  # fmt: skip
+    """`per_s` answers of one token per second, to requests that were due `value` per second, or sent as fast as answered."""
+    samples = []
+    for index in range(max(8, round(duration_s * per_s))):
+        end_s = index / per_s + latency_s
+        samples.append(
+            Sample(
+                index=index, start_s=index / per_s, end_s=end_s, last_s=end_s, arrivals_s=[end_s], output_tokens=1,
+                due_s=None if closed else index / value, failure="HTTP 503: full" if failed else None,
+            )
+        )  # fmt: skip
     client = ClientUse(cpu_share=busy, late_p99_ms=1.0, late_max_ms=1.0)
     return report_level(samples, Circumstances(label=f"{value:g}", slo=slo, clients=[client]))
 
@@ -46,7 +48,7 @@ def search(kind: SweepKind, server: Server, start: float = 1.0, max_levels: int 
         assert load.kind == kind
         tried.append(load.value)
         sweep.add(load, server(load.value))
-    result = sweep.result()
+    result = sweep.saturation()
     assert result is not None
     return result, tried
 
@@ -80,13 +82,13 @@ def test_short_levels_are_pointed_out() -> None:
     while (load := sweep.next_load()) is not None:
         sweep.add(load, level(load.value, per_s=load.value, latency_s=30.0))
     assert sweep.notes() == [
-        "sweep: an answer took 30 s of a level of 50 s; --duration 300 would find the rate more exactly"
+        "sweep: an answer took 30 s of a level of 50 s; --duration 600 would find the rate more exactly"
     ]
 
 
 @pytest.mark.parametrize("knee", [1, 5, 40, 150])
 def test_users_are_found_where_throughput_stops_growing(knee: int) -> None:
-    found, tried = search("concurrency", lambda users: level(users, per_s=min(users, knee)))
+    found, tried = search("concurrency", lambda users: level(users, closed=True, per_s=min(users, knee)))
     assert found.load is not None
     assert 0.9 * knee <= found.load <= 1.05 * knee
     assert found.load == found.high
@@ -97,7 +99,9 @@ def test_users_are_found_where_throughput_stops_growing(knee: int) -> None:
 
 def test_an_slo_ends_it_before_throughput_does() -> None:
     slo = Slo.parse(["e2el-p95=2s"])
-    found, _ = search("concurrency", lambda users: level(users, per_s=users, latency_s=users / 10, slo=slo))
+    found, _ = search(
+        "concurrency", lambda users: level(users, closed=True, per_s=users, latency_s=users / 10, slo=slo)
+    )
     assert (found.load, found.low, found.high, found.limited_by) == (20, 20, 21, "slo")
     assert found.why == "with 21 users, E2EL p95 ≤ 2 s: 2.1 s, missed"
     assert found.requests_per_s is not None
@@ -107,7 +111,7 @@ def test_throughput_ends_it_where_the_slo_never_would() -> None:
     slo = Slo.parse(["itl-p99=50ms"])
     found, _ = search("rate", lambda rate: level(rate, per_s=min(rate, 10.0), slo=slo))
     assert found.limited_by == "throughput"
-    found, _ = search("concurrency", lambda users: level(users, per_s=min(users, 10.0), slo=slo))
+    found, _ = search("concurrency", lambda users: level(users, closed=True, per_s=min(users, 10.0), slo=slo))
     assert (found.limited_by, found.load) == ("throughput", 10)
 
 
@@ -115,7 +119,7 @@ def test_the_slo_is_the_boundary_also_where_throughput_is_flat_by_then() -> None
     """Flat from 8 users on; 95 of 100 answers within 2 s up to 20 users."""
     slo = Slo.parse(["e2el-p95=2s"])
     found, _ = search(
-        "concurrency", lambda users: level(users, per_s=min(users, 8.0), latency_s=users / 10, slo=slo), 16
+        "concurrency", lambda users: level(users, closed=True, per_s=min(users, 8.0), latency_s=users / 10, slo=slo), 16
     )
     assert (found.load, found.limited_by) == (20, "slo")
 
@@ -127,7 +131,7 @@ def test_a_start_that_is_too_much_goes_down() -> None:
 
 
 def test_nothing_is_low_enough() -> None:
-    found, tried = search("concurrency", lambda users: level(users, per_s=1.0, failed=True))
+    found, tried = search("concurrency", lambda users: level(users, closed=True, per_s=1.0, failed=True))
     assert (tried, found.load, found.high) == ([1], None, 1)
     assert found.why == "the lowest load that was tried was too much: with 1 user no request was answered"
 
@@ -151,7 +155,7 @@ def test_what_was_found_is_saved_and_read() -> None:
 
 
 def test_no_level_no_result() -> None:
-    assert Sweep("rate", 1.0, max_levels=3).result(interrupted=True) is None
+    assert Sweep("rate", 1.0, max_levels=3).saturation(interrupted=True) is None
 
 
 def test_random_kinds_of_gaps_are_passed_on() -> None:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from tonle.bench import BenchOptions, Span
+from tonle.bench.datasets.data_workload import DataWorkload
+from tonle.bench.datasets.read_data import read_data
+from tonle.bench.synthetic import PromptScale, SyntheticWorkload
 from tonle.bench.words import WORDS
-from tonle.bench.workload import FileWorkload, Job, Phase, PromptScale, SyntheticWorkload, Workload, read_file
+from tonle.bench.workload import Job, Phase, Workload
 from tonle.errors import ConfigError
 
 IDS = PromptScale("ids", tuple(range(1000, 2000)))
@@ -116,11 +119,11 @@ def write(tmp_path: Path, *lines: Any) -> Path:
 def test_a_file_goes_round_in_its_order(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "តើ\u2028?"}]
     path = write(tmp_path, {"prompt": "a", "max_tokens": 3}, "", {"messages": messages}, {"prompt": [1, 2]})
-    workload = FileWorkload(BenchOptions(file=path, output_tokens=Span(9, 9)), "m", read_file(path, None))
+    workload = DataWorkload(BenchOptions(file=path, output_tokens=Span(9, 9)), "m", read_data(path))
     warm = take(workload, 1, phase="warmup")
-    assert not workload.wrapped
+    assert not workload.notes()
     jobs = take(workload, 3)
-    assert workload.wrapped
+    assert workload.notes()
     assert [job.path for job in jobs] == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
     drawn = bodies(warm + jobs)
     assert [body["max_tokens"] for body in drawn] == [3, 9, 9, 3]
@@ -148,22 +151,22 @@ def test_a_file_goes_round_in_its_order(tmp_path: Path) -> None:
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path, bad: Any, why: str) -> None:
     path = write(tmp_path, {"prompt": "fine"}, "", bad)
     with pytest.raises(ConfigError, match=why) as caught:
-        read_file(path, None)
+        read_data(path)
     assert "line 3" in caught.value.message
 
 
 def test_a_line_must_suit_the_endpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="line 1: has messages"):
-        read_file(write(tmp_path, {"messages": [{"role": "user", "content": "a"}]}), "completions")
+        read_data(write(tmp_path, {"messages": [{"role": "user", "content": "a"}]}), None, "completions")
     with pytest.raises(ConfigError, match="line 1: has token ids"):
-        read_file(write(tmp_path, {"prompt": [1]}), "chat")
+        read_data(write(tmp_path, {"prompt": [1]}), None, "chat")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        read_file(tmp_path / "none.jsonl", None)
+        read_data(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="has no lines"):
-        read_file(write(tmp_path, ""), None)
+        read_data(write(tmp_path, ""))
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xff"}')
     with pytest.raises(ConfigError, match="UTF-8"):
-        read_file(tmp_path / "latin.jsonl", None)
+        read_data(tmp_path / "latin.jsonl")

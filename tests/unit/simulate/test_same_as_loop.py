@@ -28,7 +28,7 @@ Decision = list[tuple[int, int, int, int, bool]]  # handle, row, start, tokens, 
 PAUSE_S = 0.004  # of a user between two requests
 
 
-class Over(Exception):
+class NothingLeftError(Exception):
     """Nothing is left to wait for."""
 
 
@@ -62,7 +62,7 @@ class World:
         due = [(at_s, request) for at_s, request in self.mail if at_s <= self.now]
         if not due and wait_s != 0.0:
             if not self.mail and wait_s is None:
-                raise Over
+                raise NothingLeftError
             next_s = min((at_s for at_s, _ in self.mail), default=math.inf)
             self.now = next_s if wait_s is None else min(next_s, self.now + wait_s)
             return self.take(0.0)
@@ -72,7 +72,7 @@ class World:
     def publish(self, message: ToFront) -> None:
         assert isinstance(message, Step) and not message.refused
         for handle in message.handles:
-            self.tokens_s.setdefault(handle, []).append(self.now)
+            self.tokens_s.setdefault(handle, []).append(self.now + self.times.back_s)
         for handle in sorted(message.finished):
             self.ended[handle] = self.tokens_s[handle]
             self.send_next(handle, self.now)
@@ -127,7 +127,7 @@ def run_loop(times: LinearTimes, bounds: SchedulerLimits, num_blocks: int, seed:
     loop = Loop(scheduler, world, world)  # type: ignore[arg-type]
     for handle in range(users):
         world.send_next(handle, 0.0)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Over):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NothingLeftError):
         patch.setattr(loop_module, "time", world)
         loop.run()
     return world

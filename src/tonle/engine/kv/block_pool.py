@@ -8,10 +8,10 @@ A block is in exactly one of three places:
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 
 def root_digest(salt: bytes, *, adapted: bool = False) -> bytes:
@@ -19,12 +19,19 @@ def root_digest(salt: bytes, *, adapted: bool = False) -> bytes:
 
     `adapted`: computed with an adapter, whose digest begins the salt. Whatever salts there are, such blocks are no base model's.
     """
-    return hashlib.blake2b(salt, digest_size=16, person=b"tonle-lora" if adapted else b"tonle-kv").digest()
+    return blake2b(salt, digest_size=16, person=b"tonle-lora" if adapted else b"tonle-kv").digest()
 
 
-def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Covers the block's tokens, all tokens before it, and the tenant's salt. 16 bytes: no prompts can be made to collide."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+def block_digests(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Of the full blocks of `tokens`, which follow the block named `parent`. Each covers the block's tokens, all tokens before it,
+    and the tenant's salt. 16 bytes: no prompts can be made to collide."""
+    known = array("i", tokens)
+    data, size = known.tobytes(), block_size * known.itemsize
+    digests = []
+    for end in range(size, len(data) + 1, size):
+        parent = blake2b(parent + data[end - size : end], digest_size=16).digest()
+        digests.append(parent)
+    return digests
 
 
 class BlockPool:

@@ -24,7 +24,7 @@ class PrefixSharing:
             return
         bs, most = self._block_size, _most_cached(sequence)
         while (sequence.num_named + 1) * bs <= most:
-            block = self._pool.lookup(sequence.digest(sequence.num_named, bs))
+            block = self._pool.lookup(sequence.digests(sequence.num_named + 1, bs)[sequence.num_named])
             if block is None:
                 break
             self._pool.hold(block)
@@ -52,8 +52,9 @@ class PrefixSharing:
         num_full = min(sequence.num_computed, len(sequence.tokens)) // bs
         if num_full <= sequence.num_named or not self._enabled:
             return
+        digests, publish = sequence.digests(num_full, bs), self._pool.publish
         for i in range(sequence.num_named, num_full):
-            self._pool.publish(sequence.blocks[i], sequence.digest(i, bs))
+            publish(sequence.blocks[i], digests[i])
         sequence.num_named = num_full
 
     def retract(self, sequence: Sequence) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tonle.engine.constraint import Constraint
-from tonle.engine.kv.block_pool import block_digest, root_digest
+from tonle.engine.kv.block_pool import block_digests, root_digest
 from tonle.engine.request import Request
 
 
@@ -61,14 +61,15 @@ class Sequence:
     def output(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
 
-    def digest(self, place: int, block_size: int) -> bytes:
-        """Of block `place`; its tokens must be known. Kept: a long prompt that waits is looked up in every step."""
-        while len(self._digests) <= place:
+    def digests(self, count: int, block_size: int) -> list[bytes]:
+        """Of its first `count` blocks at least; their tokens must be known. Kept: a long prompt that waits is looked up in every
+        step."""
+        digests = self._digests
+        if (have := len(digests)) < count:
             request = self.request
-            parent = self._digests[-1] if self._digests else root_digest(request.salt, adapted=request.adapter != 0)
-            start = len(self._digests) * block_size
-            self._digests.append(block_digest(parent, self.tokens[start : start + block_size]))
-        return self._digests[place]
+            parent = digests[-1] if digests else root_digest(request.salt, adapted=request.adapter != 0)
+            digests += block_digests(parent, self.tokens[have * block_size : count * block_size], block_size)
+        return digests
 
     def rewind(self) -> list[int]:
         """Forget everything computed (preemption by recompute). Returns the blocks to release."""

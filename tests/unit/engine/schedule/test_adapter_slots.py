@@ -200,7 +200,7 @@ def test_no_salt_makes_a_base_prefix_an_adapters() -> None:
     """Tenants may choose salts; an adapter's digest is no secret."""
     shared = {"prompt": [1, 2, 3, 4], "config": ResolvedConfig(max_length=4), "salt": b"digest"}
     base, adapted = (
-        Sequence(Request(handle=1, adapter=adapter, **shared), key=0.0, stops=frozenset()).digest(0, 4)  # type: ignore[arg-type]
+        Sequence(Request(handle=1, adapter=adapter, **shared), key=0.0, stops=frozenset()).digests(1, 4)  # type: ignore[arg-type]
         for adapter in (0, 1)
     )
     assert base != adapted

@@ -115,14 +115,15 @@ def test_prompt_tokens_are_counted_once_and_decoding_is_not() -> None:
 def test_a_prompt_that_waits_for_blocks_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried in every step, with all of its prefix that is cached; at 128k tokens hashing that takes 20 ms."""
     num_hashed = 0
-    real = sequence.block_digest
+    real = sequence.block_digests
 
-    def count(parent: bytes, tokens: list[int]) -> bytes:
+    def count(parent: bytes, tokens: list[int], block_size: int) -> list[bytes]:
         nonlocal num_hashed
-        num_hashed += 1
-        return real(parent, tokens)
+        digests = real(parent, tokens, block_size)
+        num_hashed += len(digests)
+        return digests
 
-    monkeypatch.setattr(sequence, "block_digest", count)
+    monkeypatch.setattr(sequence, "block_digests", count)
     limits = SchedulerLimits(
         max_num_seqs=4, max_num_batched_tokens=400, context_length=256, block_size=4, long_prefill_tokens=400
     )

@@ -1,0 +1,228 @@
+"""How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
+
+    python -m benchmarks.simulation                                    # the default model on this machine, about 6 minutes
+    python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
+
+Does: start the server, `tonle profile` it, simulate every level and save that to `predictions.json`, drive the server with the
+client of `tonle bench`, print predicted, measured and error. Does not: change a profile by what was measured.
+
+Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
+Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tonle.bench.arrivals import arrival_times
+from tonle.bench.load import Load
+from tonle.bench.measure import LevelReport
+from tonle.bench.options import BenchOptions, Span
+from tonle.bench.run import run_bench
+from tonle.bench.server_process import ServerProcess
+from tonle.bench.workload import PromptScale, SyntheticWorkload
+from tonle.engine.step_log import read_step_log
+from tonle.simulate.profile import Profile, load_profile, save_profile
+from tonle.simulate.run import fleet_of, simulate
+from tonle.simulate.run_profile import profile_running
+from tonle.simulate.trace import Trace, TraceRequest
+
+SATURATION_SHARE = 0.7
+FEWEST_ROUNDS = 4  # requests of each user
+SEED = 7000  # levels and repeats have seeds of their own: no prompt is sent twice
+IDS = tuple(range(1000, 9000))
+COLUMNS = ("tokens/s", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95")
+LIMITS = (0.05, 0.10, 0.10, 0.10, 0.10)
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One load, as often as it is measured: what is predicted of each repeat."""
+
+    label: str
+    users: int | None
+    rate: float | None
+    requests: int
+    predicted: list[list[float]]  # by repeat: the numbers of COLUMNS
+    measured: list[list[float]] = []
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    profile: Profile
+    levels: list[Level]
+
+
+def options_of(arguments: argparse.Namespace, load: Load, requests: int, seed: int, url: str = "") -> BenchOptions:
+    spans = {"input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}
+    users = {"concurrency": (load.users,)} if load.users is not None else {"rates": (load.value,)}
+    common = {"requests": requests, "seed": seed, "prompt_kind": "ids", "processes": arguments.clients, "warmup": 4}
+    return BenchOptions(**spans | users | common | ({"url": url} if url else {}))
+
+
+def trace_of(options: BenchOptions, load: Load) -> Trace:
+    """The requests that the benchmark would send."""
+    workload = SyntheticWorkload(options, "model", PromptScale("ids", IDS))
+    jobs = itertools.islice(workload.jobs(0, "run"), options.requests)
+    moments = itertools.repeat(None) if load.users is not None else arrival_times(load, seed=options.seed)
+    requests = []
+    for index, (job, moment) in enumerate(zip(jobs, moments, strict=False)):
+        body = msgspec.json.decode(job.body)
+        requests.append(
+            TraceRequest(index=index, arrival_s=moment, prompt=body["prompt"], output_tokens=body["max_tokens"])
+        )
+    return Trace(label=load.label, requests=requests, users=load.users)
+
+
+def numbers(level: LevelReport) -> list[float]:
+    assert level.ttft_ms is not None and level.itl_ms is not None
+    return [level.output_tokens_per_s, level.ttft_ms.p50, level.ttft_ms.p95, level.itl_ms.p50, level.itl_ms.p95]
+
+
+class Predictor:
+    def __init__(self, profile: Profile, arguments: argparse.Namespace) -> None:
+        self._fleet = fleet_of(profile)
+        self._arguments = arguments
+        self._rows = profile.server.max_num_seqs
+
+    def level(self, number: int, load: Load) -> Level:
+        """With as many requests as take `--level-seconds`, but some of each user at least."""
+        some = max(40, FEWEST_ROUNDS * (load.users or 0))
+        rate = load.value if load.users is None else self._report(load, some, SEED).requests_per_s
+        requests = max(some if load.users else 40, round(rate * self._arguments.level_seconds))
+        repeats = range(self._arguments.repeats)
+        predicted = [numbers(self._report(load, requests, seed_of(number, repeat))) for repeat in repeats]
+        return Level(load.label, load.users, None if load.users else load.value, requests, predicted)
+
+    def saturation(self) -> float:
+        load = Load("concurrency", self._rows)
+        return self._report(load, 6 * self._rows, SEED).requests_per_s
+
+    def _report(self, load: Load, requests: int, seed: int) -> LevelReport:
+        options = options_of(self._arguments, load, requests, seed)
+        return simulate(trace_of(options, load), self._fleet, seed=seed).level()
+
+
+def seed_of(number: int, repeat: int) -> int:
+    return SEED + 100 * (number + 1) + repeat
+
+
+def predict(profile: Profile, arguments: argparse.Namespace) -> list[Level]:
+    predictor = Predictor(profile, arguments)
+    loads = [Load("concurrency", users) for users in arguments.users]
+    loads.append(Load("rate", round(SATURATION_SHARE * predictor.saturation(), 3)))
+    return [predictor.level(number, load) for number, load in enumerate(loads)]
+
+
+def measure(levels: Sequence[Level], arguments: argparse.Namespace, url: str) -> list[Level]:
+    """Repeat by repeat, so that what changes with time is shared by all levels."""
+    found: list[list[list[float]]] = [[] for _ in levels]
+    for repeat in range(arguments.repeats):
+        for number, level in enumerate(levels):
+            load = Load("concurrency", level.users) if level.users else Load("rate", level.rate or 0.0)
+            report = run_bench(options_of(arguments, load, level.requests, seed_of(number, repeat), url))
+            if report.interrupted or not report.ok:
+                raise SystemExit(f"{level.label}: {report.levels[0].failures if report.levels else 'stopped'}")
+            found[number].append(numbers(report.levels[0]))
+            for note in report.notes:
+                say(f"  {level.label}: {note}")
+            say(f"  measured {level.label}, repeat {repeat + 1}: {found[number][-1][0]:,.0f} tokens/s")
+    return [msgspec.structs.replace(level, measured=each) for level, each in zip(levels, found, strict=True)]
+
+
+def table(levels: Sequence[Level]) -> str:
+    """Medians over repeats."""
+    lines = [
+        "| load | requests | " + " | ".join(f"{name}: predicted / measured" for name in COLUMNS) + " |",
+        "|---|---|" + "---|" * len(COLUMNS),
+    ]
+    for level in levels:
+        cells = []
+        for place, limit in enumerate(LIMITS):
+            predicted = statistics.median(each[place] for each in level.predicted)
+            measured = statistics.median(each[place] for each in level.measured)
+            error = predicted / measured - 1
+            digits = ",.4g" if place else ",.0f"
+            text = f"{predicted:{digits}} / {measured:{digits}} ({error:+.1%})"
+            cells.append(text if abs(error) <= limit else f"**{text}**")
+        lines.append(f"| {level.label} | {level.requests} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def server_flags(arguments: argparse.Namespace, root: Path) -> tuple[str | None, list[str]]:
+    """The model, and the flags of `tonle serve`."""
+    flags = [*arguments.flags, "--log-level", "WARNING"]
+    if arguments.frontends > 1:
+        flags += ["--frontends", str(arguments.frontends)]
+    if arguments.shape is None:
+        return arguments.model, flags
+    from benchmarks.gpu_http import write_model
+
+    return str(write_model(arguments.shape, root)), [*flags, "--load-format", "random", "--max-model-len", "4096"]
+
+
+def compare(arguments: argparse.Namespace, root: Path) -> None:
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    step_log = out / "steps.jsonl"
+    model, flags = server_flags(arguments, root)
+    with ServerProcess.tonle(model, [*flags, "--step-log", str(step_log)], log=out / "server.log") as server:
+        say(f"serving {read_step_log(step_log).engine.model} at {server.url}")
+        if arguments.profile is None:
+            profile = profile_running(
+                server.url,
+                step_log,
+                seconds=arguments.profile_seconds,
+                tell=lambda label, _: say(f"  profile: {label}"),
+            )
+            save_profile(profile, out / "profile.json")
+        else:
+            profile = load_profile(arguments.profile)
+        for fit in profile.fits:
+            errors = f"median error {fit.median_error:.1%}, p90 {fit.p90_error:.1%}, sum {fit.total_error:+.1%}"
+            say(f"  {fit.kind}: {fit.steps} steps, {errors}")
+        levels = predict(profile, arguments)
+        write(out / "predictions.json", Comparison(profile, levels))
+        say(f"predictions are in {out / 'predictions.json'}; now the real runs")
+        levels = measure(levels, arguments, server.url)
+    write(out / "comparison.json", Comparison(profile, levels))
+    print(table(levels))
+
+
+def write(path: Path, comparison: Comparison) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=1))
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="as `tonle serve` takes it; the default model unless given")
+    parser.add_argument("--shape", help="a shape of benchmarks/workload.py with random weights, such as qwen2.5-1.5b")
+    parser.add_argument("--users", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 16, 32])
+    parser.add_argument("--input-tokens", type=lambda text: Span.parse(text, "input"), default=Span(32, 400))
+    parser.add_argument("--output-tokens", type=lambda text: Span.parse(text, "output"), default=Span(32, 96))
+    parser.add_argument("--level-seconds", type=float, default=25.0, help="about so long does a level take")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=1, help="client processes; with 256 users on a GPU about 6")
+    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument("--profile", help="use this profile instead of making one")
+    parser.add_argument("--profile-seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--out", type=Path, default=Path("simulation"), help="a folder for profile, predictions and comparison"
+    )
+    parser.add_argument("flags", nargs="*", help="flags of `tonle serve`, after two dashes")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        compare(parse(), Path(folder))

@@ -1,0 +1,160 @@
+"""`Side`: one side of a comparison at one load, its runs together, and the numbers found for it with their resamples.
+
+Does: turn the rows of levels into estimates. Does not: compare or judge (`compare.py`), or make draws (`bootstrap.py`).
+
+Throughput is resampled in a closed loop as tokens by seconds under way of the drawn requests: users are always busy, so that it
+rises and falls with that. In an open loop the arrivals are given; there the time of the level is cut into windows, which are
+drawn instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tonle.bench.bootstrap import Counts, Floats, draw_counts, resampled_percentiles, resampled_ratio
+from tonle.bench.measure import LevelReport, RequestRow
+from tonle.bench.slo import METRICS
+
+Unit = Literal["per_s", "ms", "share"]
+Better = Literal["lower", "higher"]
+
+PERCENTS = (50, 95, 99)
+NUM_WINDOWS = 20  # of a level in an open loop
+MIN_REQUESTS = 10  # fewer say nothing about a level
+MIN_BEYOND = 2  # values beyond a percentile, so that it is not just the largest one: p95 takes 40, p99 200
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One number of a side. `resampled` None: its runs have no rows."""
+
+    unit: Unit
+    better: Better
+    value: float | None
+    resampled: Floats | None
+    enough: bool  # requests, to judge it
+
+
+class Side:
+    """Owns the rows of one load's levels, one level of each run."""
+
+    def __init__(self, levels: Sequence[LevelReport]) -> None:
+        self._levels = levels
+        # Rows stand in the order in which requests ended; by their number those of two runs are paired.
+        self._rows_of_levels = [sorted(level.rows or [], key=lambda row: row.index) for level in levels]
+        self._rows = [row for rows in self._rows_of_levels for row in rows]
+        self.has_rows = all(level.rows is not None for level in levels) and bool(self._rows)
+        self.requests = sum(level.requests for level in levels)
+        self._answered = [row.failure is None for row in self._rows]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Requests of each run."""
+        return [len(rows) for rows in self._rows_of_levels]
+
+    @property
+    def bounds(self) -> set[str]:
+        """Of the SLO that goodput is counted by."""
+        return {str(result.bound) for level in self._levels for result in level.slo}
+
+    def sends_the_same_as(self, other: Side) -> bool:
+        """One run each, whose requests of the same number have prompts of the same length: the same seed was used."""
+        if len(self._levels) != 1 or len(other._levels) != 1 or not self.has_rows:
+            return False
+        mine, theirs = ([(row.index, row.prompt_tokens) for row in side._rows] for side in (self, other))
+        return mine == theirs and any(tokens is not None for _, tokens in mine)
+
+    def estimates(self, counts: Counts, rng: np.random.Generator) -> dict[str, Estimate]:
+        """Every number of this side by its name. counts [resamples, requests]."""
+        return {
+            "requests/s": self._flow([float(ok) for ok in self._answered], counts, rng, "succeeded"),
+            "output tok/s": self._flow(
+                [row.output_tokens * ok for row, ok in zip(self._rows, self._answered, strict=True)],
+                counts, rng, "output_tokens",
+            ),
+            **self._goodput(counts, rng),
+            **dict(self._latencies(counts)),
+            "failed": self._failed(counts),
+        }  # fmt: skip
+
+    def _goodput(self, counts: Counts, rng: np.random.Generator) -> dict[str, Estimate]:
+        if any(level.goodput_per_s is None for level in self._levels):
+            return {}
+        found = self._flow([float(bool(row.good)) for row in self._rows], counts, rng, None)
+        return {"goodput/s": found}
+
+    def _flow(self, amounts: list[float], counts: Counts, rng: np.random.Generator, total: str | None) -> Estimate:
+        """Something per second. `amounts` of each request; `total` is the level's own sum of them, None: that of goodput."""
+        duration_s = math.fsum(level.duration_s for level in self._levels)
+        done = sum(
+            getattr(level, total) if total else (level.goodput_per_s or 0) * level.duration_s for level in self._levels
+        )
+        value = done / duration_s if duration_s else 0.0
+        if not self.has_rows:
+            return Estimate("per_s", "higher", value, None, enough=False)
+        if all(level.rate is None for level in self._levels):
+            times = np.array([(row.e2el_ms or 0.0) / 1e3 for row in self._rows])
+            resampled, ratio = resampled_ratio(np.array(amounts), times, counts), sum(amounts) / max(times.sum(), 1e-9)
+        else:
+            windows, widths, sizes = self._windows(amounts)
+            resampled = resampled_ratio(windows, widths, draw_counts(rng, sizes, len(counts)))
+            ratio = windows.sum() / max(widths.sum(), 1e-9)
+        # The level's own rate, which varies as the resamples vary around theirs.
+        scaled = resampled * (value / ratio) if ratio else np.zeros(len(counts))
+        return Estimate("per_s", "higher", value, scaled, enough=self.requests >= MIN_REQUESTS)
+
+    def _windows(self, amounts: list[float]) -> tuple[Floats, Floats, list[int]]:
+        """What ended in each window of time, the windows' seconds, and how many each run has."""
+        sums, widths, begin = [], [], 0
+        for level, rows in zip(self._levels, self._rows_of_levels, strict=True):
+            ends_s = [row.start_s + (row.e2el_ms or 0.0) / 1e3 for row in rows]
+            edges = np.linspace(0, max([level.duration_s, *ends_s]) + 1e-9, NUM_WINDOWS + 1)
+            found, _ = np.histogram(ends_s, edges, weights=amounts[begin : begin + len(rows)])
+            sums.append(found)
+            widths.append(np.diff(edges))
+            begin += len(rows)
+        return np.concatenate(sums), np.concatenate(widths), [NUM_WINDOWS] * len(self._levels)
+
+    def _latencies(self, counts: Counts) -> Iterator[tuple[str, Estimate]]:
+        for metric in METRICS:
+            values = [self._values(row, metric) for row in self._rows]
+            resampled = resampled_percentiles(values, counts, PERCENTS) if self.has_rows else None
+            pooled = np.concatenate(values) if values else np.zeros(0)
+            for column, percent in enumerate(PERCENTS):
+                yield (
+                    f"{metric.upper()} p{percent}",
+                    Estimate(
+                        "ms", "lower",
+                        float(np.percentile(pooled, percent)) if self.has_rows and pooled.size else self._saved(metric, percent),
+                        None if resampled is None else resampled[:, column],
+                        enough=self.requests >= MIN_REQUESTS and pooled.size * (100 - percent) / 100 >= MIN_BEYOND,
+                    ),
+                )  # fmt: skip
+
+    @staticmethod
+    def _values(row: RequestRow, metric: str) -> Floats:
+        """Of an answered request: several for ITL, at most one otherwise."""
+        if row.failure is not None:
+            return np.zeros(0)
+        if metric == "itl":
+            return np.array(row.itl_ms, np.float64)
+        value = getattr(row, f"{metric}_ms")
+        return np.zeros(0) if value is None else np.array([value])
+
+    def _saved(self, metric: str, percent: int) -> float | None:
+        """Without rows: what the level's summary says; several summaries cannot be put together."""
+        spread = getattr(self._levels[0], f"{metric}_ms") if len(self._levels) == 1 else None
+        return None if spread is None else float(getattr(spread, f"p{percent}"))
+
+    def _failed(self, counts: Counts) -> Estimate:
+        value = sum(level.failed for level in self._levels) / self.requests if self.requests else 0.0
+        if not self.has_rows:
+            return Estimate("share", "lower", value, None, enough=False)
+        failed = np.array([float(not ok) for ok in self._answered])
+        resampled = resampled_ratio(failed, np.ones(len(failed)), counts)
+        return Estimate("share", "lower", value, resampled, enough=self.requests >= MIN_REQUESTS)

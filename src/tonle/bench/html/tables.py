@@ -1,0 +1,263 @@
+"""The report's tables and sentences: exact numbers of levels, SLOs, failures, GPUs, settings.
+
+Does: sections of HTML, empty where a run has nothing to say. Does not: draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tonle.bench.html.elements import Content, Html, element, joined, table, wide_table
+from tonle.bench.measure import LevelReport, RequestRow
+from tonle.bench.numbers import NOTHING, bytes_text, count_text, ms_text, rate_text, share_text
+from tonle.bench.report import Run
+from tonle.bench.slo import METRICS, duration_text
+
+NUM_SLOWEST = 12
+MAX_CHANGED = 200
+MAX_FAILURES = 20  # groups of a level
+
+
+def headlines(runs: Sequence[Run]) -> Html:
+    """The best of each run in a sentence or two."""
+    return element("ul", [element("li", _headline(run, many=len(runs) > 1)) for run in runs], class_="headlines")
+
+
+def _headline(run: Run, *, many: bool) -> Content:
+    report = run.report
+    name: Content = [element("b", run.name), ": "] if many else None
+    answered = [level for level in report.levels if level.succeeded]
+    if not answered:
+        return [name, "no request was answered." if many else "No request was answered."]
+    best = max(answered, key=lambda level: level.output_tokens_per_s)
+    parts: list[Content] = [
+        name,
+        "highest throughput " if many else "Highest throughput ",
+        element("b", f"{rate_text(best.output_tokens_per_s)} output tok/s"),
+        f" at {best.label}",
+    ]
+    if best.ttft_ms is not None:
+        parts.append(f", with a TTFT of {duration_text(best.ttft_ms.p95)} (p95)")
+    if best.tpot_ms is not None:
+        parts.append(f" and {duration_text(best.tpot_ms.p50)} per token (p50)")
+    parts.append(". ")
+    judged = [level for level in report.levels if level.slo]
+    if judged:
+        held = [level for level in judged if all(result.holds for result in level.slo)]
+        parts.append(
+            f"The SLO is held at {', '.join(level.label for level in held)}. "
+            if held
+            else "The SLO is held at no level. "
+        )
+    failed, requests = sum(level.failed for level in report.levels), sum(level.requests for level in report.levels)
+    parts.append(
+        f"{count_text(failed)} of {count_text(requests)} requests failed. "
+        if failed
+        else f"All {count_text(requests)} requests were answered. "
+    )
+    if report.kind == "simulated":
+        parts.append(element("span", "simulated", class_="badge"))
+    if report.interrupted:
+        parts.append(element("span", "interrupted", class_="badge"))
+    return parts
+
+
+def summaries(runs: Sequence[Run]) -> Html:
+    return joined([_summary(run, titled=len(runs) > 1) for run in runs])
+
+
+def _summary(run: Run, *, titled: bool) -> Html:
+    levels = run.report.levels
+    letters = any(level.graphemes_per_s is not None for level in levels)
+    groups = [element("th", metric.upper(), colspan="3", scope="colgroup", class_="group") for metric in METRICS]
+    first = [
+        element("th", name, rowspan="2", scope="col") for name in ("Load", "requests", "failed", "req/s", "out tok/s")
+    ]
+    last = [element("th", "letters/s", rowspan="2", scope="col")] if letters else []
+    percents = [
+        element("th", text, scope="col", class_="edge" if text == "p50" else None)
+        for _ in METRICS
+        for text in ("p50", "p95", "p99")
+    ]
+    rows = [_summary_row(level, letters=letters) for level in levels]
+    content = wide_table(
+        [element("tr", *first, *groups, *last), element("tr", *percents)],
+        rows,
+        class_="numbers summary",
+        caption=f"Levels of {run.name}, times in milliseconds",
+    )
+    return joined([element("h3", run.name) if titled else None, content, element("p", _warmup(run), class_="quiet")])
+
+
+def _summary_row(level: LevelReport, *, letters: bool) -> list[Content]:
+    cells: list[Content] = [
+        level.label,
+        count_text(level.requests),
+        element("b", count_text(level.failed), class_="bad") if level.failed else "0",
+        rate_text(level.requests_per_s),
+        rate_text(level.output_tokens_per_s),
+    ]
+    for metric in METRICS:
+        found = getattr(level, f"{metric}_ms")
+        cells += [ms_text(None if found is None else getattr(found, f"p{percent}")) for percent in (50, 95, 99)]
+    return [*cells, rate_text(level.graphemes_per_s)] if letters else cells
+
+
+def _warmup(run: Run) -> str:
+    numbers = {level.warmup or run.report.settings.get("warmup") or 0 for level in run.report.levels}
+    if run.report.kind == "simulated":
+        return "Times in milliseconds. Simulated: no server was asked."
+    if not numbers or numbers == {0}:
+        return "Times in milliseconds. No warm-up: first requests are counted."
+    most = max(numbers)
+    return (
+        f"Times in milliseconds. Warm-up: {count_text(most)} request{'s' * (most != 1)} before each level, not counted."
+    )
+
+
+def slo_results(runs: Sequence[Run]) -> Html:
+    judged = [run for run in runs if any(level.slo for level in run.report.levels)]
+    return joined([_slo(run, titled=len(runs) > 1) for run in judged])
+
+
+def _slo(run: Run, *, titled: bool) -> Html:
+    bounds = list(dict.fromkeys(str(result.bound) for level in run.report.levels for result in level.slo))
+    rows: list[Sequence[Content]] = []
+    for level in run.report.levels:
+        results = {str(result.bound): result for result in level.slo}
+        cells: list[Content] = [level.label]
+        for bound in bounds:
+            result = results.get(bound)
+            if result is None:
+                cells.append(NOTHING)
+                continue
+            value = "no value" if result.value_ms is None else duration_text(result.value_ms)
+            cells.append([value, " ", _verdict(holds=result.holds)])
+        cells += [rate_text(level.goodput_per_s), share_text(level.good_share)]
+        rows.append(cells)
+    heads = ["Load", *bounds, "goodput/s", "good requests"]
+    return joined([
+        element("h3", run.name) if titled else None,
+        table(heads, rows, class_="numbers", caption=f"SLO of {run.name}"),
+    ])  # fmt: skip
+
+
+def _verdict(*, holds: bool) -> Html:
+    return element("span", "✓ held" if holds else "✗ missed", class_="verdict good" if holds else "verdict bad")
+
+
+def _levels(runs: Sequence[Run]) -> Iterator[tuple[str, LevelReport]]:
+    """Every level, with its run's name before it where there are several runs."""
+    for run in runs:
+        for level in run.report.levels:
+            yield (f"{run.name}: {level.label}" if len(runs) > 1 else level.label), level
+
+
+def slowest_requests(runs: Sequence[Run]) -> Html:
+    found = [(name, row) for name, level in _levels(runs) for row in level.rows or [] if row.e2el_ms is not None]
+    if not found:
+        return Html("")
+    found.sort(key=lambda each: -(each[1].e2el_ms or 0))
+    heads = ["Request", "level", "start s", "TTFT", "TPOT", "ITL max", "E2EL", "prompt", "cached", "output tokens"]
+    rows = [_request(name, row) for name, row in found[:NUM_SLOWEST]]
+    caption = f"The {len(rows)} requests with the longest E2EL of {count_text(len(found))}, times in milliseconds"
+    return joined([table(heads, rows, class_="numbers", caption=caption), element("p", f"{caption}.", class_="quiet")])
+
+
+def _request(name: str, row: RequestRow) -> list[Content]:
+    return [
+        f"#{row.index}", name, f"{row.start_s:.2f}", ms_text(row.ttft_ms), ms_text(row.tpot_ms),
+        ms_text(max(row.itl_ms, default=None)), ms_text(row.e2el_ms), _count(row.prompt_tokens),
+        _count(row.cached_tokens), _count(row.output_tokens),
+    ]  # fmt: skip
+
+
+def _count(value: int | None) -> str:
+    return NOTHING if value is None else count_text(value)
+
+
+def changed_answers(runs: Sequence[Run]) -> Html:
+    """Of a replay: the records whose answers are not what they were."""
+    found = [(name, row) for name, level in _levels(runs) for row in level.rows or [] if row.changed]
+    if not found:
+        return Html("")
+    rows = [[row.record or f"#{row.index}", name, row.changed] for name, row in found[:MAX_CHANGED]]
+    rest = f" The first {MAX_CHANGED} are listed." if len(found) > MAX_CHANGED else ""
+    replayed = sum(row.record is not None for _, level in _levels(runs) for row in level.rows or [])
+    return joined([
+        element("p", f"{count_text(len(found))} of {count_text(replayed)} replayed requests were answered differently.{rest}"),
+        table(["Record", "level", "difference"], rows, class_="texts", caption="Changed answers"),
+    ])  # fmt: skip
+
+
+def failures(runs: Sequence[Run]) -> Html:
+    rows: list[Sequence[Content]] = [
+        [name, count_text(group.count), share_text(group.count / max(1, level.requests)), group.example]
+        for name, level in _levels(runs)
+        for group in level.failures[:MAX_FAILURES]
+    ]
+    if not rows:
+        return Html("")
+    return table(["Level", "requests", "share", "reason (first of its kind)"], rows, class_="texts", caption="Failures")
+
+
+def gpus(runs: Sequence[Run]) -> Html:
+    rows: list[Sequence[Content]] = [
+        [
+            name,
+            gpu.name,
+            NOTHING if gpu.utilization is None else f"{gpu.utilization:.0%}",
+            f"{bytes_text(gpu.memory_used)} of {bytes_text(gpu.memory_total)}",
+            NOTHING if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+        ]
+        for name, level in _levels(runs)
+        for gpu in level.gpus
+    ]
+    if not rows:
+        return element(
+            "p", "No GPU was read: there is none on the client's machine, or the run is older.", class_="quiet"
+        )
+    heads = ["Level", "GPU", "mean utilization", "peak memory", "mean power"]
+    return table(heads, rows, class_="numbers", caption="GPUs of the client's machine during each level")
+
+
+def notes(runs: Sequence[Run]) -> Html:
+    found = [(run.name, note) for run in runs for note in run.report.notes]
+    found += [
+        (run.name, "interrupted: requests still under way are not counted") for run in runs if run.report.interrupted
+    ]
+    many = len(runs) > 1
+    return (
+        element("ul", [element("li", f"{name}: {note}" if many else note) for name, note in found])
+        if found
+        else Html("")
+    )
+
+
+def conditions(runs: Sequence[Run]) -> Html:
+    """Target, settings and the client's machine, runs side by side; rows that differ are marked."""
+    facts: list[dict[str, Any]] = []
+    for run in runs:
+        report, environment = run.report, run.report.environment
+        facts.append({
+            "kind": report.kind, "model": report.model, "server": report.url, "started": report.started_at,
+            "prompts": report.prompt_kind, **{f"setting {name}": value for name, value in report.settings.items()},
+            **{f"client {name}": getattr(environment, name) for name in environment.__struct_fields__},
+        })  # fmt: skip
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    rows: list[Sequence[Content]] = []
+    for name in names:
+        texts = [_fact(each.get(name)) for each in facts]
+        differs = len(set(texts)) > 1
+        rows.append([[name, element("span", " ≠", class_="bad", title="differs") if differs else None], *texts])
+    heads = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "value"]
+    return table(heads, rows, class_="texts facts", caption="Conditions of the runs")
+
+
+def _fact(value: Any) -> str:
+    if value is None or value in ([], {}, ""):
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

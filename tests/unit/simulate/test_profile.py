@@ -1,0 +1,165 @@
+"""Profiles: files that keep what was measured, and one made of a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tests.fakes.checkpoints import save_folder
+from tonle.bench.measure import Sample
+from tonle.cli.app import app
+from tonle.engine.schedule.step_facts import StepWork
+from tonle.engine.step_log import LoggedEngine, LoggedRequest, LoggedStep, StepLogFile, read_step_log
+from tonle.errors import ConfigError
+from tonle.simulate.around import time_around
+from tonle.simulate.fitted_times import Curve, FittedTimes
+from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile, shipped_profiles
+from tonle.simulate.profile_loads import ProfileLoad
+from tonle.simulate.run_profile import make_profile
+
+TIMES = FittedTimes(
+    lag=1, front_s=0.002, back_s=0.001, front_gap_s=3e-4, back_row_s=1e-6, decode=Curve([1, 8], [0.01, 0.02], 8),
+    mixed=Curve([1, 64], [0.01, 0.1]), draw=Curve([0, 8], [0.0, 0.001]), chunk_s=1e-4, decode_read_s=1e-6,
+    prompt_read_s=1e-7, host_step_s=1e-4, host_row_s=1e-5, host_token_s=1e-6, ratios=[0.9, 1.0, 1.4],
+)  # fmt: skip
+SERVER = ServerFacts(
+    model="m", device="cuda", device_name="H", dtype="bfloat16", block_size=16, num_blocks=100, context_length=1024,
+    max_num_seqs=8, max_num_batched_tokens=64, long_prefill_tokens=32, settings={"kv_cache_dtype": "fp8"},
+)  # fmt: skip
+PROFILE = Profile(made_at="2026-01-01T00:00:00+00:00", tonle="1", server=SERVER, times=TIMES)
+ENGINE = LoggedEngine(
+    model="m", device="cpu", device_name="C", dtype="float32", block_size=16, num_blocks=100, context_length=1024,
+    vocab_size=320, max_num_seqs=8, max_num_batched_tokens=64, long_prefill_tokens=32, lag=0,
+)  # fmt: skip
+
+
+def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_profile(PROFILE, path)
+    again = load_profile(str(path))
+    assert again == PROFILE
+    for work in (StepWork(3, 0, 0, 90, 0, 3), StepWork(2, 1, 40, 50, 800, 3)):
+        assert again.times.device_s(work) == TIMES.device_s(work)
+        assert again.times.host_s(work) == TIMES.host_s(work)
+    assert again.times.jitter(0.99) == 1.4
+
+
+def test_limits_are_the_servers_but_for_what_is_changed() -> None:
+    limits = PROFILE.limits(max_num_seqs=4, long_prefill_tokens=16)
+    assert (limits.max_num_seqs, limits.long_prefill_tokens, limits.max_num_batched_tokens) == (4, 16, 64)
+    assert (limits.context_length, limits.block_size, limits.min_forced, limits.prefix_caching) == (1024, 16, 2, True)
+    without = msgspec.structs.replace(SERVER, settings={"enable_prefix_caching": False})
+    assert not msgspec.structs.replace(PROFILE, server=without).limits().prefix_caching
+
+
+def test_what_is_no_profile_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Make one with `tonle profile -o FILE`"):
+        load_profile(str(tmp_path / "none"))
+    path = tmp_path / "p.json"
+    for text in ("{}", "nothing", '{"schema": "tonle.profile/9"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not a profile of steps"):
+            load_profile(str(path))
+    with pytest.raises(ConfigError, match="cannot write"):
+        save_profile(PROFILE, tmp_path / "missing" / "p.json")
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_shipped_profiles_make_sense(name: str) -> None:
+    profile = load_profile(name)
+    rows = [profile.times.device_s(StepWork(rows, 0, 0, 200 * rows, 0, rows)) for rows in (1, 4, 16, 32)]
+    assert 0 < rows[0] <= rows[1] <= rows[2] <= rows[3] < 1
+    prompt = StepWork(0, 1, 256, 0, 256 * 128, 1)
+    assert profile.times.device_s(prompt) > rows[0]
+    assert 0 <= profile.times.front_s < 0.1
+    assert profile.limits().max_num_seqs == profile.server.max_num_seqs
+
+
+def test_what_lies_around_steps_is_told_from_the_clients_moments() -> None:
+    """Requests of 10 tokens come twice, and cannot be told apart while both are under way."""
+    requests = [
+        LoggedRequest(10, 1.002, 1.003, 1.1),
+        LoggedRequest(20, 2.002, 2.004, 2.1),
+        LoggedRequest(10, 2.001, 2.01, 2.1),
+    ]
+    steps = [LoggedStep(1, 1, 1, 1, at, at, 1, 0, 0, 0, 0, drawn, 1, 0) for at, drawn in ((1.1, 1), (2.1, 5))]
+
+    def sample(prompt_tokens: int, start_s: float, first_s: float) -> Sample:
+        return Sample(index=0, start_s=start_s, end_s=9.0, arrivals_s=[first_s], prompt_tokens=prompt_tokens)
+
+    seen = [sample(10, 1.0, 1.1 + 0.003), sample(20, 2.0, 2.1 + 0.007), sample(10, 0.9, 2.2)]
+    around = time_around(StepLogFile(ENGINE, steps, requests), [ProfileLoad("some", 2, seen)])
+    assert around.back_s == pytest.approx(0.003, abs=1e-5)
+    assert around.back_row_s == pytest.approx(0.004 / 5, abs=1e-5)
+    assert around.front_s == pytest.approx(0.002 + 0.0012, abs=1e-4)
+    with pytest.raises(ConfigError, match="none of the requests"):
+        time_around(StepLogFile(ENGINE, steps, requests), [ProfileLoad("others", 1, [sample(99, 1.0, 2.0)])])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """`tonle profile` of a tiny model."""
+    folder = tmp_path_factory.mktemp("profile")
+    save_folder("llama", folder / "tiny")
+    words = [
+        "profile",
+        str(folder / "tiny"),
+        "-o",
+        str(folder / "p.json"),
+        "--seconds",
+        "2",
+        "--keep",
+        str(folder / "kept"),
+    ]
+    flags = ["--max-num-seqs", "4", "--max-num-batched-tokens", "96", "--max-model-len", "256", "--device", "cpu",
+             "--dtype", "float32"]  # fmt: skip
+    return CliRunner().invoke(app, [*words, "--", *flags], env={"COLUMNS": "200"}), folder
+
+
+def test_a_profile_of_a_real_server_tells_its_steps(made: tuple[Any, Path]) -> None:
+    result, folder = made
+    assert result.exit_code == 0, result.output
+    profile = load_profile(str(folder / "p.json"))
+    server = profile.server
+    assert (server.max_num_seqs, server.max_num_batched_tokens, server.context_length) == (4, 96, 256)
+    assert (server.device, profile.times.lag) == ("cpu", 0)
+    assert server.settings["max_batch_size"] == 4
+    assert "step_log" not in server.settings
+    log = read_step_log(folder / "kept" / "steps.jsonl")
+    for rows in (1, 2, 3, 4):
+        assert any(step.rows == rows and not step.prompts for step in log.steps), f"no step of {rows} rows alone"
+    assert any(step.prompts and step.rows for step in log.steps)
+    assert profile.times.front_s > 0
+    assert profile.times.back_s > 0
+    assert [fit.kind for fit in profile.fits][-1] == "all"
+    assert "decode, 1 row" in result.stdout
+    assert "prompts beside rows" in result.stdout
+
+
+def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:
+    log = read_step_log(made[1] / "kept" / "steps.jsonl")
+    other = Sample(index=0, start_s=0.0, end_s=1.0, arrivals_s=[0.5], prompt_tokens=7)
+    with pytest.raises(ConfigError, match="is it the log of this server"):
+        make_profile(log, [ProfileLoad("alone", 1, [other])])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--url", "http://127.0.0.1:1"], "--url and --step-log go together"),
+        (["m", "--url", "http://127.0.0.1:1", "--step-log", "x"], "MODEL and flags are for a server that is started"),
+        (["--url", "http://127.0.0.1:1", "--step-log", "/nowhere/x"], "cannot read the step log"),
+        (["--seconds", "0"], "--seconds must be between"),
+        (["-o", "/nowhere/p.json"], "there is no folder /nowhere"),
+        (["--", "--port", "80"], "--port does not go with a profile"),
+        (["--compare", "no-such"], "cannot read the profile no-such"),
+    ],
+)
+def test_wrong_words_end_with_status_2_and_say_what_to_do(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["profile", *words])
+    assert result.exit_code == 2
+    assert message in result.output
