@@ -28,7 +28,7 @@ from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
 from tonle.bench.run import run_bench
 from tonle.bench.server_process import ServerProcess
-from tonle.bench.workload import PromptScale, SyntheticWorkload
+from tonle.bench.synthetic import PromptScale, SyntheticWorkload
 from tonle.engine.step_log import read_step_log
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run import fleet_of, simulate
