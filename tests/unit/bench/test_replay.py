@@ -181,6 +181,7 @@ def test_streams_of_other_apis_are_timed(tmp_path: Path) -> None:
     for row in level.rows:
         assert row.ttft_ms is not None and row.e2el_ms is not None and row.tpot_ms is not None
         assert 0 < row.ttft_ms <= row.e2el_ms
+        assert row.itl_ms, "each piece of the text is an arrival"
         assert row.prompt_tokens and row.output_tokens == len(SAME) + 1
 
 
