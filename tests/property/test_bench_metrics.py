@@ -187,6 +187,16 @@ def test_duration_throughput_failures_and_graphemes(samples: list[Sample]) -> No
     assert level.total_tokens_per_s == pytest.approx((output + (total(good, "prompt_tokens") or 0)) / seconds)
     letters = total(good, "graphemes")
     assert level.graphemes_per_s == (None if letters is None else pytest.approx(letters / seconds))
+    paces = []
+    for sample in good:
+        first, end = values(sample, "ttft"), values(sample, "e2el")
+        if first and end and sample.graphemes is not None and sample.graphemes > 1:
+            paces.append((end[0] - first[0]) / (sample.graphemes - 1))
+    if paces:
+        assert level.ms_per_grapheme is not None and level.ms_per_grapheme.count == len(paces)
+        assert level.ms_per_grapheme.p50 == pytest.approx(naive_percentile(paces, 50), abs=1e-6)
+    else:
+        assert level.ms_per_grapheme is None
     late = [1000 * (sample.start_s - sample.due_s) for sample in samples if sample.due_s is not None]
     assert level.max_send_delay_ms == (pytest.approx(max(late), abs=1e-6) if late else None)
     # Both of the ids are one group.

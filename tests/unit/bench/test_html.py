@@ -182,7 +182,10 @@ def test_old_reports_can_be_read(tmp_path: Path) -> None:
 
 
 def test_where_a_sweep_ended_is_told() -> None:
-    found = Saturation(by="rate", load=4.0, requests_per_s=3.9, output_tokens_per_s=250.0, why="at 8 the queue grows", )
+    found = Saturation(
+        by="rate", load=4.0, low=4.0, high=8.0, requests_per_s=3.9, output_tokens_per_s=250.0, limited_by="throughput",
+        why="at 8 the queue grows",
+    )  # fmt: skip
     page = Page(render_page([Run("sweep", made_report([made_level()], saturation=found))]))
     assert "Saturation: 4 requests per second (3.90 req/s, 250.0 output tok/s); at 8 the queue grows." in page.text
 
