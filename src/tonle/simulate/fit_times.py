@@ -137,7 +137,7 @@ class _Features:
 class _Knots:
     """The sizes between which a curve is straight. What was not measured near a size cannot tell it from its neighbours: only the
     others are fitted (`sizes`); the rest lies on the line between them, or costs what the first of them costs.
-    `rising`: larger sizes cost no less. Not so between graphs: the kernels of one may suit the device less than those of the next."""
+    `rising`: larger sizes cost no less. Not so between graphs: kernels of one may suit the device less than those of the next."""
 
     def __init__(self, measured: Floats, ladder: list[int], usual: Sequence[int], *, rising: bool) -> None:
         self._ladder = ladder
@@ -147,8 +147,8 @@ class _Knots:
         candidates = [*self._ladder, *(size for size in usual if size > end)]
         self._all = [size for size in candidates if size < most] + [most]
         seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
-        last = len(self._all) - 1
-        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place == last]
+        ends = (0, len(self._all) - 1) if rising else (len(self._all) - 1,)
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in ends]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""
