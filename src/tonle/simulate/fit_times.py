@@ -26,7 +26,7 @@ from tonle.simulate.median_fit import Floats, median_fit
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
-_LEAST_STEPS = 60
+LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
@@ -79,9 +79,9 @@ def fit_times(
 ) -> FittedTimes:
     """`sizes`: as in the step log. Raises `ConfigError` if there are too few steps."""
     known = [step for step in steps if step.device_s is not None and step.device_s > 0]
-    if len(known) < _LEAST_STEPS:
+    if len(known) < LEAST_STEPS:
         raise ConfigError(
-            f"only {len(known)} steps could be timed; at least {_LEAST_STEPS} are needed: measure for longer"
+            f"only {len(known)} steps could be timed; at least {LEAST_STEPS} are needed: measure for longer"
         )
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
