@@ -26,12 +26,12 @@ from tonle.simulate.median_fit import Floats, median_fit
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
-_LEAST_STEPS = 60
+LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
-_DRAWN = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_DRAWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ def fit_times(
 ) -> FittedTimes:
     """`sizes`: as in the step log. Raises `ConfigError` if there are too few steps."""
     known = [step for step in steps if step.device_s is not None and step.device_s > 0]
-    if len(known) < _LEAST_STEPS:
+    if len(known) < LEAST_STEPS:
         raise ConfigError(
-            f"only {len(known)} steps could be timed; at least {_LEAST_STEPS} are needed: measure for longer"
+            f"only {len(known)} steps could be timed; at least {LEAST_STEPS} are needed: measure for longer"
         )
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
@@ -109,7 +109,7 @@ class _Features:
         decode, mixed, head = (sizes.get(name, []) for name in ("decode", "mixed", "head"))
         self.decode = _Knots(rows[~is_mixed], decode, _DENSE, rising=not decode)
         self.mixed = _Knots((rows + tokens)[is_mixed], mixed, _COARSE, rising=not mixed)
-        self.draw = _Knots(samples[is_mixed], [0, *head] if head else [], _DRAWN, rising=True)
+        self.draw = _Knots(samples[is_mixed], head, _DRAWN, rising=True)
 
     def columns(self, works: Floats) -> Floats:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = works.T
@@ -136,8 +136,8 @@ class _Features:
 
 class _Knots:
     """The sizes between which a curve is straight. What was not measured near a size cannot tell it from its neighbours: only the
-    others are fitted (`sizes`), the rest lies on the line between them. `rising`: larger sizes cost no less. Not so between
-    graphs: the kernels of one may suit the device less than those of the next larger one."""
+    others are fitted (`sizes`); the rest lies on the line between them, or costs what the first of them costs.
+    `rising`: larger sizes cost no less. Not so between graphs: kernels of one may suit the device less than those of the next."""
 
     def __init__(self, measured: Floats, ladder: list[int], usual: Sequence[int], *, rising: bool) -> None:
         self._ladder = ladder
@@ -147,8 +147,8 @@ class _Knots:
         candidates = [*self._ladder, *(size for size in usual if size > end)]
         self._all = [size for size in candidates if size < most] + [most]
         seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
-        last = len(self._all) - 1
-        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in (0, last)]
+        ends = (0, len(self._all) - 1) if rising else (len(self._all) - 1,)
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in ends]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""
@@ -161,14 +161,15 @@ class _Knots:
 
     def columns(self, values: Floats) -> Floats:
         """(N, sizes). Rising: 1 in the first column; in each other one, how far the value is from one size to the next, 0 to 1.
-        Else the shares of the two sizes that the value lies between."""
+        Else, up to the last graph, the shares of the two sizes that the value lies between."""
         values = self._padded(values)
         risen = [np.ones(len(values))]
         for low, high in pairwise(self.sizes):
             risen.append(np.clip((values - low) / (high - low), 0.0, 1.0))
         columns = np.stack(risen, axis=1)
         if not self._rising:
-            columns[:, :-1] -= columns[:, 1:]
+            graphs = sum(size in self._ladder for size in self.sizes)  # beyond them it rises
+            columns[:, : graphs - 1] -= columns[:, 1:graphs]
         return columns
 
     def curve(self, coefficients: Floats) -> Curve:
