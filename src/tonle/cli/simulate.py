@@ -19,7 +19,7 @@ from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
-from tonle.cli.bench import ArrivalsName, SweepName, _users
+from tonle.cli.bench import ArrivalsName, SweepName, users_of
 from tonle.cli.bench_data import with_data_flags
 from tonle.cli.screen import show_error
 from tonle.cli.slo_flags import with_slo_flags
@@ -143,7 +143,7 @@ def simulate(
         )
         servers = replace(servers, **{name: value for name, value in gateway.items() if value is not None})
         options = BenchOptions(
-            concurrency=_users(concurrency, open_loop=rate or ramp),
+            concurrency=users_of(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
             ramp=None if ramp is None else parse_ramp(ramp, "ramp"),
             sweep=None if sweep is None else sweep.value,

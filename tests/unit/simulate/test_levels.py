@@ -121,8 +121,8 @@ def test_the_command_prints_tables_and_saves_a_report(tmp_path: Path, saved: str
     arguments = ["simulate", "--profile", saved, "--concurrency", "1,8", "--replicas", "2", "--price-per-hour", "3.6"]
     done = CliRunner().invoke(app, [*arguments, "--ttft-p95", "2s", "--explain", "--json", str(file)])
     assert done.exit_code == 0, done.output
-    for words in ("2 simulated replicas on a CPU", "small", "TTFT p95", "replica-1", "per million output tokens", "as fast as real",
-                  "the gateway's router", "Not simulated"):  # fmt: skip
+    for words in ("2 simulated replicas on a CPU", "small", "TTFT p95", "replica-1", "per million output tokens",
+                  "as fast as real", "the gateway's router", "Not simulated"):  # fmt: skip
         assert words in done.output.replace("\n", " ").replace("  ", " "), words
     report = load_report(file)
     assert report.kind == "simulated" and [level.concurrency for level in report.levels] == [1, 8]
