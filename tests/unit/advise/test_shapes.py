@@ -190,7 +190,7 @@ def test_a_gguf_file_is_read_from_its_head(tmp_path: Path) -> None:
     assert (shape.embedding_parameters, shape.tied, shape.context_length) == (320 * 64, True, 1024)
     assert shape.stored_as == "Q4_1"
     assert shape.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-    assert find_model(str(tmp_path)).name == "tiny"
+    assert find_model(str(tmp_path)).name == str(tmp_path / "tiny.gguf")
     assert not find_model(str(write_gguf(tmp_path / "two.gguf", output=True))).tied
 
 
