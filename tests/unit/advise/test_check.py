@@ -36,9 +36,9 @@ def test_a_fleet_has_the_limits_of_its_groups() -> None:
     assert sizing is not None
     fleet = fleet_of_sizing(asked, sizing)
     fleet.check()
-    assert [replica.length for replica in fleet.replicas] == ["short"] * sizing.groups[0].replicas + ["long"] * sizing.groups[
-        1
-    ].replicas
+    assert [replica.length for replica in fleet.replicas] == ["short"] * sizing.groups[0].replicas + [
+        "long"
+    ] * sizing.groups[1].replicas
     for replica in fleet.replicas:
         assert replica.max_concurrent == replica.limits.max_num_seqs
         assert replica.num_blocks * replica.limits.block_size >= replica.limits.context_length

@@ -138,7 +138,8 @@ def test_long_and_short_prompts_get_limits_of_their_own() -> None:
     assert (short.length, long.length) == ("short", "long")
     assert short.settings.max_num_seqs > 3 * long.settings.max_num_seqs
     assert short.replicas < long.replicas
-    assert size_by_length(asked := question(lengths=CHAT), chosen(asked)) is None
+    alike = question(lengths=CHAT)
+    assert size_by_length(alike, chosen(alike)) is None
 
 
 @pytest.mark.parametrize(

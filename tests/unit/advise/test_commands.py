@@ -31,7 +31,10 @@ def test_a_settings_file_starts_a_server_and_renders(tmp_path: Path) -> None:
     path = written(advice, tmp_path)["tonle.yaml"]
     settings = advice.groups[0].settings
     serve = load({}, file=path, environ={})
-    assert (serve.max_num_seqs, serve.max_num_batched_tokens) == (settings.max_num_seqs, settings.max_num_batched_tokens)
+    assert (serve.max_num_seqs, serve.max_num_batched_tokens) == (
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+    )
     assert serve.long_prefill_token_threshold == settings.long_prefill_token_threshold
     files = render("kubernetes", Workload.of(*load_deploy({}, file=path)))
     assert any(f"--max-num-seqs={settings.max_num_seqs}" in file.text for file in files)
