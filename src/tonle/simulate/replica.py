@@ -97,6 +97,7 @@ class Replica:
         self.times = times
         self._lag, self._on_end, self._rng, self._watch = times.lag, on_end, rng, watch
         self._jitter: Callable[[float], float] | None = getattr(times, "jitter", None) if jitter else None
+        self._launching_s: Callable[[StepWork], float] | None = getattr(times, "launching_s", None)
         self._skips = skip and targets is None and watch is None
         self.scheduler: Scheduler = (
             SkippingScheduler(limits, BlockPool(num_blocks), lag=times.lag, on_tokens=self._add_tokens)
@@ -229,7 +230,10 @@ class Replica:
         if self._jitter is not None:
             device_s *= self._jitter(self._rng.random())
         now += host_s
-        self._device_free_s = max(now, self._device_free_s) + device_s
+        end_s = max(now, self._device_free_s) + device_s
+        if self._launching_s is not None:  # the host goes on launching while the device computes
+            now += self._launching_s(work)
+        self._device_free_s = max(now, end_s)
         self._launched.append(_Launched(plan, work.samples, self._device_free_s))
         if isinstance(self.scheduler, SkippingScheduler):
             self.scheduler.launched_step()

@@ -73,7 +73,7 @@ def _next(current: Correction, predicted: Sequence[Outcome], measured: Sequence[
     """Steps by the ratio of times per token and of throughput, the first token by what is then left of its median."""
     ratios = []
     for ours, theirs in zip(predicted, measured, strict=True):
-        if ours.tpot_ms and theirs.tpot_ms and ours.tpot_ms.p50 > 0:
+        if ours.tpot_ms and theirs.tpot_ms and min(ours.tpot_ms.p50, theirs.tpot_ms.p50) > 0:
             ratios.append(math.log(theirs.tpot_ms.p50 / ours.tpot_ms.p50))
         if ours.output_tokens_per_s > 0 and theirs.output_tokens_per_s > 0:
             ratios.append(math.log(ours.output_tokens_per_s / theirs.output_tokens_per_s))

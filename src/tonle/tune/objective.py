@@ -83,7 +83,9 @@ class Goal(msgspec.Struct, frozen=True):
 
     slo: Slo = Slo()
     maximize: Maximize = "goodput"
-    margin: float = 0.0  # share of the limits that is to stay free: what is simulated may come a little slower in reality
+    margin: float = (
+        0.0  # share of the limits that is to stay free: what is simulated may come a little slower in reality
+    )
 
     def validate(self) -> None:
         """Raises `ConfigError` for goals that make no sense."""

@@ -25,6 +25,7 @@ from tonle.tune.objective import Outcome
 from tonle.tune.space import Settings, describe, key_of
 
 SCHEMA = "tonle.tune/1"
+PROFILE = "profile.json"
 Stage = Literal["pilot", "search", "confirm", "safe"]
 
 
@@ -113,6 +114,9 @@ class TuneDir:
             state = msgspec.json.decode(file.read_bytes(), type=State)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"cannot read {file}: {error}; give another --out", param="out") from None
+        if state.inputs != inputs and not state.files:  # nothing was measured: nothing is lost
+            (path / PROFILE).unlink(missing_ok=True)
+            state = State(inputs=inputs, started_at=started_at)
         if state.inputs != inputs:
             raise ConfigError(
                 f"{path} holds a tuning of something else ({_difference(state.inputs, inputs)}); give another --out to "

@@ -36,7 +36,7 @@ from tonle.tune.search import optuna_module
 from tonle.tune.servers import CommandLauncher, Launcher, TonleLauncher, model_of_command, vllm_launcher
 from tonle.tune.space import Choice, DeviceFacts, Settings, choices
 from tonle.tune.stage_measured import measured_outcome, measured_settings
-from tonle.tune.state import TuneDir
+from tonle.tune.state import PROFILE, TuneDir
 
 IMPOSSIBLE = 1.5  # times the limit, for one request alone: the simulation is not that far off
 _PROFILED_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a step: more than the default, so that larger steps are known too
@@ -59,6 +59,8 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     optuna_module()
     options.validate()
     config = _read_config(options.config)
+    if options.profile is not None:
+        load_profile(options.profile)  # raises, before a folder is made
     options = replace(options, bench=replace(options.bench, slo=options.goal.slo))
     folder = TuneDir.open(options.out, options.inputs(config), datetime.now(UTC).isoformat(timespec="seconds"))
     budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
@@ -77,7 +79,7 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     measurer = Measurer(known.launcher, options.bench, folder, tell)
     tuner = Tuner(task, folder, measurer, budget, say, known.predict)
     tuner.run()
-    result = _result(options, folder, budget, tuner, known)
+    result = result_of(options, folder, budget, tuner, known)
     write_results(result, folder.path, config)
     (folder.path / "report.html").write_text(render_page(result), encoding="utf-8")
     return result
@@ -135,7 +137,7 @@ def _profile(options: TuneOptions, launcher: TonleLauncher, folder: TuneDir, bud
     """Given, made by an earlier run, or made now."""
     if options.profile is not None:
         return load_profile(options.profile)
-    file = folder.path / "profile.json"
+    file = folder.path / PROFILE
     if file.exists():
         return load_profile(str(file))
     seconds = min(PROFILE_S, 0.15 * budget.total_s)
@@ -183,7 +185,8 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
 
 
-def _result(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tuner, known: Known) -> TuneResult:
+def result_of(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tuner, known: Known) -> TuneResult:
+    """What was found so far, as data."""
     state, goal, best = folder.state, options.goal, tuner.best
     correction = state.correction or Correction()
     limits: GatewayLimits | None = None

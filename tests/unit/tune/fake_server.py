@@ -15,7 +15,8 @@ from tonle.bench.report import describe_environment, describe_settings
 from tonle.bench.slo import Slo
 from tonle.tune.correction import Correction
 from tonle.tune.measurer import NotMeasured
-from tonle.tune.objective import Outcome, outcome_of
+from tonle.tune.objective import Goal, Outcome, outcome_of
+from tonle.tune.results import TuneResult
 from tonle.tune.space import Settings, key_of
 from tonle.tune.state import Inputs, Measurement, Stage, Tag, TuneDir
 
@@ -100,7 +101,9 @@ class FakeMeasure:
             raise NotMeasured(settings, "it did not start")
         users = USERS if load is None else int(load.value)
         seed = round * 100 + len(self.calls)
-        made = level(settings, users=users, requests=requests or 64, seed=seed, slow=self.slow, noise=self.noise, slo=self.slo)
+        made = level(
+            settings, users=users, requests=requests or 64, seed=seed, slow=self.slow, noise=self.noise, slo=self.slo
+        )
         self.clock.now_s += made.duration_s
         self.calls.append((key, stage, round))
         return self.folder.add(Tag(server=settings, stage=stage, round=round, startup_s=self.startup_s), report(made))
@@ -139,3 +142,11 @@ def inputs() -> Inputs:
 
 def folder_at(path: Path) -> TuneDir:
     return TuneDir.open(path, inputs(), "2026-01-01T00:00:00")
+
+
+def result_for(settings: Settings) -> TuneResult:
+    """With nothing but settings."""
+    return TuneResult(
+        tonle="0", inputs=inputs(), goal=Goal(SLO), settings=settings, evidence="made up", verdict=None, candidates=[], trials=[],
+        correction=None, safe=None, limits=None, failed={}, notes=[], command=None, spent_s=0.0, interrupted=False,
+    )  # fmt: skip

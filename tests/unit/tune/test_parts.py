@@ -18,7 +18,17 @@ from tonle.tune.correction import Correction, corrected, fit_correction
 from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
 from tonle.tune.safe_load import find_safe_load, gateway_limits
 from tonle.tune.search import Search
-from tonle.tune.space import BY_NAME, Choice, DeviceFacts, Settings, alternatives, choices, key_of, parse_values, variants
+from tonle.tune.space import (
+    BY_NAME,
+    Choice,
+    DeviceFacts,
+    Settings,
+    alternatives,
+    choices,
+    key_of,
+    parse_values,
+    variants,
+)
 from tonle.tune.stage_simulated import pareto_front, search_simulated, shortlist
 from tonle.tune.state import Trial
 
@@ -85,7 +95,9 @@ def test_holding_comes_before_goodput_and_goodput_before_nearness() -> None:
     assert outcome(small).holds and not outcome(default).holds
     assert goal.rank(outcome(small)) > goal.rank(outcome(default))
     reference = outcome({})
-    found = [outcome({"max_num_seqs": rows, "max_num_batched_tokens": tokens}) for rows in (1, 8, 16) for tokens in (64, 256)]
+    found = [
+        outcome({"max_num_seqs": rows, "max_num_batched_tokens": tokens}) for rows in (1, 8, 16) for tokens in (64, 256)
+    ]
     assert sorted(found, key=goal.rank) == sorted(found, key=lambda each: goal.score(each, reference))
 
 
@@ -284,7 +296,9 @@ def test_the_safe_load_is_the_largest_that_holds() -> None:
     safe = find_safe_load("concurrency", goal, lambda users: outcome(settings, users=int(users)))
     assert safe.value is not None and outcome(settings, users=int(safe.value)).holds
     assert not outcome(settings, users=int(safe.value * 1.1) + 1).holds
-    none = find_safe_load("concurrency", Goal(Slo.parse(["itl-p99=5ms"])), lambda users: outcome({}, Slo.parse(["itl-p99=5ms"])))
+    none = find_safe_load(
+        "concurrency", Goal(Slo.parse(["itl-p99=5ms"])), lambda users: outcome({}, Slo.parse(["itl-p99=5ms"]))
+    )
     assert none.value is None and gateway_limits(none, goal, prefill_tokens_per_s=100) is None
 
 

@@ -26,8 +26,8 @@ KNOBS = choices("tonle", DeviceFacts("cpu", slo=SLO), own=VALUES)
 
 
 def tuner(
-    folder: TuneDir, *, budget_s: float = 600, goal: Goal | None = None, knobs: list[Choice] | None = None, simulated: bool = True,
-    clock: Clock | None = None, **measuring: object,
+    folder: TuneDir, *, budget_s: float = 600, goal: Goal | None = None, knobs: list[Choice] | None = None,
+    simulated: bool = True, clock: Clock | None = None, **measuring: object,
 ) -> tuple[Tuner, FakeMeasure, list[str]]:  # fmt: skip
     clock = clock or Clock()
     goal = goal or Goal(SLO)
@@ -99,7 +99,7 @@ def test_settings_that_do_not_start_are_passed_over(tmp_path: Path) -> None:
     broken = key_of(first.best)
     made, measure, _ = tuner(folder, slow=1.2, broken=(broken,))
     made.run()
-    assert made.best and key_of(made.best) != broken
+    assert made.tuned and key_of(made.tuned) != broken and made.verdict is not None
     assert broken in folder.state.failed
     assert all(key != broken for key, _, _ in measure.calls)
 
@@ -173,7 +173,9 @@ made.run()
 
 
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], check=False, capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "out")], check=False, capture_output=True, text=True
+    )
     assert killed.returncode == 9, killed.stderr
     folder = folder_at(tmp_path / "out")
     assert len(folder.measurements) == 5
