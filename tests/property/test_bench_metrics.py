@@ -112,11 +112,11 @@ def holds(samples: list[Sample], bound: Bound) -> tuple[float | None, bool]:
 
 
 def near_a_limit(samples: list[Sample], slo: Slo) -> bool:
-    """The two implementations may round to different sides of a limit."""
+    """A request is judged by latencies in whole microseconds: closer to a limit than that, this one may judge otherwise."""
     for bound in slo.bounds:
         every = [holds(samples, bound)[0]]
         every += [naive_percentile(mine, bound.percent) for sample in samples if (mine := values(sample, bound.metric))]
-        if any(each is not None and abs(each - bound.limit_ms) < 1e-6 for each in every):
+        if any(each is not None and abs(each - bound.limit_ms) < 2e-3 for each in every):
             return True
     return False
 
@@ -205,6 +205,19 @@ def test_duration_throughput_failures_and_graphemes(samples: list[Sample]) -> No
     assert [group.count for group in level.failures] == sorted((group.count for group in level.failures), reverse=True)
 
 
+def test_a_failure_beyond_a_percentile_does_not_take_its_value() -> None:
+    """p95 of 21 requests is the 20th: the one that failed, counted as slower than all, is just beyond it."""
+    answered = [
+        Sample(index=index, start_s=0, end_s=1, arrivals_s=[0.1], last_s=0.1, output_tokens=1) for index in range(20)
+    ]
+    level = report(
+        [*answered, Sample(index=20, start_s=0, end_s=1, failure="timeout")], slo=Slo.parse(["ttft-p95=200ms"])
+    )
+    assert level.slo[0].value_ms == pytest.approx(100) and level.slo[0].holds
+    two = [Sample(index=index, start_s=0, end_s=1, failure="timeout") for index in (20, 21)]
+    assert not report([*answered, *two], slo=Slo.parse(["ttft-p95=200ms"])).slo[0].holds
+
+
 @exactly
 @given(levels(), slos)
 def test_verdicts_goodput_and_good_share(samples: list[Sample], slo: Slo) -> None:
@@ -214,7 +227,7 @@ def test_verdicts_goodput_and_good_share(samples: list[Sample], slo: Slo) -> Non
     for result, bound in zip(level.slo, slo.bounds, strict=True):
         value, held = holds(samples, bound)
         assert result.bound == bound
-        assert result.value_ms == (None if value is None else pytest.approx(value, abs=1e-6))
+        assert result.value_ms == (None if value is None else pytest.approx(value, abs=1e-3))
         assert result.holds is held
     good = sum(sample.failure is None and keeps(sample, slo) for sample in samples)
     assert level.good_share == pytest.approx(good / len(samples))

@@ -12,5 +12,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
         return 0.0
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
+    if below == place:  # on a value: its neighbour does not count, which may be infinite (a request that failed)
+        return ordered[below]
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
