@@ -9,7 +9,12 @@ ARGS   ?=
 JOBS   ?= 2
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
+# What pip would compile in one process, all cores do at once. Some packages carry files that are no valid Python: not an error.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+
+# Tests start hundreds of processes: each would compile our modules again if the environment forbids to keep them.
+export PYTHONDONTWRITEBYTECODE =
 
 # Installed when these files exist and are newer than pyproject.toml. The second includes the tools for development.
 INSTALLED := $(VENV)/.installed
@@ -30,8 +35,10 @@ chat: $(INSTALLED) ## Chat in the terminal
 bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 1,4,16"
 	@$(BIN)/tonle bench $(ARGS)
 
+# In the order of their names the last files are short ones. By number of tests, as xdist would order them, the last would be the
+# longest single tests, and one process would wait for the other.
 test: check model ## Checks, then all tests
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 20000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
@@ -71,9 +78,11 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "Installing Tonle into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
 	@$(PIP) -e .
+	@$(COMPILE)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing Tonle and its development tools into $(VENV). The first time this downloads some hundred megabytes (mostly torch)."
 	@$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(INSTALLED)

@@ -48,6 +48,7 @@ QUANTITIES = {
 }
 TOLERANCE = 0.05
 AGAIN = "tonle bench, again"
+AGREES = "[green]agrees[/]"
 MAX_DRAWS = 200
 LOG_LINES = 12
 
@@ -188,7 +189,10 @@ def ratios(rows: Sequence[Row], client: str, quantity: str) -> list[float]:
 
 
 def report(rows: Sequence[Row], console: Console) -> bool:
-    """One line per load and client. True if every peer is within the tolerance of `tonle bench` in every quantity."""
+    """One line per load and client. True if every peer is within the tolerance of `tonle bench` in every quantity.
+
+    Also False where there was no whole round to judge by.
+    """
     table = Table(box=box.MARKDOWN)
     for title in ("load", "client", *QUANTITIES.values(), "client CPU s", "server CPU s", ""):
         table.add_column(title)
@@ -197,7 +201,7 @@ def report(rows: Sequence[Row], console: Console) -> bool:
         of_load = [row for row in rows if row.load == load]
         for client in dict.fromkeys(sorted((row.client for row in of_load), key=lambda name: name != "tonle bench")):
             cells, verdict = _line(of_load, client)
-            agreed &= client == AGAIN or not verdict.startswith("[red]")
+            agreed &= client in ("tonle bench", AGAIN) or verdict == AGREES
             table.add_row(load, client, *cells, verdict)
     print_wide(table, console)
     return agreed
@@ -221,9 +225,11 @@ def _line(rows: Sequence[Row], client: str) -> tuple[list[str], str]:
         cells.append(f"{median(there):.2f}" if there else "–")
     if client == "tonle bench":
         return cells, ""
+    if not ratios(rows, client, "ttft_ms"):
+        return cells, "[yellow]no whole round[/]"
     if client == AGAIN:
         return cells, f"[yellow]too noisy: {', '.join(far)}[/]" if far else "noise"
-    return cells, f"[red]differs: {', '.join(far)}[/]" if far else "[green]agrees[/]"
+    return cells, f"[red]differs: {', '.join(far)}[/]" if far else AGREES
 
 
 @contextmanager

@@ -149,7 +149,8 @@ def http_rows(name: str, root: Path, options: argparse.Namespace) -> list[dict[s
     """One row per number of users, and one more behind the gateway if asked for."""
     folder = write_model(name, root)
     rows = []
-    with Users(options.clients) as users, served(folder, options, root / "serve.log") as server:
+    users = Users(options.clients)
+    with served(folder, options, root / "serve.log") as server:
         users.drive(server.url, name, serving(64, seed=77), 32)  # warm
         rows += [_row("http", server, [server], users, name, count) for count in options.http_users]
         if options.gateway:

@@ -13,7 +13,6 @@ Poisson process at 70 % of the requests per second that the simulator predicts f
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import sys
 import tempfile
@@ -22,23 +21,20 @@ from pathlib import Path
 
 import msgspec
 
-from tonle.bench.arrivals import arrival_times
 from tonle.bench.load import Load
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Span
 from tonle.bench.run import run_bench
 from tonle.bench.server_process import ServerProcess
-from tonle.bench.workload import PromptScale, SyntheticWorkload
 from tonle.engine.step_log import read_step_log
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run import fleet_of, simulate
 from tonle.simulate.run_profile import profile_running
-from tonle.simulate.trace import Trace, TraceRequest
+from tonle.simulate.traces import trace_of_workload
 
 SATURATION_SHARE = 0.7
 FEWEST_ROUNDS = 4  # requests of each user
 SEED = 7000  # levels and repeats have seeds of their own: no prompt is sent twice
-IDS = tuple(range(1000, 9000))
 COLUMNS = ("tokens/s", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95")
 LIMITS = (0.05, 0.10, 0.10, 0.10, 0.10)
 
@@ -64,20 +60,6 @@ def options_of(arguments: argparse.Namespace, load: Load, requests: int, seed: i
     users = {"concurrency": (load.users,)} if load.users is not None else {"rates": (load.value,)}
     common = {"requests": requests, "seed": seed, "prompt_kind": "ids", "processes": arguments.clients, "warmup": 4}
     return BenchOptions(**spans | users | common | ({"url": url} if url else {}))
-
-
-def trace_of(options: BenchOptions, load: Load) -> Trace:
-    """The requests that the benchmark would send."""
-    workload = SyntheticWorkload(options, "model", PromptScale("ids", IDS))
-    jobs = itertools.islice(workload.jobs(0, "run"), options.requests)
-    moments = itertools.repeat(None) if load.users is not None else arrival_times(load, seed=options.seed)
-    requests = []
-    for index, (job, moment) in enumerate(zip(jobs, moments, strict=False)):
-        body = msgspec.json.decode(job.body)
-        requests.append(
-            TraceRequest(index=index, arrival_s=moment, prompt=body["prompt"], output_tokens=body["max_tokens"])
-        )
-    return Trace(label=load.label, requests=requests, users=load.users)
 
 
 def numbers(level: LevelReport) -> list[float]:
@@ -106,7 +88,7 @@ class Predictor:
 
     def _report(self, load: Load, requests: int, seed: int) -> LevelReport:
         options = options_of(self._arguments, load, requests, seed)
-        return simulate(trace_of(options, load), self._fleet, seed=seed).level()
+        return simulate(trace_of_workload(options), self._fleet, seed=seed).level()
 
 
 def seed_of(number: int, repeat: int) -> int:

@@ -24,10 +24,9 @@ from tonle.simulate.run import simulate
 from tonle.simulate.trace import Trace, TraceRequest
 from tonle.telemetry.percentile import percentile
 
-_ROUNDS = 4  # requests of each user in a closed loop; the first is not counted: all begin at once
-_PER_REPLICA = 4  # open loop: requests per place in a replica's batch, so that batches fill
+_ROUNDS = 4  # requests for each one that is under way at a time; the first round is not counted: batches fill
 _LEAST, _MOST = 200, 1200  # requests of a simulation
-_WARMUP = 0.25  # share of an open loop's requests that come while batches fill
+_WARMUP = 1 / _ROUNDS  # share of an open loop's requests
 _OWN_IDS = 1 << 20  # token ids of requests' own tokens begin here
 
 
@@ -76,8 +75,8 @@ def trace_of(workload: Workload, sizing: Sizing, *, users: int | None = None, se
     users = users or (workload.users if workload.rate is None else None)
     if users is None and workload.rate is None:
         users = places
-    count = _ROUNDS * users if users is not None else _PER_REPLICA * places
-    count = max(_LEAST, min(_MOST, count))
+    running = users if users is not None else min(places, _running(workload, sizing))
+    count = max(_LEAST, min(_MOST, _ROUNDS * running))
     if users is not None:
         count = max(count, 2 * users)
     requests, at_s = [], 0.0
@@ -95,6 +94,13 @@ def trace_of(workload: Workload, sizing: Sizing, *, users: int | None = None, se
             )
         )
     return Trace(label=workload.label, requests=requests, users=users)
+
+
+def _running(workload: Workload, sizing: Sizing) -> int:
+    """Requests under way at the workload's rate, if none waits: rate times latency."""
+    option = sizing.option
+    latency_s = (option.ttft_floor_ms["p50"] + workload.mean_answer * option.tpot_ms) / 1e3
+    return math.ceil((workload.rate or 0.0) * latency_s)
 
 
 def _drawn(workload: Workload, rng: random.Random) -> Iterator[tuple[int, int]]:

@@ -112,8 +112,10 @@ def _fewest(
             checks[count] = (sizing, run_check(question, sizing, f"{count} × {label}"))
         return checks[count][1].holds is not False
 
-    most = min(_MOST_REPLICAS, max(4, _MOST_TIMES * guess))
     guess = min(guess, _MOST_REPLICAS)
+    most = min(_MOST_REPLICAS, max(4, _MOST_TIMES * guess))
+    if (first := make(guess)) is not None and any(group.option.misses for group in first.groups):
+        most = guess  # not even an idle replica is quick enough
     best = _search(guess, most, holds, _too_few(question, guess)) if question.slo else guess
     if not question.slo:
         holds(guess)
@@ -147,7 +149,7 @@ def _search(guess: int, most: int, holds: Callable[[int], bool], low: int) -> in
             middle = high - 1 if high == guess else (low + high) // 2
             low, high = (low, middle) if holds(middle) else (middle, high)
         return high
-    low, high = guess, min(most, 2 * guess)
+    high = guess
     while not holds(high):
         if high >= most:
             return None

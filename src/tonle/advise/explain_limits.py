@@ -106,8 +106,8 @@ def _group_lines(question: Question, group: Group, *, named: bool) -> list[Line]
             topic=f"admission{where}",
             verdict=f"at most {settings.max_num_seqs} requests at a time per replica (max_num_seqs, and "
             f"max_concurrent of the gateway)",
-            reason=f"{_what_ends_the_batch(group)} The gateway's queue does what a semaphore in the client would, for all clients together, and refuses "
-            "with 429 when it is full.",
+            reason=f"{_what_ends_the_batch(group)} The gateway's queue does what a semaphore in a client would, for all "
+            "clients together, and refuses with 429 when it is full.",
             arithmetic=f"n × {workload.held_mean:,.0f} + 1.645 × √n × {workload.held_spread:,.0f} ≤ "
             f"{capacity.kv_tokens:,} tokens",
         ),

@@ -159,7 +159,7 @@ def _of_gguf(path: Path) -> ModelShape:
     experts = numbers.first("expert_count") or 0
     wide = numbers.need("feed_forward_length")
     return dense_shape(
-        name=path.stem,
+        name=str(path),  # what `tonle serve` takes
         origin=str(path),
         architecture=_GGUF_ARCHITECTURES.get(head.architecture, head.architecture),
         layers=numbers.need("block_count"),

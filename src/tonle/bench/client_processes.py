@@ -36,7 +36,7 @@ class ClientProcesses:
 
     def __init__(self, options: BenchOptions) -> None:
         self._options = options
-        self._counter = SharedCounter.create()
+        self._counter: SharedCounter | None = None  # with the first level
         self._children: list[_Child] = []
         self._task: LevelTask | None = None
         self._done: list[Done] = []
@@ -53,8 +53,9 @@ class ClientProcesses:
         return sum((child.underway for child in self._children), UnderwayCounts())
 
     async def prepare(self, task: LevelTask) -> None:
-        if not self._children:
-            await self._start()
+        if self._counter is None:
+            self._counter = SharedCounter.create()
+            await self._start(self._counter)
         self._task, self._done = task, []
         self._counter.reset()
         message = pickle.dumps(task)
@@ -91,14 +92,15 @@ class ClientProcesses:
 
     async def close(self) -> None:
         await asyncio.gather(*(child.close() for child in self._children))
-        self._counter.remove()
+        if self._counter is not None:
+            self._counter.remove()
 
-    async def _start(self) -> None:
+    async def _start(self, counter: SharedCounter) -> None:
         count = self._options.processes
         options = pickle.dumps(self._options)
         try:
             for place in range(count):
-                settings = ClientSettings(place=place, count=count, counter=str(self._counter.path), options=options)
+                settings = ClientSettings(place=place, count=count, counter=str(counter.path), options=options)
                 process, control = spawn(MODULE, settings)
                 child = _Child(process)
                 self._children.append(child)

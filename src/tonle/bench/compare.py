@@ -25,10 +25,10 @@ Verdict = Literal[
 RESAMPLES = 2000
 MAX_LENGTH_RATIO = 1.1  # of mean tokens per request; further apart it is not the same work, unless
 MAX_STANDARD_ERRORS = 4  # explain it: lengths are drawn at random
-# Settings that may differ between runs of one workload. All others are part of it.
+# Settings that may differ between runs of one workload. All others are part of it. Loads are told apart by levels' labels.
 NOT_WORKLOAD = {
-    "url", "model", "verify_tls", "concurrency", "rates", "requests", "duration_s", "warmup", "timeout_s", "seed",
-    "keep_requests",
+    "url", "model", "verify_tls", "concurrency", "rates", "ramp", "sweep", "max_levels", "arrivals", "burstiness", "requests",
+    "duration_s", "warmup", "timeout_s", "processes", "slo", "seed", "graphemes", "keep_requests",
 }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class Side:
         value = done / duration_s if duration_s else 0.0
         if not self.has_rows:
             return Estimate("per_s", "higher", value, None, enough=False)
-        if all(level.rate is None for level in self._levels):
+        if all(level.concurrency is not None for level in self._levels):
             times = np.array([(row.e2el_ms or 0.0) / 1e3 for row in self._rows])
             resampled, ratio = resampled_ratio(np.array(amounts), times, counts), sum(amounts) / max(times.sum(), 1e-9)
         else:

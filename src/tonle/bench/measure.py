@@ -90,12 +90,10 @@ class Sample(msgspec.Struct, kw_only=True):
 
     @property
     def latencies(self) -> Latencies:
-        return Latencies(
-            _milliseconds(self.ttft_s),
-            _milliseconds(self.tpot_s),
-            _milliseconds(self.e2el_s),
-            [1e3 * gap for gap in self.itl_s],
-        )
+        """Not rounded: a verdict must agree with the percentiles beside it."""
+        seconds = (self.ttft_s, self.tpot_s, self.e2el_s)
+        ttft_ms, tpot_ms, e2el_ms = (None if value is None else 1e3 * value for value in seconds)
+        return Latencies(ttft_ms, tpot_ms, e2el_ms, [1e3 * gap for gap in self.itl_s])
 
 
 class Spread(msgspec.Struct, frozen=True):

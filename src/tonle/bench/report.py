@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -100,9 +101,22 @@ def describe_settings(options: BenchOptions) -> dict[str, Any]:
     return settings
 
 
-def remark(level: LevelReport, options: BenchOptions) -> list[str]:
-    """What the reader of this level's numbers should know about them."""
-    return [f"{level.label}: {text}" for text in _remarks(level, options)]
+def remark(levels: list[LevelReport], options: BenchOptions) -> list[str]:
+    """What the reader of these numbers should know about them. What is true of several levels is said once, of the first."""
+    labels: dict[str, list[str]] = {}  # by remark, without its numbers
+    texts: dict[str, str] = {}
+    for level in levels:
+        for text in _remarks(level, options):
+            key = re.sub(r"[\d.]+", "#", text)
+            texts.setdefault(key, text)
+            labels.setdefault(key, []).append(level.label)
+    return [f"{labels[key][0]}: {text}{_also(labels[key][1:])}" for key, text in texts.items()]
+
+
+def _also(labels: list[str]) -> str:
+    if not labels:
+        return ""
+    return f" (and so at {', '.join(labels)})" if len(labels) <= 4 else f" (and so at {len(labels)} other levels)"
 
 
 def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:

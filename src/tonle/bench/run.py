@@ -87,8 +87,7 @@ class Bench:
         target = self._target
         notes = list(target.notes) if target is not None else []
         levels = self._levels if self._sweep is None else sorted(self._levels, key=lambda each: each[0].value)
-        for _, level in levels:
-            notes += remark(level, self._options)
+        notes += remark([level for _, level in levels], self._options)
         if self._sweep is not None:
             notes += self._sweep.notes()
         if target is not None:

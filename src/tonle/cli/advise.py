@@ -61,7 +61,7 @@ class KvName(enum.StrEnum):
 @with_slo_flags
 def advise(
     slo: Slo,
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=_MODEL, show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)] = None,
     gpu: Annotated[str | None, _gpu(metavar="NAME", help=_GPU)] = None,
     memory: Annotated[str | None, _gpu(metavar="SIZE", help="Of one GPU: 141GB, 80GiB.")] = None,
     bandwidth: Annotated[str | None, _gpu(metavar="RATE", help="Of its memory: 4.8TB/s, 864GB/s.")] = None,

@@ -170,7 +170,7 @@ def levels(
             api_key=api_key,
             endpoint=None if endpoint is None else endpoint.value,
             verify_tls=not insecure,
-            concurrency=_users(concurrency, open_loop=rate or ramp),
+            concurrency=users_of(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
             ramp=None if ramp is None else parse_ramp(ramp, "ramp"),
             sweep=None if sweep is None else sweep.value,
@@ -211,7 +211,7 @@ def _refuse_options(ctx: typer.Context) -> None:
             ctx.fail(f"`tonle bench {name}` has its own options: put {param.opts[0]} after `{name}`")
 
 
-def _users(concurrency: str | None, *, open_loop: str | None) -> tuple[int, ...]:
+def users_of(concurrency: str | None, *, open_loop: str | None) -> tuple[int, ...]:
     if concurrency is None:
         return (1,)
     if open_loop is not None:

@@ -27,8 +27,9 @@ from tonle.errors import ConfigError
 
 COULD_NOT_START = 2
 
+REPLAY_PANEL = "Replay of an audit trail"
 _prompts = partial(typer.Option, rich_help_panel="Prompts", show_default=False)
-_replay = partial(typer.Option, rich_help_panel="Replay of an audit trail", show_default=False)
+_replay = partial(typer.Option, rich_help_panel=REPLAY_PANEL, show_default=False)
 
 
 class PromptKindName(enum.StrEnum):

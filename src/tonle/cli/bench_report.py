@@ -139,7 +139,11 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _paths(text: str) -> list[Path]:
-    return [Path(part) for part in text.split(",") if part]
+    """Files of one side, separated by commas."""
+    paths = [Path(part) for part in text.split(",") if part]
+    if not paths:
+        raise ConfigError(f"name at least one file for each side, such as before.json, not {text!r}", param="runs")
+    return paths
 
 
 def _confidence(text: str) -> float:

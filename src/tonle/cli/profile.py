@@ -153,7 +153,10 @@ def _show(found: Profile, other: Profile | None, other_name: str | None) -> None
         f"Around steps: {_ms(times.front_s)} until the engine has a request, {_ms(times.back_s)} from a token to the "
         "client.\n"
     )
-    out.print(_fit_table(found))
+    if found.fits:
+        out.print(_fit_table(found))
+    else:
+        out.print("There are too few steps to hold some out and judge the fit by them: measure for longer (--seconds).")
     out.print()
     out.print(_time_table(found, other, other_name))
 

@@ -1,7 +1,7 @@
 """`tonle simulate`: what servers would do under a load, without servers. The options of a load are those of `tonle bench`.
 
-Exit status: 0 every request was answered and the SLO held, if one was given; with --find-replicas: a number was found · 1 not so ·
-2 it could not start · 130 stopped with Ctrl-C, with the levels so far saved.
+Exit status: 0 every request was answered and the SLO held, if one was given; with --find-replicas: a number was found · 1 not
+so · 2 it could not start · 130 stopped with Ctrl-C, with the levels so far saved.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import typer
 from rich.console import Console
 
 from tonle.bench import BenchOptions, save_report
-from tonle.bench.measure import LevelReport
 from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
-from tonle.cli.bench import ArrivalsName, SweepName, _users
+from tonle.cli.bench import ArrivalsName, SweepName, users_of
 from tonle.cli.bench_data import with_data_flags
 from tonle.cli.screen import show_error
 from tonle.cli.slo_flags import with_slo_flags
@@ -30,7 +29,6 @@ from tonle.simulate.fleet import Fleet, fleet_of
 from tonle.simulate.fleet_file import read_fleet
 from tonle.simulate.levels import FewestReplicas, SimulatedLevel, find_replicas, simulate_levels, simulated_report
 from tonle.simulate.profile import Profile, load_profile, shipped_profiles
-from tonle.simulate.result import SimulationResult
 from tonle.simulate.tables import print_fewest, print_replicas
 
 NOT_WELL = 1
@@ -44,10 +42,16 @@ _report = partial(typer.Option, rich_help_panel="Report")
 _PROFILE = "How long steps take: a file of `tonle profile`, or one that comes with Tonle. `--profile list` names those."
 _FLEET = "Describe servers in a YAML file: roles, length classes, prices, autoscaling, failures (docs/simulation.md)."
 _FIND = "Find the fewest replicas that hold the SLO, by doubling and halving."
-_CONCURRENCY = "Closed loop: N users, each waiting for an answer before the next request; 1,4,16 runs three levels. Default: 1."
-_RATE = "Open loop: N requests per second, sent whether or not earlier ones are answered; a list runs one level for each."
+_CONCURRENCY = (
+    "Closed loop: N users, each waiting for an answer before the next request; 1,4,16 runs three levels. Default: 1."
+)
+_RATE = (
+    "Open loop: N requests per second, sent whether or not earlier ones are answered; a list runs one level for each."
+)
 _SWEEP = "rate or concurrency: find the highest load that is kept up with, or at which the SLO holds."
-_REQUESTS = "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
+_REQUESTS = (
+    "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
+)
 
 
 @with_data_flags(before="seed")
@@ -58,7 +62,9 @@ def simulate(
     profile: Annotated[str | None, _servers(metavar="NAME|FILE", help=_PROFILE)] = None,
     replicas: Annotated[int | None, _servers(metavar="N", help="So many servers behind a gateway. Default: 1.")] = None,
     find: Annotated[bool, _servers("--find-replicas", metavar="", help=_FIND)] = False,
-    max_replicas: Annotated[int, _servers(metavar="N", help="With --find-replicas: no more than this. Default: 256.")] = 256,
+    max_replicas: Annotated[
+        int, _servers(metavar="N", help="With --find-replicas: no more than this. Default: 256.")
+    ] = 256,
     fleet: Annotated[Path | None, _servers(metavar="FILE", help=_FLEET)] = None,
     max_num_seqs: Annotated[
         int | None, _servers(metavar="N", help="Requests per step of each server. Default: as profiled.")
@@ -87,7 +93,8 @@ def simulate(
     sweep: Annotated[SweepName | None, _load(metavar="NAME", help=_SWEEP)] = None,
     max_levels: Annotated[int, _load(metavar="N", help="Levels after which a sweep ends at the latest.")] = 16,
     arrivals: Annotated[
-        ArrivalsName | None, _load(metavar="NAME", help="Open loop: gaps between requests: poisson, constant, or gamma.")
+        ArrivalsName | None,
+        _load(metavar="NAME", help="Open loop: gaps between requests: poisson, constant, or gamma."),
     ] = None,
     burstiness: Annotated[
         float | None, _load(metavar="N", help="Shape of gamma gaps: 1 is Poisson, less comes in bursts.")
@@ -98,7 +105,8 @@ def simulate(
         int, _load(metavar="N", help="The same seed gives the same requests as in `tonle bench`, and the same result.")
     ] = 0,
     json_file: Annotated[
-        Path | None, _report("--json", metavar="FILE", help="Save the report: `tonle bench report` and `compare` read it.")
+        Path | None,
+        _report("--json", metavar="FILE", help="Save the report: `tonle bench report` and `compare` read it."),
     ] = None,
     save_requests: Annotated[
         bool, _report("--save-requests/--no-save-requests", metavar="", help="One row per request in the saved report.")
@@ -125,13 +133,17 @@ def simulate(
             "max_num_batched_tokens": max_num_batched_tokens,
             "long_prefill_tokens": long_prefill_tokens,
         }
-        gateway = {"max_concurrent": max_concurrent, "max_queued": max_queued}
+        gateway: dict[str, Any] = {"max_concurrent": max_concurrent, "max_queued": max_queued}
         servers, profiles = _servers_of(
-            profile, fleet, replicas, {name: value for name, value in limits.items() if value is not None}, price_per_hour
+            profile,
+            fleet,
+            replicas,
+            {name: value for name, value in limits.items() if value is not None},
+            price_per_hour,
         )
         servers = replace(servers, **{name: value for name, value in gateway.items() if value is not None})
         options = BenchOptions(
-            concurrency=_users(concurrency, open_loop=rate or ramp),
+            concurrency=users_of(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
             ramp=None if ramp is None else parse_ramp(ramp, "ramp"),
             sweep=None if sweep is None else sweep.value,
@@ -188,7 +200,12 @@ class _Run:
     """One call of the verb, once its options are read."""
 
     def __init__(
-        self, options: BenchOptions, fleet: Fleet, profiles: list[Profile], console: Console | None, json_file: Path | None
+        self,
+        options: BenchOptions,
+        fleet: Fleet,
+        profiles: list[Profile],
+        console: Console | None,
+        json_file: Path | None,
     ) -> None:
         self._options = options
         self._fleet = fleet
@@ -202,14 +219,13 @@ class _Run:
             self._console.print(explain(self._options, self._fleet, self._profiles), highlight=False, markup=False)
 
     def levels(self) -> int:
-        done = self._done
-        saturation = None
-        interrupted = False
+        done, interrupted = self._done, False
+        saturation, notes = None, list[str]()
         try:
-            _, saturation = simulate_levels(self._options, self._fleet, self._keep)
+            saturation, notes = simulate_levels(self._options, self._fleet, done.append)
         except KeyboardInterrupt:
             interrupted = True
-        report = self._report(done, self._fleet, saturation=saturation, interrupted=interrupted)
+        report = self._report(done, self._fleet, notes=notes, saturation=saturation, interrupted=interrupted)
         if self._console is not None:
             print_report(report, self._console)
             if done:
@@ -222,7 +238,7 @@ class _Run:
 
     def find(self, most: int) -> int:
         try:
-            found = find_replicas(self._options, self._fleet, most=most, watch=self._keep)
+            found = find_replicas(self._options, self._fleet, most=most, watch=self._done.append)
         except KeyboardInterrupt:
             self._report(self._done, self._fleet, interrupted=True)
             return INTERRUPTED
@@ -235,10 +251,9 @@ class _Run:
             print_fewest(found, self._options.slo, self._console)
         return NOT_WELL if found.count is None else 0
 
-    def _keep(self, result: SimulationResult, level: LevelReport) -> None:
-        self._done.append(SimulatedLevel(result=result, level=level))
-
-    def _report(self, levels: list[SimulatedLevel], fleet: Fleet, *, notes: list[str] | None = None, **more: Any) -> Any:
+    def _report(
+        self, levels: list[SimulatedLevel], fleet: Fleet, *, notes: list[str] | None = None, **more: Any
+    ) -> Any:
         models = list(dict.fromkeys(profile.server.model for profile in self._profiles))
         report = simulated_report(
             self._options,
@@ -259,5 +274,3 @@ def _find_notes(found: FewestReplicas) -> list[str]:
         return []
     return ["more replicas did not always hold the SLO better: the load is close to the limit, and chance decides; repeat with "
             "another --seed and more --requests"]  # fmt: skip
-
-

@@ -41,7 +41,8 @@ def fleet_settings(fleet: Fleet, profiles: list[Profile]) -> dict[str, Any]:
     return {
         "replicas": [_replica_settings(options) for options in fleet.replicas],
         "profiles": [
-            {"model": each.server.model, "device": each.server.device_name, "made_at": each.made_at} for each in profiles
+            {"model": each.server.model, "device": each.server.device_name, "made_at": each.made_at}
+            for each in profiles
         ],
         **msgspec.to_builtins(other),
     }
@@ -77,7 +78,9 @@ def remarks(fleet: Fleet, result: SimulationResult) -> list[str]:
                 f"wait at the gateway; --max-concurrent {options.limits.max_num_seqs} would let them in"
             )
     if sum(replica.preemptions for replica in result.replicas):
-        notes.append("KV blocks ran out: requests were preempted and computed again; fewer at once (max_num_seqs) may be faster")
+        notes.append(
+            "KV blocks ran out: requests were preempted and computed again; fewer at once (max_num_seqs) may be faster"
+        )
     return notes
 
 
@@ -98,16 +101,18 @@ def _fleet_lines(fleet: Fleet) -> list[str]:
     lines = []
     for options, count in _groups(fleet.replicas):
         limits = options.limits
-        kinds = [f"role {options.role}"] * (options.role != "any") + [f"length {options.length}"] * (options.length != "any")
+        kind = f", role {options.role}" if options.role != "any" else ""
+        kind += f", length {options.length}" if options.length != "any" else ""
         lines.append(
-            f"{count} replica{'' if count == 1 else 's'}{''.join(f', {kind}' for kind in kinds)}: {limits.max_num_seqs} requests, "
+            f"{count} replica{'' if count == 1 else 's'}{kind}: {limits.max_num_seqs} requests and "
             f"{limits.max_num_batched_tokens} tokens per step, {limits.long_prefill_tokens} of one prompt; "
-            f"{options.num_blocks * limits.block_size} tokens of KV cache; prefix cache {'on' if limits.prefix_caching else 'off'}"
+            f"{options.num_blocks * limits.block_size} tokens of KV cache; "
+            f"prefix cache {'on' if limits.prefix_caching else 'off'}"
         )
     if fleet.has_gateway:
         lines.append(
-            f"Gateway: {fleet.max_concurrent} requests at once for each replica, {fleet.max_queued} in its queue, prefix affinity "
-            f"{'on' if fleet.prefix_affinity else 'off'}"
+            f"Gateway: {fleet.max_concurrent} requests at once for each replica, {fleet.max_queued} in its queue, "
+            f"prefix affinity {'on' if fleet.prefix_affinity else 'off'}"
         )
     else:
         lines.append("No gateway: requests go to the server, which admits all of them")
@@ -150,10 +155,13 @@ def _groups(replicas: list[ReplicaOptions]) -> list[tuple[ReplicaOptions, int]]:
 
 def _load_line(options: BenchOptions) -> str:
     if options.replay is not None:
-        return f"Requests: those of {options.replay} at their recorded times, {options.speed:g} times as fast; texts are not tokenized"
+        return (
+            f"Requests: those of {options.replay} at their recorded times, {options.speed:g} times as fast, with the recorded "
+            "counts of tokens"
+        )
     if options.file is not None:
         return f"Requests: those of {options.file}; texts are not tokenized: four characters count as a token"
     return (
-        f"Requests: {options.input_tokens} tokens in, {options.output_tokens} out, the same that `tonle bench --seed {options.seed}` "
-        "sends"
+        f"Requests: {options.input_tokens} tokens in, {options.output_tokens} out, the same that `tonle bench` sends with "
+        f"--seed {options.seed}"
     )

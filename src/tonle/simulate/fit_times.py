@@ -11,7 +11,7 @@ changes nothing of it. Such steps are in `ratios`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -25,38 +25,38 @@ from tonle.simulate.median_fit import Floats, median_fit
 
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
-_WAITED_S = 3e-5  # a shorter wait: the device had been done before the host asked
-_LEAST_STEPS = 60
+_WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
+LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
-_DRAWN = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_DRAWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
+@dataclass(frozen=True, slots=True)
 class TimedStep:
     """One step: what it computed, and how long device and host took for it. None: its moments do not tell."""
 
-    __slots__ = ("begin_s", "device_s", "host_s", "work")
-
-    def __init__(self, work: StepWork, begin_s: float, device_s: float | None, host_s: float | None) -> None:
-        self.work = work
-        self.begin_s = begin_s
-        self.device_s = device_s
-        self.host_s = host_s
+    work: StepWork
+    begin_s: float
+    device_s: float | None
+    host_s: float | None  # without the next
+    launch_s: float = 0.0  # of the host, beside the device: launching what is no single graph
 
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
     """In their order. With `lag` 1 a step begins on the device when it is launched or the one ahead of it ends."""
-    # The device begins while the host still launches the rest of a large step; a decoding step is one call.
+    # A decoding step is one call. The device begins that soon, though the host may go on to launch the rest of a large step.
     launches = [step.launched_s - step.launching_s for step in steps if not step.prompts]
-    launch_s = float(np.median(launches)) if launches and lag else 0.0
+    call_s = float(np.median(launches)) if launches and lag else 0.0
     timed = []
     ahead_s = 0.0
     for place, step in enumerate(steps):
-        began_s = max(step.launching_s + launch_s, ahead_s)
+        began_s = max(step.launching_s + call_s, ahead_s)
         known = not lag or step.collected_s - step.waited_s > _WAITED_S
-        host_s = (step.launched_s if lag else step.launching_s) - step.planned_s + step.published_s - step.collected_s
+        launched_s = min(step.launched_s, step.launching_s + call_s)  # as far as the device waits for it
+        host_s = launched_s - step.planned_s + step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
         following = steps[place + 1 + lag] if place + 1 + lag < len(steps) and step.running else None
         if following is not None:
@@ -67,6 +67,7 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
                 step.planned_s,
                 step.collected_s - began_s if known else None,
                 None if following is None else host_s,
+                step.launched_s - launched_s if lag else 0.0,
             )
         )
         ahead_s = step.collected_s if lag else 0.0
@@ -78,9 +79,9 @@ def fit_times(
 ) -> FittedTimes:
     """`sizes`: as in the step log. Raises `ConfigError` if there are too few steps."""
     known = [step for step in steps if step.device_s is not None and step.device_s > 0]
-    if len(known) < _LEAST_STEPS:
+    if len(known) < LEAST_STEPS:
         raise ConfigError(
-            f"only {len(known)} steps could be timed; at least {_LEAST_STEPS} are needed: measure for longer"
+            f"only {len(known)} steps could be timed; at least {LEAST_STEPS} are needed: measure for longer"
         )
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
@@ -90,32 +91,34 @@ def fit_times(
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
     host = _fit_host(steps)
+    no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
-        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2], ratios=_ratios(seconds, expected),
+        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2],
+        launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
 
 
 class _Features:
-    """Columns of the fit: rises of the three curves between neighbouring sizes, then chunk, decode reads, prompt reads."""
+    """Columns of the fit: sizes of the three curves, then chunk, decode reads, prompt reads."""
 
     def __init__(self, works: Floats, sizes: dict[str, list[int]]) -> None:
         rows, prompts, tokens, samples = works[:, 0], works[:, 1], works[:, 2], works[:, 5]
         is_mixed = prompts > 0
-        self.decode = _Knots(rows[~is_mixed], sizes.get("decode"), _DENSE)
-        self.mixed = _Knots((rows + tokens)[is_mixed], sizes.get("mixed"), _COARSE)
-        head = sizes.get("head")
-        self.draw = _Knots(samples[is_mixed], [0, *head] if head else None, _DRAWN)
+        decode, mixed, head = (sizes.get(name, []) for name in ("decode", "mixed", "head"))
+        self.decode = _Knots(rows[~is_mixed], decode, _DENSE, rising=not decode)
+        self.mixed = _Knots((rows + tokens)[is_mixed], mixed, _COARSE, rising=not mixed)
+        self.draw = _Knots(samples[is_mixed], head, _DRAWN, rising=True)
 
     def columns(self, works: Floats) -> Floats:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = works.T
         is_mixed = (prompts > 0)[:, None]
         return np.hstack(
             [
-                self.decode.rises(rows) * ~is_mixed,
-                self.mixed.rises(rows + tokens) * is_mixed,
-                self.draw.rises(samples)[:, 1:] * is_mixed,  # the first would be the same as that of `mixed`
+                self.decode.columns(rows) * ~is_mixed,
+                self.mixed.columns(rows + tokens) * is_mixed,
+                self.draw.columns(samples)[:, 1:] * is_mixed,  # the first would be the same as that of `mixed`
                 np.stack([prompts, decode_reads, prompt_reads], axis=1),
             ]
         )
@@ -133,17 +136,19 @@ class _Features:
 
 class _Knots:
     """The sizes between which a curve is straight. What was not measured near a size cannot tell it from its neighbours: only the
-    others are fitted (`sizes`), the rest lies on the line between them."""
+    others are fitted (`sizes`); the rest lies on the line between them, or costs what the first of them costs.
+    `rising`: larger sizes cost no less. Not so between graphs: kernels of one may suit the device less than those of the next."""
 
-    def __init__(self, measured: Floats, ladder: list[int] | None, usual: Sequence[int]) -> None:
-        self._ladder = ladder or []
+    def __init__(self, measured: Floats, ladder: list[int], usual: Sequence[int], *, rising: bool) -> None:
+        self._ladder = ladder
+        self._rising = rising
         most = int(self._padded(measured).max(initial=1))
-        end = self._ladder[-1] if ladder else 0
+        end = ladder[-1] if ladder else 0
         candidates = [*self._ladder, *(size for size in usual if size > end)]
         self._all = [size for size in candidates if size < most] + [most]
         seen = np.bincount(np.searchsorted(self._all, self._padded(measured)), minlength=len(self._all))
-        last = len(self._all) - 1
-        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in (0, last)]
+        ends = (0, len(self._all) - 1) if rising else (len(self._all) - 1,)
+        self.sizes = [size for place, size in enumerate(self._all) if seen[place] >= _LEAST_NEAR or place in ends]
 
     def _padded(self, values: Floats) -> Floats:
         """Up to the end of the ladder each value counts as the next size of it."""
@@ -154,16 +159,21 @@ class _Knots:
         places = np.minimum(np.searchsorted(ladder, values), len(ladder) - 1)
         return np.where(inside, ladder[places], values)
 
-    def rises(self, values: Floats) -> Floats:
-        """(N, sizes): 1 in the first column; in each other one, how far the value is from one size to the next, 0 to 1."""
+    def columns(self, values: Floats) -> Floats:
+        """(N, sizes). Rising: 1 in the first column; in each other one, how far the value is from one size to the next, 0 to 1.
+        Else, up to the last graph, the shares of the two sizes that the value lies between."""
         values = self._padded(values)
-        columns = [np.ones(len(values))]
+        risen = [np.ones(len(values))]
         for low, high in pairwise(self.sizes):
-            columns.append(np.clip((values - low) / (high - low), 0.0, 1.0))
-        return np.stack(columns, axis=1)
+            risen.append(np.clip((values - low) / (high - low), 0.0, 1.0))
+        columns = np.stack(risen, axis=1)
+        if not self._rising:
+            graphs = sum(size in self._ladder for size in self.sizes)  # beyond them it rises
+            columns[:, : graphs - 1] -= columns[:, 1:graphs]
+        return columns
 
-    def curve(self, rises: Floats) -> Curve:
-        seconds = self.rises(np.array(self._all, dtype=np.float64)) @ rises
+    def curve(self, coefficients: Floats) -> Curve:
+        seconds = self.columns(np.array(self._all, dtype=np.float64)) @ coefficients
         padded_to = max((size for size in self._all if size in self._ladder), default=0)
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 

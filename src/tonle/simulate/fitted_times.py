@@ -18,7 +18,7 @@ from tonle.engine.schedule.step_facts import StepWork
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """Seconds by a size, never falling: straight between sizes. Up to `padded_to` a step costs what the next size costs, as with
+    """Seconds by a size: straight between sizes. Up to `padded_to` a step costs what the next size costs, as with
     CUDA graphs."""
 
     sizes: list[int]  # ascending, at least one
@@ -32,7 +32,7 @@ class Curve(msgspec.Struct, frozen=True):
             middle = bisect_left(sizes, sizes[-1] / 2)
             run = sizes[-1] - sizes[middle]
             slope = (seconds[-1] - seconds[middle]) / run if run else seconds[-1] / sizes[-1]
-            return seconds[-1] + slope * (size - sizes[-1])
+            return seconds[-1] + max(0.0, slope) * (size - sizes[-1])
         place = bisect_left(sizes, size)
         if size <= self.padded_to or place == 0 or sizes[place] == size:
             return seconds[place]
@@ -68,6 +68,7 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
     host_token_s: float  # and per token of its chunks
+    launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
 
     def device_s(self, work: StepWork) -> float:
@@ -84,6 +85,11 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
 
     def host_s(self, work: StepWork) -> float:
         return self.host_step_s + self.host_row_s * (work.rows + work.prompts) + self.host_token_s * work.tokens
+
+    def launching_s(self, work: StepWork) -> float:
+        """Of the host after `host_s`: launching kernels one by one while the device computes those before. The step does not end
+        earlier."""
+        return self.launch_large_s if work.prompts and work.rows + work.tokens > self.mixed.padded_to else 0.0
 
     def jitter(self, u: float) -> float:
         """The factor by which a step exceeds its expected time, for a `u` drawn evenly from [0, 1)."""

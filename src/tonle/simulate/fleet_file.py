@@ -74,7 +74,9 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     failures: list[Failure] | None = None
 
 
-def read_fleet(path: Path, profile: Profile | None = None, *, price_per_hour: float = 0.0) -> tuple[Fleet, list[Profile]]:
+def read_fleet(
+    path: Path, profile: Profile | None = None, *, price_per_hour: float = 0.0
+) -> tuple[Fleet, list[Profile]]:
     """And the profiles of its replicas. `profile`, `price_per_hour`: of replicas that name none. Raises `ConfigError`."""
     file = _read(path)
     replicas: list[ReplicaOptions] = []
@@ -84,7 +86,11 @@ def read_fleet(path: Path, profile: Profile | None = None, *, price_per_hour: fl
         if own is None:
             raise ConfigError(f"{path}: a replica names no profile; give one there, or --profile", param="fleet")
         options = _replica(row, own, price_per_hour)
-        names = [row.name] if row.count == 1 else [None if row.name is None else f"{row.name}-{n}" for n in range(row.count)]
+        names = (
+            [row.name]
+            if row.count == 1
+            else [None if row.name is None else f"{row.name}-{n}" for n in range(row.count)]
+        )
         replicas += [dataclasses.replace(options, name=name) for name in names]
         profiles.append(own)
     rest = {name: getattr(file, name) for name in file.__struct_fields__ if name != "replicas"}

@@ -26,13 +26,14 @@ from tonle.simulate.traces import trace_of_workload
 _FIRST_GUESS = 64  # requests per user of a closed loop that ends at a time; doubled until they are enough
 _MOST_REQUESTS = 1 << 20
 
-Watch = Callable[[SimulationResult, LevelReport], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLevel:
     result: SimulationResult
     level: LevelReport
+
+
+Watch = Callable[[SimulatedLevel], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +71,19 @@ def _for_a_time(options: BenchOptions, fleet: Fleet, number: int, load: Load) ->
         count *= 2
 
 
-def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[list[SimulatedLevel], Saturation | None]:
-    """All levels, or those of a sweep and where it ended."""
-    levels: list[SimulatedLevel] = []
-
-    def run(number: int, load: Load) -> LevelReport:
-        levels.append(simulate_level(options, fleet, number=number, load=load))
-        watch(levels[-1].result, levels[-1].level)
-        return levels[-1].level
-
+def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[Saturation | None, list[str]]:
+    """All levels, which `watch` gets one by one. Of a sweep: where it ended, and notes about it."""
     if options.sweep is None:
         for number, load in enumerate(options.levels):
-            run(number, load)
-        return levels, None
-    sweep = options.new_sweep()
-    while (load := sweep.next_load()) is not None:
-        sweep.add(load, run(len(levels), load))
-    return levels, sweep.result()
+            watch(simulate_level(options, fleet, number=number, load=load))
+        return None, []
+    sweep, number = options.new_sweep(), 0
+    while (next_load := sweep.next_load()) is not None:
+        simulated = simulate_level(options, fleet, number=number, load=next_load)
+        sweep.add(next_load, simulated.level)
+        watch(simulated)
+        number += 1
+    return sweep.saturation(), sweep.notes()
 
 
 def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watch) -> FewestReplicas:
@@ -102,7 +99,7 @@ def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watc
     def holds(count: int) -> bool:
         if count not in tried:
             tried[count] = simulate_level(options, fleet.resized(count), trace=trace)
-            watch(tried[count].result, tried[count].level)
+            watch(tried[count])
         return is_held(tried[count].level)
 
     low, high = 0, 1  # `low` does not hold it
@@ -144,9 +141,13 @@ def simulated_report(
         prompt_kind=kind,
         settings=describe_settings(replace(options, url=name)) | {"simulated": settings},
         environment=describe_environment("virtual time"),
-        levels=[each.level for each in levels],
+        levels=[each.level for each in (levels if options.sweep is None else sorted(levels, key=_load_of))],
         notes=notes,
         interrupted=interrupted,
         kind="simulated",
         saturation=saturation,
     )
+
+
+def _load_of(each: SimulatedLevel) -> float:
+    return each.level.concurrency or each.level.rate or 0.0

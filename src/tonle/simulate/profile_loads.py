@@ -88,8 +88,10 @@ class ProfileDriver:
         return max(8, min(_LONGEST_PROMPT, self._engine.context_length * 3 // 4))
 
     def _levels(self) -> list[int]:
+        """Numbers of users: powers of two, from 32 on also what lies in the middle between them."""
         most = self._engine.max_num_seqs
-        return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+        powers = [2**power for power in range(most.bit_length())]
+        return sorted({users for users in (*powers, *(48 * power for power in powers)) if users < most} | {most})
 
     async def _warm_up(self) -> None:
         self._tell("warming up", 0.0)
@@ -118,13 +120,16 @@ class ProfileDriver:
 
     async def _send_falling(self, share: float, seconds: float) -> None:
         engine, count = self._engine, self._engine.max_num_seqs
-        room = engine.num_blocks * engine.block_size * 3 // 4 // count
+        room = engine.num_blocks * engine.block_size // 2 // count
         longest = max(8, min(self._longest, room, round(0.4 * seconds / self._token_s / count)))
-        prompt = max(4, round(share * longest))
+        middle = max(8, round(share * longest))
         answer = max(16, min(_LONGEST_ANSWER, round(0.9 * seconds / self._row_s())))
-        jobs = [self._job(prompt, max(2, answer * place // count)) for place in range(1, count + 1)]
+        # Prompts of many lengths, as in service: what attention takes for rows of equal lengths is less.
+        spread = (round(middle * self._rng.uniform(0.1, 1.9)) for _ in range(count))
+        lengths = [max(4, min(length, self._longest)) for length in spread]
+        jobs = [self._job(length, max(2, answer * place // count)) for place, length in enumerate(lengths, 1)]
         self._rng.shuffle(jobs)
-        await self._send(f"falling, prompts of {prompt}", count, iter(jobs), None)
+        await self._send(f"falling, prompts of about {middle}", count, iter(jobs), None)
 
     def _row_s(self) -> float:
         """Between two tokens of an answer in the last load."""

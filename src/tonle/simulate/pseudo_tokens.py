@@ -29,7 +29,9 @@ class RecordedPrompts:
     def __init__(self, chars_per_token: float) -> None:
         """The same for all, so that equal beginnings are cut alike."""
         self._chars_per_token = max(chars_per_token, 0.25)
-        self._known: dict[bytes, tuple[list[int], int, int]] = {}  # digest of a text -> ids, place in the trace, answer's tokens
+        self._known: dict[
+            bytes, tuple[list[int], int, int]
+        ] = {}  # digest of a text -> ids, place in the trace, answer's tokens
 
     def ids(self, text: str | None, count: int, owner: str, index: int, output_tokens: int) -> list[int]:
         """`count` ids for the prompt at place `index`. None: it is not on record, and shares nothing."""
@@ -71,6 +73,4 @@ class RecordedPrompts:
 
 
 def _digest(owner: str, text: str) -> bytes:
-    return hashlib.blake2b(
-        owner.encode() + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+    return hashlib.blake2b(owner.encode() + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

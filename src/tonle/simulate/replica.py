@@ -34,6 +34,7 @@ from tonle.simulate.skipping import SkippingScheduler
 from tonle.simulate.step_times import StepTimes
 from tonle.simulate.trace import ANSWER_IDS
 
+_NOTHING = Plan()
 _SPIN_S = 1e-6  # a batch that is due but for rounding: the loop asks again at once
 
 
@@ -97,12 +98,11 @@ class Replica:
         self.times = times
         self._lag, self._on_end, self._rng, self._watch = times.lag, on_end, rng, watch
         self._jitter: Callable[[float], float] | None = getattr(times, "jitter", None) if jitter else None
-        self._skips = skip and targets is None and watch is None
-        self.scheduler: Scheduler = (
-            SkippingScheduler(limits, BlockPool(num_blocks), lag=times.lag, on_tokens=self._add_tokens)
-            if self._skips
-            else Scheduler(limits, BlockPool(num_blocks), ())
-        )
+        self._launching_s: Callable[[StepWork], float] | None = getattr(times, "launching_s", None)
+        self._skipping: SkippingScheduler | None = None
+        if skip and targets is None and watch is None:
+            self._skipping = SkippingScheduler(limits, BlockPool(num_blocks), lag=times.lag, on_tokens=self._add_tokens)
+        self.scheduler: Scheduler = self._skipping or Scheduler(limits, BlockPool(num_blocks), ())
         self._controller = None if targets is None else Controller(targets, limits)
         if self._controller is not None:
             self.scheduler.tuned = self._controller.limits
@@ -163,7 +163,7 @@ class Replica:
 
     def tokens_until_now(self) -> dict[int, list[float]]:
         """By handle, of all that it has: when callers see the tokens published so far."""
-        left_out = self.scheduler.left_out_since if isinstance(self.scheduler, SkippingScheduler) else {}
+        left_out = {} if self._skipping is None else self._skipping.left_out_since
         return {
             handle: tokens_s + self._seen_s[left_out[handle] :] if handle in left_out else tokens_s
             for handle, tokens_s in self._tokens_s.items()
@@ -191,10 +191,12 @@ class Replica:
         scheduler, mail = self.scheduler, self._mail
         while mail and mail[0][0] <= now:
             self._take(mail.popleft()[1], now)
-        if isinstance(scheduler, SkippingScheduler):
-            plan, work = self._plan_some(scheduler, now)
+        if self._skipping is not None:
+            plan, work = self._plan_some(self._skipping, now)
         else:
+            self._note_most()
             plan = scheduler.plan(now)
+            self._note_most()
             work = work_of(plan)
             if self._watch is not None and plan.rows:
                 self._watch(plan, work)
@@ -214,8 +216,11 @@ class Replica:
         scheduler.begin_step(self._launched[-1].plan if self._launched else None)
         if scheduler.is_quiet:
             num_left_out = scheduler.num_left_out
-            return Plan(), StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
+            plan = Plan() if self._lag else _NOTHING  # with `lag` 1 those taken up meanwhile are put into it
+            return plan, StepWork(num_left_out, 0, 0, scheduler.left_out_reads, 0, num_left_out)
+        self._note_most()  # blocks are only taken until then
         plan = scheduler.plan(now)
+        self._note_most()
         work = work_of(plan)
         if num_left_out := scheduler.num_left_out:
             rows, prompts, tokens, reads, prompt_reads, samples = work
@@ -229,18 +234,24 @@ class Replica:
         if self._jitter is not None:
             device_s *= self._jitter(self._rng.random())
         now += host_s
-        self._device_free_s = max(now, self._device_free_s) + device_s
+        end_s = max(now, self._device_free_s) + device_s
+        if self._launching_s is not None:  # the host goes on launching while the device computes
+            now += self._launching_s(work)
+        self._device_free_s = max(now, end_s)
         self._launched.append(_Launched(plan, work.samples, self._device_free_s))
-        if isinstance(self.scheduler, SkippingScheduler):
-            self.scheduler.launched_step()
+        if self._skipping is not None:
+            self._skipping.launched_step()
         counts = self.counts
         counts.steps += 1
         counts.rows += work.rows + work.prompts
         counts.device_s += device_s
         counts.host_s += host_s
+        return now
+
+    def _note_most(self) -> None:
+        counts = self.counts
         counts.max_running = max(counts.max_running, len(self.scheduler.running))
         counts.max_kv_usage = max(counts.max_kv_usage, self.kv_usage)
-        return now
 
     def _wake_s(self, now: float) -> float | None:
         """Nothing runs: the next mail, or the time at which a batch is due that is not full."""

@@ -22,7 +22,7 @@ from tonle.bench.server_process import ServerProcess
 from tonle.engine.step_log import LoggedEngine, StepLogFile, read_step_log
 from tonle.errors import ConfigError
 from tonle.simulate.around import Around, time_around
-from tonle.simulate.fit_times import TimedStep, fit_times, timed_steps
+from tonle.simulate.fit_times import LEAST_STEPS, TimedStep, fit_times, timed_steps
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.profile import Fit, Profile, ServerFacts
 from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
@@ -115,11 +115,13 @@ def _fitted(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) ->
 
 
 def _held_out_fits(steps: Sequence[TimedStep], engine: LoggedEngine, around: Around) -> list[Fit]:
-    """Fitted without them, what is said of the steps of every fifth slice of time."""
+    """Fitted without them, what is said of the steps of every fifth slice of time. Empty if the others are too few."""
     slices = [int(step.begin_s / _SLICE_S) % _HELD_OUT for step in steps]
     seen = [step for step, place in zip(steps, slices, strict=True) if place]
-    times = _fitted(seen, engine, around)
     held_out = [step for step, place in zip(steps, slices, strict=True) if not place and step.device_s]
+    if not held_out or sum(step.device_s is not None for step in seen) < LEAST_STEPS:
+        return []
+    times = _fitted(seen, engine, around)
     kinds: dict[str, list[TimedStep]] = {}
     for step in held_out:
         kinds.setdefault(_kind(step), []).append(step)

@@ -31,7 +31,10 @@ def print_replicas(result: SimulationResult, console: Console) -> None:
     per_million = result.cost_per_million_tokens
     if per_million is not None:
         print_line(console, f"cost: {result.cost:.4g}, {per_million:.4g} per million output tokens")
-    print_line(console, f"simulated {result.duration_s:.1f} s in {result.wall_s:.2f} s: {result.speed:.0f} times as fast as real")
+    print_line(
+        console,
+        f"simulated {result.duration_s:.1f} s in {result.wall_s:.2f} s: {result.speed:.0f} times as fast as real",
+    )
 
 
 def _row(replica: ReplicaReport) -> list[str]:
@@ -53,10 +56,16 @@ def print_fewest(found: FewestReplicas, slo: Slo, console: Console) -> None:
     console.print()
     for count, each in sorted(found.levels):
         told = ", ".join(str(bound) for bound in each.level.slo)
-        print_line(console, f"{count:4} replica{'' if count == 1 else 's'}: {told}", style="green" if is_held(each.level) else "red")
+        print_line(
+            console,
+            f"{count:4} replica{'' if count == 1 else 's'}: {told}",
+            style="green" if is_held(each.level) else "red",
+        )
     if found.count is None:
         most = max(count for count, _ in found.levels)
-        print_line(console, f"not even {most} replicas hold {slo}: their number is not what limits it", style="bold red")
+        print_line(
+            console, f"not even {most} replicas hold {slo}: their number is not what limits it", style="bold red"
+        )
     else:
         noun = "replica holds" if found.count == 1 else "replicas hold"
         print_line(console, f"{found.count} {noun} {slo}", style="bold green")

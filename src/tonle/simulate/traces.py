@@ -1,7 +1,7 @@
 """Traces of what a benchmark sends: synthetic prompts, a file, or an audit trail.
 
-Does: give the requests of one level of `tonle bench` with the same options and seed: the same lengths, prefixes, turns and moments
-of arrival, by the same draws. Does not: tokenize: texts become pseudo tokens (`pseudo_tokens.py`).
+Does: give the requests of one level of `tonle bench` with the same options and seed: the same lengths, prefixes, turns and
+moments of arrival, by the same draws. Does not: tokenize: texts become pseudo tokens (`pseudo_tokens.py`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ class _Turn(msgspec.Struct, frozen=True):
     pause_s: float = 0.0
 
 
-def trace_of_workload(options: BenchOptions, requests: int | None = None, *, level: int = 0, load: Load | None = None) -> Trace:
+def trace_of_workload(
+    options: BenchOptions, requests: int | None = None, *, level: int = 0, load: Load | None = None
+) -> Trace:
     """What level number `level` of `tonle bench` sends. `requests`: so many (conversations count as one) instead of the
     options' number; `load`: instead of that level's own. Raises `ConfigError`."""
     if options.replay is not None:
-        return trace_of_trail(options.replay, speed=options.speed, since=options.since, until=options.until, limit=requests)
+        return trace_of_trail(
+            options.replay, speed=options.speed, since=options.since, until=options.until, limit=requests
+        )
     load = options.levels[level] if load is None else load
     count = options.num_requests(load) if requests is None else requests
     conversations = _file_conversations(options, level) if options.file is not None else _synthetic(options, level)
@@ -48,9 +52,7 @@ def trace_of_workload(options: BenchOptions, requests: int | None = None, *, lev
         if count is None:
             raise ConfigError("a closed loop for a time has no number of requests: give one", param="requests")
         chosen = ((turns, None) for turns in itertools.islice(conversations, count))
-        return Trace(
-            label=load.label, requests=list(_requests(chosen)), users=load.users, until_s=options.duration_s
-        )
+        return Trace(label=load.label, requests=list(_requests(chosen)), users=load.users, until_s=options.duration_s)
     moments = arrival_times(load, seed=options.seed, level=level, duration_s=options.duration_s)
     timed = zip(conversations, itertools.islice(moments, count), strict=False)
     return Trace(label=load.label, requests=list(_requests(timed)), rate=load.rate)

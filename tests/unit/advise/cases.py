@@ -15,9 +15,12 @@ from tonle.bench.slo import Slo
 
 LONG_MIX = (Span(1000, 20_000), Span(100, 2000))
 CHAT = (Span(32, 400), Span(128, 512))
+QUICK = (Span(32, 400), Span(16, 48))  # to simulate
 
 
-def times(model: str = "llama-3.1-70b", gpu: str = "H100", precision: str = "bf16", gpus: int = 1, kv: str = "bf16") -> RooflineTimes:
+def times(
+    model: str = "llama-3.1-70b", gpu: str = "H100", precision: str = "bf16", gpus: int = 1, kv: str = "bf16"
+) -> RooflineTimes:
     return RooflineTimes(
         shape=find_model(model),
         gpu=find_data_sheet(gpu),

@@ -43,7 +43,10 @@ def test_a_shared_prefix_is_held_once() -> None:
     shared = Workload.of_spans(Span(100, 100), Span(100, 100), shared_prefix=1000)
     assert shared.mean_prompt == alone.mean_prompt
     assert shared.held_mean == alone.held_mean - 1000
-    assert capacity_of(times(precision="int4"), shared).users_mean > 5 * capacity_of(times(precision="int4"), alone).users_mean
+    assert (
+        capacity_of(times(precision="int4"), shared).users_mean
+        > 5 * capacity_of(times(precision="int4"), alone).users_mean
+    )
 
 
 def test_what_running_requests_hold_is_what_a_walk_through_them_finds() -> None:
@@ -118,7 +121,10 @@ def test_loads_that_make_no_sense_are_refused(changes: dict[str, float], words: 
 
 
 def test_lengths_that_make_no_sense_are_refused() -> None:
-    for prompts, answers, words in ((Span(0, 5), Span(1, 1), "--input-tokens"), (Span(1, 1), Span(9, 2), "--output-tokens")):
+    for prompts, answers, words in (
+        (Span(0, 5), Span(1, 1), "--input-tokens"),
+        (Span(1, 1), Span(9, 2), "--output-tokens"),
+    ):
         with pytest.raises(ConfigError, match=words):
             Workload.of_spans(prompts, answers)
 

@@ -116,8 +116,17 @@ def test_a_folder_is_read_from_its_config(tmp_path: Path) -> None:
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "gptq", "bits": 8}, "int8"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}}},
+            "int4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
     ],
 )
 def test_quantized_checkpoints_are_known(tmp_path: Path, quantization: dict[str, Any], stored: str) -> None:
@@ -181,7 +190,7 @@ def test_a_gguf_file_is_read_from_its_head(tmp_path: Path) -> None:
     assert (shape.embedding_parameters, shape.tied, shape.context_length) == (320 * 64, True, 1024)
     assert shape.stored_as == "Q4_1"
     assert shape.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-    assert find_model(str(tmp_path)).name == "tiny"
+    assert find_model(str(tmp_path)).name == str(tmp_path / "tiny.gguf")
     assert not find_model(str(write_gguf(tmp_path / "two.gguf", output=True))).tied
 
 

@@ -29,6 +29,7 @@ from tonle.bench.client import Client, LevelTask, Share
 from tonle.bench.client_processes import ClientProcesses
 from tonle.bench.load import Load
 from tonle.bench.measure import Circumstances, ClientUse, Sample, report_level
+from tonle.bench.report import remark
 from tonle.bench.self_check import client_remarks
 from tonle.bench.slo import Slo
 from tonle.bench.workload import Job
@@ -304,3 +305,12 @@ def test_a_server_that_refuses_all_is_no_success_of_a_sweep() -> None:
     assert report.saturation is not None
     assert report.saturation.load is None
     assert "no request was answered" in report.saturation.why
+
+
+def test_the_same_remark_about_several_levels_is_made_once() -> None:
+    levels = [level_with(use(share)) for share in (0.95, 0.3, 0.91, 0.99)]
+    (note,) = remark(levels, BenchOptions())
+    assert note.startswith("x: the client was the limit, or near it: its busiest process used 95% of a core")
+    assert note.endswith("(and so at x, x)")
+    (note,) = remark([levels[0]] * 7, BenchOptions())
+    assert note.endswith("(and so at 6 other levels)")

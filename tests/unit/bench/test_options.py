@@ -9,9 +9,11 @@ import pytest
 from typer.main import get_command
 
 from tonle.bench import BenchOptions, BenchReport, LevelReport, Load, Span
+from tonle.bench.datasets.presets import PRESETS
 from tonle.bench.options import parse_numbers, parse_ramp
 from tonle.bench.sweep import Saturation
 from tonle.cli.bench import bench
+from tonle.cli.bench_data import REPLAY_PANEL
 from tonle.cli.slo_flags import PANEL
 from tonle.errors import ConfigError
 
@@ -118,12 +120,15 @@ def test_the_key_is_not_shown() -> None:
     assert "secret" not in repr(BenchOptions(api_key="secret"))
 
 
-def test_the_page_has_every_flag_of_a_load_and_every_field_of_the_report() -> None:
+def test_the_page_has_every_flag_of_load_and_data_and_every_field_of_the_report() -> None:
     page = (Path(__file__).parents[3] / "docs" / "benchmarking.md").read_text()
-    params = [param for param in get_command(bench).params if getattr(param, "rich_help_panel", "") in ("Load", PANEL)]
+    panels = ("Load", PANEL, "Prompts", REPLAY_PANEL)
+    params = [param for param in get_command(bench).params if getattr(param, "rich_help_panel", "") in panels]
     flags = [flag for param in params for flag in param.opts]
     assert len(flags) > 15
     for flag in flags:
         assert f"`{flag}" in page or f" {flag} " in page, flag
+    for preset in PRESETS:
+        assert f"| `{preset}` |" in page, preset
     for name in (*LevelReport.__struct_fields__, *BenchReport.__struct_fields__, *Saturation.__struct_fields__):
         assert f"`{name}`" in page, name

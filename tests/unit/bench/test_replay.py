@@ -95,12 +95,15 @@ def test_few_requests_are_held_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
     with running(tmp_path) as trail:
         for offset in range(20):
             ask_at(trail, offset, question("q"))
-    jobs = ReplayWorkload(BenchOptions(replay=tmp_path)).jobs(0, "run")
+    workload = ReplayWorkload(BenchOptions(replay=tmp_path))
+    jobs = workload.jobs(0, "run")
     assert len(read) == 4
     next(jobs)
     assert len(read) <= 8
+    assert "1 of 20 recorded requests were sent" in workload.notes()[0], "those read ahead are not sent yet"
     assert len(list(jobs)) == 19
     assert len(read) == 20
+    assert "20 of 20" in workload.notes()[0]
 
 
 def test_a_changed_answer_is_named(tmp_path: Path) -> None:
@@ -123,7 +126,9 @@ def test_a_changed_answer_is_named(tmp_path: Path) -> None:
     assert {row.record: row.changed is not None for row in level.rows}[sampled] is False
     assert level.max_send_delay_ms is not None
     notes = "\n".join(report.notes)
-    assert "5 of 7 recorded requests were sent, of 1.6 s from 2026-03-01T09:30:00.000000Z on, 50 times as fast" in notes
+    assert (
+        "5 of 7 recorded requests were sent, 50 times as fast as they came; they had arrived within 1.6 s from" in notes
+    )
     assert "1 not sent: refused when it was recorded" in notes
     assert "1 not sent: /tokenize is not replayed" in notes
     assert "1 sent but not compared: sampled without a seed" in notes
@@ -176,6 +181,7 @@ def test_streams_of_other_apis_are_timed(tmp_path: Path) -> None:
     for row in level.rows:
         assert row.ttft_ms is not None and row.e2el_ms is not None and row.tpot_ms is not None
         assert 0 < row.ttft_ms <= row.e2el_ms
+        assert row.itl_ms, "each piece of the text is an arrival"
         assert row.prompt_tokens and row.output_tokens == len(SAME) + 1
 
 

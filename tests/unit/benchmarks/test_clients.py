@@ -100,6 +100,11 @@ def test_six_per_cent_are_no_agreement(capsys: pytest.CaptureFixture[str]) -> No
     assert "differs: TTFT +6%" in capsys.readouterr().out
 
 
+def test_without_a_whole_round_there_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not report([row for row in rounds("guidellm", 1.0) if row.client == "guidellm"], Console())
+    assert "agrees" not in capsys.readouterr().out
+
+
 def test_cpu_time_between_samples() -> None:
     samples = [(10.0, 1.0), (12.0, 3.0), (13.0, 3.0)]
     assert [interpolate(samples, moment) for moment in (9.0, 10.0, 11.0, 12.0, 12.5, 20.0)] == [1, 1, 2, 3, 3, 3]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes.checkpoints import tiny_model
+from tests.fakes.driver import Driver
 from tonle import EngineConfig, GenerationConfig, InferenceEngine
+from tonle.engine.plan import Plan
 from tonle.engine.step_log import read_step_log
 from tonle.errors import ConfigError
 
@@ -82,3 +86,45 @@ def test_the_last_line_may_be_cut(model: Any, tmp_path: Path) -> None:
     steps = read_step_log(path).steps
     path.write_bytes(path.read_bytes()[:-20])
     assert read_step_log(path).steps == steps[:-1]
+
+
+def test_ahead_of_the_host_the_work_adds_up_and_steps_overlap(model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    config = EngineConfig(step_log=str(path), max_num_batched_tokens=64, max_sequence_length=256)
+    driver = Driver(model, config, lag=1)
+    plain = Driver(model, replace(config, step_log=None), lag=1)
+    requests = [
+        driver.ask(prompt, GenerationConfig(max_length=length, do_sample=False, early_stopping=False))
+        for prompt, length in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+    assert driver.run(requests) == plain.run(requests), "a log changes no answer"
+    driver.loop._step_log.close()  # type: ignore[attr-defined]
+    log = read_step_log(path)
+    assert log.engine.lag == 1
+    prompt_tokens = sum(len(prompt) for prompt in PROMPTS)
+    assert sum(step.rows + step.tokens for step in log.steps) == prompt_tokens + sum(LENGTHS) - len(LENGTHS)
+    assert any(later.launched_s < earlier.collected_s for earlier, later in pairwise(log.steps))
+    assert len(log.requests) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_that_fails_has_no_line_and_the_others_keep_theirs(model: Any, tmp_path: Path, lag: int) -> None:
+    path = tmp_path / "steps.jsonl"
+    driver = Driver(model, EngineConfig(step_log=str(path), max_num_batched_tokens=64), lag=lag)
+    launch, victim = driver.loop._runner.launch, 2
+
+    def launch_or_fail(plan: Plan) -> Any:
+        if any(sequence.request.handle == victim and sequence.num_output >= 3 for sequence in plan.sequences):
+            raise RuntimeError("poisoned")
+        return launch(plan)
+
+    driver.loop._runner.launch = launch_or_fail  # type: ignore[method-assign]
+    outputs = driver.generate(PROMPTS, GenerationConfig(max_length=8, do_sample=False, early_stopping=False))
+    assert [len(output) for output in outputs] == [8, 3, 8, 8, 8]
+    driver.loop._step_log.close()  # type: ignore[attr-defined]
+    log = read_step_log(path)
+    assert len(log.requests) == len(PROMPTS)
+    assert sum(step.samples for step in log.steps) >= 35
+    for step in log.steps:
+        moments = (step.planned_s, step.launching_s, step.launched_s, step.waited_s, step.collected_s, step.published_s)
+        assert list(moments) == sorted(moments), "each line has the moments of one step"

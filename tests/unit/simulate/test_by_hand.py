@@ -64,7 +64,9 @@ def test_what_the_client_sees_of_many_rows_comes_later() -> None:
 def test_a_request_beyond_the_context_is_refused() -> None:
     requests = [asked(0, None, 2000, 100), asked(1, None, 10, 5)]
     first, second = simulate(Trace(label="", requests=requests, users=1), alone(LinearTimes())).samples
-    assert first.failure is not None and first.failure.startswith("HTTP 400: prompt (2000 tokens) + max_length (100) exceed")
+    assert first.failure is not None and first.failure.startswith(
+        "HTTP 400: prompt (2000 tokens) + max_length (100) exceed"
+    )
     assert second.failure is None and second.start_s == pytest.approx(first.end_s + 0.05)
 
 

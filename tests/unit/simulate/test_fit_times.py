@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -155,6 +156,25 @@ def test_with_lag_a_step_begins_when_the_one_ahead_ends() -> None:
     assert third.device_s is None
     assert first.host_s == 2.0 + 1.0 + 0.5
     assert (second.host_s, third.host_s) == (None, None)
+
+
+def test_the_host_launches_what_is_no_graph_while_the_device_computes() -> None:
+    """Kernel by kernel, for ten seconds longer than one call takes; the device began when the first was launched."""
+    call = [logged(0.0, 0.5, 1.0, 5.0, 10.0, 11.0)]
+    large = LoggedStep(11.5, 12.0, 22.5, 23.0, 40.0, 41.0, 0, 1, 2000, 0, 10, 1, 1, 0)
+    later = [logged(42.0, 42.5, 43.0, 44.0, 50.0, 51.0), logged(52.0, 52.5, 53.0, 54.0, 60.0, 61.0)]
+    timed = timed_steps([*call, large, *later], 1)[1]
+    assert (timed.device_s, timed.launch_s) == (27.5, 10.0)
+    assert timed.host_s == 1.0 + 1.0 + 11.0, "until the first call, publishing, and until the plan after the next"
+
+    steps = [
+        replace(step, launch_s=0.015 if step.work.rows + step.work.tokens > 256 else 0.0)
+        for step in steps_of(padded_truth)
+    ]
+    times = fit_times(steps, lag=1, sizes=GRAPHS)
+    assert times.launching_s(StepWork(0, 1, 2000, 0, 10, 1)) == pytest.approx(0.015, rel=0.01)
+    assert times.launching_s(StepWork(6, 1, 250, 0, 10, 1)) == 0.0
+    assert times.launching_s(StepWork(256, 0, 0, 0, 0, 256)) == 0.0
 
 
 def test_least_squares_never_go_below_zero() -> None:

@@ -78,7 +78,9 @@ def test_a_replica_that_dies_breaks_what_it_has_begun() -> None:
     fleet = Fleet(replicas=[slow] * 2, failures=[Failure(replica=0, at_s=0.2)], prefix_affinity=False)
     result = run([asked(index, 0.01 * index, 20, 60) for index in range(8)], fleet)
     broken = [sample for sample in result.samples if sample.failure]
-    assert len(broken) == 2 and all(sample.failure == "truncated stream: connection closed: replica-0 died" for sample in broken)
+    assert len(broken) == 2 and all(
+        sample.failure == "truncated stream: connection closed: replica-0 died" for sample in broken
+    )
     assert all(sample.output_tokens and sample.end_s == pytest.approx(0.2) for sample in broken)
     assert served(result) == [0, 6]
 
@@ -148,5 +150,7 @@ def test_adaptive_tuning_is_the_engines_own() -> None:
     plain = replace(replica_options(times), limits=limits(long_prefill_tokens=512))
     tuned = replace(plain, targets=Targets(0.06, None))
     requests = [asked(index, 0.4 * index, 300, 40) for index in range(80)]
-    worst = [max(max(sample.itl_s) for sample in run(requests, Fleet(replicas=[one])).samples[40:]) for one in (plain, tuned)]
+    worst = [
+        max(max(sample.itl_s) for sample in run(requests, Fleet(replicas=[one])).samples[40:]) for one in (plain, tuned)
+    ]
     assert worst[1] < 0.5 * worst[0]

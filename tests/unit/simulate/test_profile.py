@@ -135,9 +135,27 @@ def test_a_profile_of_a_real_server_tells_its_steps(made: tuple[Any, Path]) -> N
     assert any(step.prompts and step.rows for step in log.steps)
     assert profile.times.front_s > 0
     assert profile.times.back_s > 0
-    assert [fit.kind for fit in profile.fits][-1] == "all"
+    assert (
+        profile.times.device_s(StepWork(4, 0, 0, 100, 0, 4)) >= profile.times.device_s(StepWork(1, 0, 0, 25, 0, 1)) > 0
+    )
     assert "decode, 1 row" in result.stdout
-    assert "prompts beside rows" in result.stdout
+    assert "up to 4 rows and 96 tokens in a step" in result.stdout
+
+
+def test_the_fit_is_judged_by_steps_it_was_not_fitted_to() -> None:
+    """Steps of one and of two rows in turns, a second each, which the fit tells exactly."""
+    steps = [
+        LoggedStep(
+            at, at, at + 0.1 * rows, at + 0.1 * rows, at + 0.1 * rows, at + 0.1 * rows, rows, 0, 0, 0, 0, rows, 1, 0
+        )
+        for at, rows in ((float(place), 1 + place % 2) for place in range(200))
+    ]
+    requests = [LoggedRequest(9, 0.5, 0.5, 1.0)]
+    sample = Sample(index=0, start_s=0.0, end_s=200.0, arrivals_s=[1.1], prompt_tokens=9)
+    fits = make_profile(StepLogFile(ENGINE, steps, requests), [ProfileLoad("some", 2, [sample])]).fits
+    assert [(fit.kind, fit.steps) for fit in fits] == [("decode,   1 rows", 20), ("decode,   2 rows", 20), ("all", 40)]
+    assert all(fit.p90_error < 0.01 and abs(fit.total_error) < 0.01 for fit in fits)
+    assert fits[-1].seconds == pytest.approx(20 * 0.1 + 20 * 0.2)
 
 
 def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:

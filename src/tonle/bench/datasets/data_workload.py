@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tonle.bench.datasets.items import ConversationItem, Item, RequestItem
 from tonle.bench.datasets.read_data import Data
+from tonle.bench.datasets.shipped import is_shipped
 from tonle.bench.options import BenchOptions, Endpoint
 from tonle.bench.workload import MAX_COUNTED_JOBS, Job, Phase, Question, build_job, conversation_job, encode_body
 from tonle.errors import ConfigError
@@ -17,7 +18,7 @@ from tonle.errors import ConfigError
 
 class DataWorkload:
     def __init__(self, options: BenchOptions, model: str, data: Data) -> None:
-        self.kind: str = "file" if data.format == "jsonl" else data.format
+        self.kind = str(options.file) if is_shipped(options.file) else "file" if data.format == "jsonl" else data.format
         self.num_sent = 0
         self._options = options
         self._model = model

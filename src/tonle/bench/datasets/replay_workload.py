@@ -45,15 +45,22 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayJob(Job):
-    """One recorded request. `recorded` None: its answer need not be the same."""
+    """One recorded request. `recorded` None: its answer need not be the same, for the reason `why_not_compared`."""
 
     record: str
     recorded: Recorded | None
+    why_not_compared: str | None
     outcome: Outcome
 
     @property
     def reads_answer(self) -> bool:
         return self.counts_graphemes or self.recorded is not None
+
+    def count(self) -> None:
+        """It is sent."""
+        self.outcome.num_sent += 1
+        if self.why_not_compared is not None:
+            self.outcome.not_compared[self.why_not_compared] += 1
 
     def look_at(self, sample: Sample, answer: Answer | None) -> None:
         sample.record = self.record
@@ -119,22 +126,22 @@ class ReplayWorkload:
         self.outcome = Outcome()
         return _Ahead(self._made())
 
-    def _made(self) -> Iterator[Job]:
-        outcome = self.outcome
+    def _made(self) -> Iterator[ReplayJob]:
+        outcome, index = self.outcome, 0
         for row in rows_of(self._trail, self._options.since, self._options.until):
             if (row.time or "") > self._end:
                 return  # what this replay sends to a server with the same trail is not replayed in turn
             reason = _why_not_sent(row)
-            job = self._job(row) if reason is None else None
+            job = self._job(index, row) if reason is None else None
             if job is None:
                 outcome.not_sent[
                     reason or "its request is not on record as it was (masked, redacted or unreadable)"
                 ] += 1
             else:
-                outcome.num_sent += 1
+                index += 1
                 yield job
 
-    def _job(self, row: Row) -> Job | None:
+    def _job(self, index: int, row: Row) -> ReplayJob | None:
         record = read_row(self._trail, row, [])
         body = None if record is None else request_of(record)
         if record is None or body is None or row.time is None:
@@ -143,10 +150,8 @@ class ReplayWorkload:
         if self._options.model is not None:
             body["model"] = self._options.model
         reason = _why_not_compared(record, path)
-        if reason is not None:
-            self.outcome.not_compared[reason] += 1
         return ReplayJob(
-            self.outcome.num_sent,
+            index,
             path,
             encode_body(path, body, self._options.extra_body),
             None,
@@ -154,14 +159,17 @@ class ReplayWorkload:
             counts_graphemes=self._options.counts_graphemes,
             record=record["id"],
             recorded=Recorded.of(record) if reason is None else None,
+            why_not_compared=reason,
             outcome=self.outcome,
         )
 
     def notes(self) -> list[str]:
         outcome = self.outcome
+        speed = self._options.speed
+        pace = "as fast as they came" if speed == 1 else f"{speed:g} times as fast as they came"
         notes = [
-            f"replay of {self._trail}: {outcome.num_sent} of {self.num_records} recorded requests were sent, of "
-            f"{self.recorded_s:.1f} s from {self._first} on, {self._options.speed:g} times as fast"
+            f"replay of {self._trail}: {outcome.num_sent} of {self.num_records} recorded requests were sent, {pace}; "
+            f"they had arrived within {self.recorded_s:.1f} s from {self._first} on"
         ]
         notes += [f"{count} not sent: {reason}" for reason, count in outcome.not_sent.most_common()]
         notes += [f"{count} sent but not compared: {reason}" for reason, count in outcome.not_compared.most_common()]
@@ -177,9 +185,9 @@ class ReplayWorkload:
 class _Ahead:
     """Jobs in order. The first ones are made at once, others while there is time before the next one is due."""
 
-    def __init__(self, made: Iterator[Job]) -> None:
+    def __init__(self, made: Iterator[ReplayJob]) -> None:
         self._made = made
-        self._ahead: deque[Job] = deque()
+        self._ahead: deque[ReplayJob] = deque()
         self._num_bytes = 0
         self._begin_s: float | None = None
         self._make(AHEAD_JOBS)
@@ -196,6 +204,7 @@ class _Ahead:
         if not self._ahead:
             raise StopIteration
         job = self._ahead.popleft()
+        job.count()
         self._num_bytes -= len(job.body)
         if (job.due_s or 0.0) - (now_s - self._begin_s) > SLACK_S:
             self._make(REFILL_JOBS)

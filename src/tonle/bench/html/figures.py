@@ -218,7 +218,7 @@ def timelines(runs: Sequence[Run]) -> Html:
         element("div", element("label", "Level ", element("select", *options, id="level")), class_="switches"),
         _panel("Output tokens per second", "tokens", "Output tokens per second over time"),
         _panel("Requests under way", "users", "Requests that wait for their first token, and those that get tokens, over time"),
-        _panel("Gaps between tokens, darker where there are more", "heat", "Gaps between tokens over time, by size"),
+        _panel("Gaps between tokens, stronger where there are more", "heat", "Gaps between tokens over time, by size"),
         _panel("Requests", "lanes", "Requests as bars over time. Arrow keys choose a request.", focus=True),
         element("p", "", id="request", class_="details", role="status", aria_live="polite"),
         element("div", id="keys", class_="keys"),

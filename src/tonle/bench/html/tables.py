@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tonle.bench.html.elements import Content, Html, element, joined, table, wide_table
+from tonle.bench.level_lines import saturation_line
 from tonle.bench.measure import LevelReport, RequestRow
 from tonle.bench.numbers import NOTHING, bytes_text, count_text, ms_text, rate_text, share_text
 from tonle.bench.report import Run
@@ -50,6 +51,9 @@ def _headline(run: Run, *, many: bool) -> Content:
             if held
             else "The SLO is held at no level. "
         )
+    if report.saturation is not None:
+        line = saturation_line(report.saturation)
+        parts.append(f"{line[0].upper()}{line[1:]}. ")
     failed, requests = sum(level.failed for level in report.levels), sum(level.requests for level in report.levels)
     parts.append(
         f"{count_text(failed)} of {count_text(requests)} requests failed. "

@@ -23,8 +23,8 @@ def root_digest(salt: bytes, *, adapted: bool = False) -> bytes:
 
 
 def block_digests(parent: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
-    """Of the full blocks of `tokens`, which follow the block named `parent`. Each covers the block's tokens, all tokens before it,
-    and the tenant's salt. 16 bytes: no prompts can be made to collide."""
+    """Of the full blocks of `tokens`, which follow the block named `parent`. Each covers the block's tokens, all tokens before
+    it, and the tenant's salt. 16 bytes: no prompts can be made to collide."""
     known = array("i", tokens)
     data, size = known.tobytes(), block_size * known.itemsize
     digests = []
