@@ -18,9 +18,12 @@ SIMULATE_MOST_S = 120.0
 SAFE_SHARE = 0.04  # for the simulated search of the safe load
 
 WANTED_RUNS = 14  # measurements that a budget is divided into, if they do not become too short
-LEAST_RUN_S = 6.0
+LEAST_RUN_S = 10.0
 MOST_RUN_S = 120.0
-LEAST_REQUESTS = 16
+AS_LONG_AS_START_S = (
+    30.0  # up to here a measurement is at least as long as the start of its server: fewer, but better ones
+)
+LEAST_REQUESTS = 32
 
 LEAST_SEARCH = 2  # the default and one other
 LEAST_PAIRS = 2  # of default and tuned in the confirmation
@@ -70,7 +73,8 @@ def plan(left_s: float, *, startup_s: float, run_s: float | None = None, least_r
     A confirmation of n pairs in the order A B B A A B … starts a server n + 1 times, everything else once per measurement.
     """
     if run_s is None:
-        run_s = min(MOST_RUN_S, max(least_run_s, left_s / WANTED_RUNS - startup_s))
+        wanted_s = max(left_s / WANTED_RUNS - startup_s, min(startup_s, AS_LONG_AS_START_S))
+        run_s = max(least_run_s, min(MOST_RUN_S, wanted_s))
     least_s = confirm_s(LEAST_PAIRS, startup_s, run_s) + LEAST_SEARCH * (startup_s + run_s)
     if left_s < least_s:
         run_s = max(least_run_s, run_s * 0.25) if least_run_s < run_s else run_s

@@ -7,6 +7,7 @@ Does not: search or measure.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -62,7 +63,12 @@ class SimulatedServer:
         self._traces: dict[str, Trace] = {}
 
     def outcome(self, settings: Settings, correction: Correction, load: Load | None = None) -> Outcome:
-        result = simulate(self._trace(load), self._fleet(settings, correction), seed=self._seed)
+        log, before = logging.getLogger("tonle.engine"), logging.getLogger("tonle.engine").level
+        log.setLevel(logging.ERROR)  # the scheduler's warnings are for operators of a real server
+        try:
+            result = simulate(self._trace(load), self._fleet(settings, correction), seed=self._seed)
+        finally:
+            log.setLevel(before)
         return outcome_of([result.level(slo=self._slo, keep_rows=True)], self._slo)
 
     def knows(self, settings: Settings) -> bool:

@@ -36,6 +36,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Inputs
     goal: Goal
     settings: dict[str, Any]  # the best; {}: the default
+    compared: dict[str, Any] | None  # what the default was confirmed against: the best other settings of the search
     evidence: str  # in words: confirmed, measured in the search only, simulated only, or none
     verdict: Verdict | None  # None: no confirmation
     candidates: list[Candidate]
@@ -53,11 +54,14 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 def headline(result: TuneResult) -> str:
     """The first sentence for people."""
     if result.verdict is not None and result.verdict.is_better:
-        return f"The best settings found: {describe(result.settings)}: {result.verdict.reason}."
+        return f"The best settings found are {describe(result.settings)}: {result.verdict.reason}."
     if result.verdict is not None:
-        return f"Keep the default settings: of the best others it cannot be said that they are better: {result.verdict.reason}."
+        others = describe(result.compared or {})
+        return (
+            f"Keep the default settings. The best others found, {others}, are no improvement: {result.verdict.reason}."
+        )
     if result.settings:
-        return f"The best settings so far: {describe(result.settings)} ({result.evidence})."
+        return f"The best settings so far are {describe(result.settings)} ({result.evidence})."
     return f"Nothing better than the default settings was found so far ({result.evidence})."
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from os import cpu_count
+from os import cpu_count, getloadavg
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from tonle.tune.stage_measured import measured_outcome, measured_settings
 from tonle.tune.state import PROFILE, TuneDir
 
 IMPOSSIBLE = 1.5  # times the limit, for one request alone: the simulation is not that far off
+BUSY_LOAD = 0.7  # load average per core
 _PROFILED_TOKENS = {"cpu": 1024, "cuda": 8192}  # of a step: more than the default, so that larger steps are known too
 
 Say = Callable[[str], None]
@@ -74,6 +75,7 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
         folder.save()
         say(f"[{budget}] {text}")
 
+    _note_busy_machine(folder, tell)
     known = _prepare(options, config, folder, budget, tell)
     task = Task(bench=options.bench, goal=options.goal, knobs=known.knobs, seed=options.seed, first=known.first)
     measurer = Measurer(known.launcher, options.bench, folder, tell)
@@ -100,7 +102,11 @@ def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budg
     predict = SimulatedServer(
         profile, options.bench, options.goal.slo, launcher.measured_config, trace_of_workload, seed=options.seed
     )
-    _refuse_impossible(options.goal, predict)
+    try:
+        _refuse_impossible(options.goal, predict)
+    except ConfigError:
+        (folder.path / PROFILE).unlink(missing_ok=True)  # it may be at fault: the next run measures again
+        raise
     users = options.bench.levels[0].users
     return Known(launcher, knobs, _near_users(knobs, users), predict)
 
@@ -162,9 +168,21 @@ def _refuse_impossible(goal: Goal, predict: Predict) -> None:
         if result.value_ms is not None and result.value_ms > IMPOSSIBLE * result.bound.limit_ms:
             raise ConfigError(
                 f"no settings can hold {result.bound}: one request alone, with the server to itself, has "
-                f"{duration_text(result.value_ms)} by simulation. Allow more, or use a faster device or a smaller model",
+                f"{duration_text(result.value_ms)} by simulation. Allow more, use a faster device or a smaller model, or, if "
+                "other programs kept this machine busy while its steps were measured, try again when it is idle",
                 param="slo",
             )
+
+
+def _note_busy_machine(folder: TuneDir, say: Say) -> None:
+    """Other programs make every number worse, and each by another amount."""
+    load, cpus = getloadavg()[0], cpu_count() or 1
+    if load > BUSY_LOAD * cpus:
+        note = (
+            f"other programs kept this machine busy (load average {load:.1f} on {cpus} cores): measure when it is idle"
+        )
+        folder.state.notes.append(note)
+        say(f"note: {note}")
 
 
 def _near_users(knobs: list[Choice], users: int | None) -> list[Settings]:
@@ -213,6 +231,7 @@ def result_of(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tune
         else msgspec.structs.replace(inputs, model=model_of_command(options.command)),
         goal=goal,
         settings=best,
+        compared=tuner.tuned,
         evidence=tuner.evidence,
         verdict=tuner.verdict,
         candidates=candidates,

@@ -25,7 +25,7 @@ _ENOUGH_GOOD = 10  # good requests against none at all: no accident
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_better: bool  # tuned, than the default
     reason: str
-    sentence: str  # "default → tuned: …"
+    sentence: str  # "default → tuned: …", or "default → best other: …"
     default: Outcome
     tuned: Outcome
     changes: list[Change]
@@ -45,7 +45,7 @@ def judge(default: Sequence[Measurement], tuned: Sequence[Measurement], goal: Go
     return Verdict(
         is_better=is_better,
         reason=reason,
-        sentence=_sentence(changes, outcomes[0], outcomes[1]),
+        sentence=_sentence("tuned" if is_better else "best other", changes, outcomes[0], outcomes[1]),
         default=outcomes[0],
         tuned=outcomes[1],
         changes=changes,
@@ -74,18 +74,18 @@ def _decide(changes: Sequence[Change], default: Outcome, tuned: Outcome, goal: G
             if not each.holds
         ]
         if missed and all(change is not None and change.high is not None and change.high < 0 for change in missed):
-            return True, "it holds the SLO, which the default misses, and the difference is larger than chance"
+            return True, "they hold the SLO, which the default misses, and the difference is larger than chance"
     name = "output tok/s" if goal.maximize == "throughput" else "goodput/s"
     rises = _rises(by_name.get(name), default, tuned)
     what = "throughput" if goal.maximize == "throughput" else "goodput"
     if default.holds and not tuned.holds:
-        return False, "the default holds the SLO, and the tuned settings miss it"
+        return False, "the default holds the SLO, and they miss it"
     if rises:
         held = "" if tuned.holds or not goal.slo else ", although neither holds the SLO"
-        return True, f"its {what} is higher by more than chance{held}"
+        return True, f"their {what} is higher by more than chance{held}"
     if tuned.holds and not default.holds:
-        return False, "it holds the SLO and the default misses it, but the difference may be chance"
-    return False, f"its {what} is not higher than the default's by more than chance"
+        return False, "they hold the SLO and the default misses it, but the difference may be chance"
+    return False, f"their {what} is not higher than the default's by more than chance"
 
 
 def _rises(change: Change | None, default: Outcome, tuned: Outcome) -> bool:
@@ -97,7 +97,7 @@ def _rises(change: Change | None, default: Outcome, tuned: Outcome) -> bool:
     return False
 
 
-def _sentence(changes: Sequence[Change], default: Outcome, tuned: Outcome) -> str:
+def _sentence(other: str, changes: Sequence[Change], default: Outcome, tuned: Outcome) -> str:
     parts = []
     for change in changes:
         name = "throughput" if change.metric == "output tok/s" else change.metric.replace("goodput/s", "goodput")
@@ -109,4 +109,4 @@ def _sentence(changes: Sequence[Change], default: Outcome, tuned: Outcome) -> st
             text += f" [{change_text(change.low)}, {change_text(change.high)}]"
         parts.append(text)
     runs = f"{default.runs} runs each, {default.requests} and {tuned.requests} requests, interleaved"
-    return f"default → tuned: {', '.join(parts)}, measured ({runs}; {CONFIDENCE:.0%} intervals)"
+    return f"default → {other}: {', '.join(parts)}, measured ({runs}; {CONFIDENCE:.0%} intervals)"

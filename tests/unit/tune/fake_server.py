@@ -147,6 +147,7 @@ def folder_at(path: Path) -> TuneDir:
 def result_for(settings: Settings) -> TuneResult:
     """With nothing but settings."""
     return TuneResult(
-        tonle="0", inputs=inputs(), goal=Goal(SLO), settings=settings, evidence="made up", verdict=None, candidates=[], trials=[],
+        tonle="0", inputs=inputs(), goal=Goal(SLO), settings=settings, compared=None, evidence="made up", verdict=None,
+        candidates=[], trials=[],
         correction=None, safe=None, limits=None, failed={}, notes=[], command=None, spent_s=0.0, interrupted=False,
     )  # fmt: skip

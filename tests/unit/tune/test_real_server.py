@@ -40,7 +40,7 @@ def test_any_server_by_its_command(tmp_path: Path) -> None:
     words = command(out, "--values", "slots=1,4,5", "--maximize", "throughput", "--budget", "2m")
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "The best settings found: slots 4: its throughput is higher by more than chance." in done.stdout
+    assert "The best settings found are slots 4: their throughput is higher by more than chance." in done.stdout
     assert "default → tuned: TTFT p95 −" in done.stdout
     assert "slots 5 could not be measured" in done.stderr and "five slots are not supported" in done.stderr
     result = json.loads((out / "result.json").read_text())

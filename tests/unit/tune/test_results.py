@@ -66,13 +66,13 @@ def test_a_result_is_read_back_and_told_in_words(result: TuneResult, tmp_path: P
     text = summary(result)
     assert headline(result) in text and "| default |" in text and "Safe load: " in text
     assert headline(result).startswith(
-        "The best settings found: max_num_seqs 12, max_num_batched_tokens 128: it holds the SLO"
+        "The best settings found are max_num_seqs 12, max_num_batched_tokens 128: they hold the SLO"
     )
     assert result.verdict is not None
     kept = msgspec.structs.replace(
         result, settings={}, verdict=msgspec.structs.replace(result.verdict, is_better=False)
     )
-    assert headline(kept).startswith("Keep the default settings")
+    assert headline(kept).startswith("Keep the default settings. The best others found, max_num_seqs 12")
     write_results(kept, tmp_path, {})
     assert load({}, file=tmp_path / "best.yaml", environ={}).max_num_seqs is None
 

@@ -83,20 +83,19 @@ def test_the_default_stays_where_nothing_is_better(tmp_path: Path) -> None:
 def test_noise_is_not_taken_for_an_effect(tmp_path: Path) -> None:
     """All settings are the same server: the best of many noisy measurements must not win."""
     goal = Goal(Slo(), "throughput")
-    knobs = [Choice("long_prefill_token_threshold", tuple(range(1, 12)), simulated=True)]  # not in the formula
+    knobs = [Choice("long_prefill_token_threshold", tuple(range(1, 12)), simulated=False)]  # not in the formula
     wins = 0
-    for number in range(5):
-        made, _, _ = tuner(folder_at(tmp_path / f"{number}"), goal=goal, knobs=knobs, noise=0.3)
+    for number in range(4):
+        made, _, _ = tuner(folder_at(tmp_path / f"{number}"), goal=goal, knobs=knobs, noise=0.3, simulated=False)
         made.run()
+        assert made.tuned is not None and made.verdict is not None
         wins += bool(made.best)
     assert wins <= 1
 
 
 def test_settings_that_do_not_start_are_passed_over(tmp_path: Path) -> None:
     folder = folder_at(tmp_path / "out")
-    first, *_ = tuner(folder_at(tmp_path / "first"), slow=1.2)
-    first.run()
-    broken = key_of(first.best)
+    broken = key_of({"max_num_seqs": 12, "max_num_batched_tokens": 128})  # the best one
     made, measure, _ = tuner(folder, slow=1.2, broken=(broken,))
     made.run()
     assert made.tuned and key_of(made.tuned) != broken and made.verdict is not None
