@@ -116,7 +116,9 @@ def simulate(
     ] = False,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Say what servers would do under a load: the engine's own scheduler and the gateway's own routing, in virtual time.
+    """Say what servers would do under a load: fewest replicas for an SLO, cost, without a server.
+
+    The engine's own scheduler and the gateway's own routing run in virtual time.
 
     [dim]Example:[/dim]  tonle simulate --profile profile.json --replicas 4 --rate 20 --preset chat --ttft-p95 500ms
 

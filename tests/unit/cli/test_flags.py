@@ -25,7 +25,7 @@ ALL = {
     "chat_template": "chat.jinja", "special_tokens_in_content": "special",
     "tool_call_parser": "hermes", "reasoning_parser": "none",
     "response_store": "off", "response_store_ttl": "60", "response_store_max_size": "5", "response_store_max": "1MiB",
-    "dtype": "float16", "log_level": "debug", "api_key": "k", "audit_dir": "somewhere",
+    "dtype": "float16", "log_level": "debug", "step_log": "steps.jsonl", "api_key": "k", "audit_dir": "somewhere",
     "audit_fsync": "always", "audit_fsync_interval": "3s", "audit_on_full": "serve", "audit_min_free": "1GiB",
     "audit_max_queue": "5", "audit_linger": "1s", "audit_redact": "email,plate=[A-Z]{2,3}", "audit_omit": "messages",
     "audit_retention_days": "30", "audit_key_file": "key", "audit_fingerprint": "ab" * 32, "audit_anchor": "anchors",
