@@ -99,7 +99,7 @@ def tune(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the result only.")] = False,
 ) -> None:
-    """Find settings of a server for your load and your SLO: simulated first, then measured, then confirmed against the default.
+    """Find settings of a server for your load and your SLO: simulated, measured, and confirmed against the default.
 
     [dim]Example:[/dim]  tonle tune --preset chat --concurrency 32 --ttft-p95 500ms --itl-p99 50ms --budget 10m
 
