@@ -39,7 +39,7 @@ VERBS = {
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
     "profile": "Measure how long the steps of a server take, for `tonle simulate` and `tonle tune`.",
     "simulate": "Say what servers would do under a load: fewest replicas for an SLO, cost, without a server.",
-    "tune": "Find settings of a server for your load and your SLO: simulated first, then measured, then confirmed.",
+    "tune": "Find settings of a server for your load and your SLO: simulated, measured, and confirmed against the default.",
 }
 _MODULES = {"pull": "models"}
 

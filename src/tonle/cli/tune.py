@@ -38,8 +38,8 @@ _MAXIMIZE = (
 _ALLOW = "Also try what changes answers slightly: activation-bits, kv-dtype. Separate several by commas."
 _VALUES = "Try these values of a setting: max_num_seqs=8,16,32; none (max_num_seqs=) leaves it alone. Repeat the flag for more."
 _COMMAND = (
-    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, '
-    "{port} and {NAME} are places for values given with --values NAME=DEFAULT,SECOND,…"
+    'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, the '
+    "command has places in braces for the port and for values given with --values NAME=DEFAULT,SECOND,… (docs/tuning.md)."
 )
 _OUT = "Folder for measurements and results; the same command with the same folder goes on. Default: tuning-DATE."
 
@@ -99,7 +99,7 @@ def tune(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print the result only.")] = False,
 ) -> None:
-    """Find settings of a server for your load and your SLO: simulated first, then measured, then confirmed against the default.
+    """Find settings of a server for your load and your SLO: simulated, measured, and confirmed against the default.
 
     [dim]Example:[/dim]  tonle tune --preset chat --concurrency 32 --ttft-p95 500ms --itl-p99 50ms --budget 10m
 
