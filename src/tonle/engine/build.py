@@ -187,7 +187,9 @@ def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDec
         return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
     device = choose_device(config.device)
     if device.type == "cpu" and dtype is None and config.load_format == "auto":
-        return open_cpu(model, activation_bits=config.activation_bits)
+        # A step log is read to learn how long steps take: none of them may be from before the kernels were there.
+        waits = config.step_log is not None
+        return open_cpu(model, activation_bits=config.activation_bits, wait_for_kernels=waits)
     if config.load_format == "auto":
         return load(model, device=device, dtype=dtype)
     spec = read_spec(model)

@@ -80,12 +80,18 @@ class CpuDecoder:
         # float32 does not catch up with products of integers at any size
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
         self._types = types_of(packed, activation_bits)
+        self._compiling: threading.Thread | None = None
         if load_slow is None or is_warm(self._types):
             _say_compiled("CPU kernels", self._types)
             self.open_fast_lane()
         else:
             self._slow = load_slow()
-            warm_later(self._types, _weak(self.open_fast_lane))
+            self._compiling = warm_later(self._types, _weak(self.open_fast_lane))
+
+    def wait_for_kernels(self) -> None:
+        """Until steps are as fast as they will be; at once where the kernels are there, or cannot be compiled."""
+        if self._compiling is not None:
+            self._compiling.join()
 
     def open_fast_lane(self) -> None:
         """The kernels are compiled: find from which step size on torch is faster, and keep what that calls for."""

@@ -32,8 +32,9 @@ Array = npt.NDArray[Any]
 _FLOAT_SHARE = 0.25  # of the machine's memory: above this a second, float32 form of the weights is too much
 
 
-def open_cpu(source: ModelSource, *, activation_bits: int = 16) -> Decoder | CpuDecoder:
-    """The fastest decoder this machine has for the model; says in the log which, and why not a faster one."""
+def open_cpu(source: ModelSource, *, activation_bits: int = 16, wait_for_kernels: bool = False) -> Decoder | CpuDecoder:
+    """The fastest decoder this machine has for the model; says in the log which, and why not a faster one. `wait_for_kernels`: until
+    then the first one on a machine would run through torch."""
     if importlib.util.find_spec("numba") is None:
         log.info("numba is not installed: every step runs through torch, in float32")
         return load(source, device=torch.device("cpu"))
@@ -50,6 +51,8 @@ def open_cpu(source: ModelSource, *, activation_bits: int = 16) -> Decoder | Cpu
         spec, pack(spec, matrix, vector), _embed(matrix(EMBEDDING)), load_slow, activation_bits=activation_bits
     )
     _return_memory()
+    if wait_for_kernels:
+        decoder.wait_for_kernels()
     return decoder
 
 

@@ -55,9 +55,9 @@ def is_warm(types: str) -> bool:
     return _marker(types).exists()
 
 
-def warm_later(types: str, done: Callable[[], None]) -> None:
-    """Compile in a child process; call `done` from a thread of ours when it has succeeded. The child goes on if this program
-    ends first: otherwise programs that run shorter than a compilation would stay slow for ever."""
+def warm_later(types: str, done: Callable[[], None]) -> threading.Thread:
+    """Compile in a child process; call `done` from a thread of ours, which is returned, when it has succeeded. The child goes on
+    if this program ends first: otherwise programs that run shorter than a compilation would stay slow for ever."""
     command = [sys.executable, "-m", "tonle.models.cpu.warm", types]
     output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by the thread below)
     child = subprocess.Popen(
@@ -93,6 +93,7 @@ def warm_later(types: str, done: Callable[[], None]) -> None:
         thread.join()
 
     atexit.register(leave)
+    return thread
 
 
 def compile_once(types: str) -> None:
