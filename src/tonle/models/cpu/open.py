@@ -33,8 +33,9 @@ _FLOAT_SHARE = 0.25  # of the machine's memory: above this a second, float32 for
 
 
 def open_cpu(source: ModelSource, *, activation_bits: int = 16, wait_for_kernels: bool = False) -> Decoder | CpuDecoder:
-    """The fastest decoder this machine has for the model; says in the log which, and why not a faster one. `wait_for_kernels`: until
-    then the first one on a machine would run through torch."""
+    """The fastest decoder this machine has for the model; says in the log which, and why not a faster one.
+
+    Until its kernels are compiled, once per machine, it runs through torch, unless `wait_for_kernels`."""
     if importlib.util.find_spec("numba") is None:
         log.info("numba is not installed: every step runs through torch, in float32")
         return load(source, device=torch.device("cpu"))
