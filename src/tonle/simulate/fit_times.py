@@ -43,6 +43,7 @@ class TimedStep:
     device_s: float | None
     host_s: float | None  # without the next
     launch_s: float = 0.0  # of the host, beside the device: launching what is no single graph
+    commit_s: float = 0.0  # of `host_s`: from its tokens until mail has been taken
 
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
@@ -56,18 +57,19 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
         began_s = max(step.launching_s + call_s, ahead_s)
         known = not lag or step.collected_s - step.waited_s > _WAITED_S
         launched_s = min(step.launched_s, step.launching_s + call_s)  # as far as the device waits for it
-        host_s = launched_s - step.planned_s + step.published_s - step.collected_s
+        commit_s = step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
         following = steps[place + 1 + lag] if place + 1 + lag < len(steps) and step.running else None
         if following is not None:
-            host_s += max(0.0, following.planned_s - step.published_s)
+            commit_s += max(0.0, following.planned_s - step.published_s)
         timed.append(
             TimedStep(
                 step.work,
                 step.planned_s,
                 step.collected_s - began_s if known else None,
-                None if following is None else host_s,
+                None if following is None else launched_s - step.planned_s + commit_s,
                 step.launched_s - launched_s if lag else 0.0,
+                commit_s,
             )
         )
         ahead_s = step.collected_s if lag else 0.0
@@ -90,12 +92,12 @@ def fit_times(
     expected = model.columns(works) @ coefficients
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
-    host = _fit_host(steps)
+    host, commit = _fit_host(steps)
     no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
-        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2],
+        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2], commit_step_s=commit[0], commit_row_s=commit[1],
         launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
 
@@ -178,14 +180,19 @@ class _Knots:
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 
 
-def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float, float]:
+def _fit_host(steps: Sequence[TimedStep]) -> tuple[list[float], list[float]]:
+    """Per step, row and token: all of the host's time. Per step and row: what of it follows the tokens."""
     known = [step for step in steps if step.host_s is not None and step.host_s > 0]
     if not known:
-        return 0.0, 0.0, 0.0
+        return [0.0] * 3, [0.0] * 2
     works = np.array([step.work for step in known], dtype=np.float64)
     columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2]], axis=1)
-    step_s, row_s, token_s = median_fit(columns, np.array([step.host_s for step in known]))
-    return float(step_s), float(row_s), float(token_s)
+    commit_s = np.array([step.commit_s for step in known])
+    commit = [float(value) for value in median_fit(columns[:, :2], commit_s)]
+    # The two parts are fitted apart, so that neither is below zero.
+    before = median_fit(columns, np.array([step.host_s for step in known]) - commit_s)
+    step_s, row_s, token_s = (float(value) for value in before)
+    return [step_s + commit[0], row_s + commit[1], token_s], commit
 
 
 def _ratios(seconds: Floats, expected: Floats) -> list[float]:

@@ -59,6 +59,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     back_s: float
     front_gap_s: float = 0.0  # what lies between two requests that are sent at once when they reach the loop
     back_row_s: float = 0.0  # in addition to `back_s`, per token drawn in the same step
+    front_scatter_s: list[float] = []  # by how much requests take longer than `front_s`: means of equal shares of them
+    turns_s: list[float] = []  # of a user, from its last token to its next request: likewise
     decode: Curve  # of a step without prompts, by its rows
     mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes
     draw: Curve  # of a step with prompts, in addition: by the tokens drawn in it
@@ -68,6 +70,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
     host_token_s: float  # and per token of its chunks
+    commit_step_s: float = 0.0  # of that, once its tokens are there (commit, publish), until mail is taken: per step
+    commit_row_s: float = 0.0  # and per row or chunk
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
 
@@ -85,6 +89,10 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
 
     def host_s(self, work: StepWork) -> float:
         return self.host_step_s + self.host_row_s * (work.rows + work.prompts) + self.host_token_s * work.tokens
+
+    def commit_s(self, work: StepWork) -> float:
+        """The part of `host_s` that follows a step's tokens; the rest lies before its launch."""
+        return self.commit_step_s + self.commit_row_s * (work.rows + work.prompts)
 
     def launching_s(self, work: StepWork) -> float:
         """Of the host after `host_s`: launching kernels one by one while the device computes those before. The step does not end

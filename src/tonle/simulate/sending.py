@@ -175,7 +175,7 @@ class Sending:
         sample.prompt_tokens = len(self._request.prompt)
         sample.cached_tokens = ended.cached_tokens
         sample.finish_reason = "length"
-        self._finish(sample.last_s, sample.output_tokens, None)
+        self._finish(sample.last_s + ended.turn_s, sample.output_tokens, None)
 
     def _lost(self, server: Server, tokens_s: list[float]) -> None:
         """The server died."""
