@@ -26,6 +26,7 @@ from tonle.simulate.median_fit import Floats, median_fit
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
+_HELD_UP_S = 2e-3  # a longer launch is not that of a graph
 LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
@@ -36,7 +37,9 @@ _DRAWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step: what it computed, and how long device and host took for it. None: its moments do not tell."""
+    """One step: what it computed, and how long device and host took for it. None: its moments do not tell.
+
+    The host reads a step late if it is still launching a large one behind it: then only the two together can be timed."""
 
     work: StepWork
     begin_s: float
@@ -44,6 +47,8 @@ class TimedStep:
     host_s: float | None  # without the next
     launch_s: float = 0.0  # of the host, beside the device: launching what is no single graph
     commit_s: float = 0.0  # of `host_s`: from its tokens until mail has been taken
+    run: tuple[StepWork, ...] = ()  # this step and those right before it that were read late,
+    run_s: float = 0.0  # and the device's time for all of them
 
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
@@ -51,12 +56,18 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
     # A decoding step is one call. The device begins that soon, though the host may go on to launch the rest of a large step.
     launches = [step.launched_s - step.launching_s for step in steps if not step.prompts]
     call_s = float(np.median(launches)) if launches and lag else 0.0
-    timed = []
-    ahead_s = 0.0
+
+    def held_up(place: int) -> bool:
+        """Its launch held the host up, which read the step before it late."""
+        return bool(lag) and place < len(steps) and steps[place].launched_s - steps[place].launching_s > _HELD_UP_S
+
+    timed: list[TimedStep] = []
+    ahead_s = run_begin_s = 0.0
+    late: tuple[StepWork, ...] = ()  # right before this step: those that were read late
     for place, step in enumerate(steps):
+        launch_s = max(0.0, step.launched_s - step.launching_s - call_s) if lag else 0.0
         began_s = max(step.launching_s + call_s, ahead_s)
-        known = not lag or step.collected_s - step.waited_s > _WAITED_S
-        launched_s = min(step.launched_s, step.launching_s + call_s)  # as far as the device waits for it
+        was_awaited = not lag or step.collected_s - step.waited_s > _WAITED_S
         commit_s = step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
         following = steps[place + 1 + lag] if place + 1 + lag < len(steps) and step.running else None
@@ -66,12 +77,21 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
             TimedStep(
                 step.work,
                 step.planned_s,
-                step.collected_s - began_s if known else None,
-                None if following is None else launched_s - step.planned_s + commit_s,
-                step.launched_s - launched_s if lag else 0.0,
+                step.collected_s - began_s if was_awaited and not late else None,
+                None
+                if following is None
+                else step.launched_s - launch_s - step.planned_s + commit_s,  # as far as the device waits for it
+                launch_s,
                 commit_s,
+                (*late, step.work) if late and was_awaited else (),
+                step.collected_s - run_begin_s,
             )
         )
+        if was_awaited or not held_up(place + 1):
+            late = ()
+        else:
+            run_begin_s = run_begin_s if late else began_s
+            late = (*late, step.work)
         ahead_s = step.collected_s if lag else 0.0
     return timed
 
@@ -87,9 +107,16 @@ def fit_times(
         )
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
-    model = _Features(works, sizes)
-    coefficients = median_fit(model.columns(works), seconds)
-    expected = model.columns(works) @ coefficients
+    runs = [step for step in steps if step.run and step.run_s > 0]
+    run_works = np.array([work for step in runs for work in step.run], dtype=np.float64).reshape(-1, works.shape[1])
+    model = _Features(np.concatenate([works, run_works]), sizes)
+    columns = model.columns(works)
+    # The time of a run is the sum of its steps' times: so are its columns.
+    first = np.cumsum([0, *(len(step.run) for step in runs)])[:-1]
+    run_columns = np.add.reduceat(model.columns(run_works), first) if runs else columns[:0]
+    all_seconds = np.concatenate([seconds, [step.run_s for step in runs]])
+    coefficients = median_fit(np.concatenate([columns, run_columns]), all_seconds)
+    expected = columns @ coefficients
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
     host, commit = _fit_host(steps)
