@@ -47,26 +47,27 @@ class TimedStep:
     host_s: float | None  # without the next
     launch_s: float = 0.0  # of the host, beside the device: launching what is no single graph
     commit_s: float = 0.0  # of `host_s`: from its tokens until mail has been taken
+    is_first: bool = False  # after a time in which nothing was to be computed
     run: tuple[StepWork, ...] = ()  # this step and those right before it that were read late,
     run_s: float = 0.0  # and the device's time for all of them
 
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
     """In their order. With `lag` 1 a step begins on the device when it is launched or the one ahead of it ends."""
-    # A decoding step is one call. The device begins that soon, though the host may go on to launch the rest of a large step.
+    # A graph is one call. Of what is launched kernel by kernel the device begins the first as soon, while the host goes on.
     launches = [step.launched_s - step.launching_s for step in steps if not step.prompts]
     call_s = float(np.median(launches)) if launches and lag else 0.0
 
     def held_up(place: int) -> bool:
-        """Its launch held the host up, which read the step before it late."""
+        """Its launch, kernel by kernel, held the host up, which read the step before it late."""
         return bool(lag) and place < len(steps) and steps[place].launched_s - steps[place].launching_s > _HELD_UP_S
 
     timed: list[TimedStep] = []
     ahead_s = run_begin_s = 0.0
     late: tuple[StepWork, ...] = ()  # right before this step: those that were read late
     for place, step in enumerate(steps):
-        launch_s = max(0.0, step.launched_s - step.launching_s - call_s) if lag else 0.0
-        began_s = max(step.launching_s + call_s, ahead_s)
+        launch_s = max(0.0, step.launched_s - step.launching_s - call_s) if held_up(place) else 0.0
+        began_s = max(step.launched_s - launch_s if lag else step.launching_s, ahead_s)
         was_awaited = not lag or step.collected_s - step.waited_s > _WAITED_S
         commit_s = step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
@@ -83,6 +84,7 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
                 else step.launched_s - launch_s - step.planned_s + commit_s,  # as far as the device waits for it
                 launch_s,
                 commit_s,
+                bool(place) and not steps[place - 1].running and step.planned_s > steps[place - 1].collected_s,
                 (*late, step.work) if late and was_awaited else (),
                 step.collected_s - run_begin_s,
             )
@@ -119,12 +121,11 @@ def fit_times(
     expected = columns @ coefficients
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
-    host, commit = _fit_host(steps)
     no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
-        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2], commit_step_s=commit[0], commit_row_s=commit[1],
+        **_fit_host(steps),
         launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
 
@@ -207,19 +208,39 @@ class _Knots:
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 
 
-def _fit_host(steps: Sequence[TimedStep]) -> tuple[list[float], list[float]]:
-    """Per step, row and token: all of the host's time. Per step and row: what of it follows the tokens."""
+def _fit_host(steps: Sequence[TimedStep]) -> dict[str, float]:
+    """The fields of `FittedTimes` that are about the host. What lies before a launch and what follows a step's tokens is fitted
+    apart, so that neither falls below zero."""
     known = [step for step in steps if step.host_s is not None and step.host_s > 0]
-    if not known:
-        return [0.0] * 3, [0.0] * 2
-    works = np.array([step.work for step in known], dtype=np.float64)
-    columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2]], axis=1)
-    commit_s = np.array([step.commit_s for step in known])
-    commit = [float(value) for value in median_fit(columns[:, :2], commit_s)]
-    # The two parts are fitted apart, so that neither is below zero.
-    before = median_fit(columns, np.array([step.host_s for step in known]) - commit_s)
-    step_s, row_s, token_s = (float(value) for value in before)
-    return [step_s + commit[0], row_s + commit[1], token_s], commit
+    usual, first = [step for step in known if not step.is_first], [step for step in known if step.is_first]
+    if not usual:
+        usual, first = first, []
+    if not usual:
+        return {"host_step_s": 0.0, "host_row_s": 0.0, "host_token_s": 0.0}
+    columns, before_s, commit_s = _host_columns(usual)
+    before = median_fit(columns, before_s)
+    commit = median_fit(columns[:, :2], commit_s)
+    wake_s = 0.0
+    if first:
+        columns, before_s, _ = _host_columns(first)
+        wake_s = max(0.0, float(np.median(before_s - columns @ before)))
+    return {
+        "host_step_s": float(before[0] + commit[0]),
+        "host_row_s": float(before[1] + commit[1]),
+        "host_token_s": float(before[2]),
+        "host_mixed_s": float(before[3]),
+        "commit_step_s": float(commit[0]),
+        "commit_row_s": float(commit[1]),
+        "wake_s": wake_s,
+    }
+
+
+def _host_columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
+    """Per step: 1, rows and chunks, tokens of chunks, whether it has any; seconds before the launch; seconds after the tokens."""
+    works = np.array([step.work for step in steps], dtype=np.float64)
+    columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2], works[:, 1] > 0], axis=1)
+    commit_s = np.array([step.commit_s for step in steps])
+    return columns, np.array([step.host_s for step in steps]) - commit_s, commit_s
 
 
 def _ratios(seconds: Floats, expected: Floats) -> list[float]:

@@ -69,9 +69,11 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     prompt_read_s: float  # the same for a token of a chunk
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
-    host_token_s: float  # and per token of its chunks
+    host_token_s: float  # per token of its chunks,
+    host_mixed_s: float = 0.0  # and for a step with prompts
     commit_step_s: float = 0.0  # of that, once its tokens are there (commit, publish), until mail is taken: per step
     commit_row_s: float = 0.0  # and per row or chunk
+    wake_s: float = 0.0  # of the host, in addition: for the first step after it had nothing to do
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
 
@@ -88,7 +90,10 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def host_s(self, work: StepWork) -> float:
-        return self.host_step_s + self.host_row_s * (work.rows + work.prompts) + self.host_token_s * work.tokens
+        if not work.prompts:
+            return self.host_step_s + self.host_row_s * work.rows
+        rows_s = self.host_row_s * (work.rows + work.prompts)
+        return self.host_step_s + self.host_mixed_s + rows_s + self.host_token_s * work.tokens
 
     def commit_s(self, work: StepWork) -> float:
         """The part of `host_s` that follows a step's tokens; the rest lies before its launch."""

@@ -117,6 +117,7 @@ class Replica:
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
         self._device_free_s = self._front_free_s = self._host_free_s = now
+        self._wake_s: float = getattr(times, "wake_s", 0.0)  # of the host, for the first step after a rest
         self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
         self._back_row_s: float = getattr(times, "back_row_s", 0.0)  # on top of `back_s`, per token of the same step
         self._front_scatter_s: list[float] = getattr(times, "front_scatter_s", []) if jitter else []
@@ -205,6 +206,7 @@ class Replica:
 
     def _plan(self, now: float) -> None:
         scheduler, mail = self.scheduler, self._mail
+        was_idle = not self._launched and scheduler.idle
         while mail and mail[0][0] <= now:
             self._take(mail.pop(0)[1], now)
         if self._skipping is not None:
@@ -220,12 +222,12 @@ class Replica:
         if has_rows:
             if self._controller is not None:
                 self._tell_planned(self._controller, plan, now)
-            now = self._launch(plan, work, now)
+            now = self._launch(plan, work, now + self._wake_s if was_idle else now)
         self._num_due = max(0, len(self._launched) - (self._lag if has_rows else 0))
         if self._num_due:
             self.next_s = max(now, self._launched[0].end_s)
         else:
-            self.next_s = now if has_rows else self._wake_s(now)
+            self.next_s = now if has_rows else self._next_mail_s(now)
 
     def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
         """A plan without those left out, and the work of all."""
@@ -270,7 +272,7 @@ class Replica:
         counts.max_running = max(counts.max_running, len(self.scheduler.running))
         counts.max_kv_usage = max(counts.max_kv_usage, self.kv_usage)
 
-    def _wake_s(self, now: float) -> float | None:
+    def _next_mail_s(self, now: float) -> float | None:
         """Nothing runs: the next mail, or the time at which a batch is due that is not full."""
         mail_s = self._mail[0][0] if self._mail else None
         if self.scheduler.idle:
