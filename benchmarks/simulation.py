@@ -165,6 +165,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
                 server.url,
                 step_log,
                 seconds=arguments.profile_seconds,
+                clients=arguments.clients,
                 tell=lambda label, _: say(f"  profile: {label}"),
             )
             save_profile(profile, out / "profile.json")
@@ -194,7 +195,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=lambda text: Span.parse(text, "output"), default=Span(32, 96))
     parser.add_argument("--level-seconds", type=float, default=25.0, help="about so long does a level take")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=1, help="client processes; with 256 users on a GPU about 6")
+    parser.add_argument(
+        "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"
+    )
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--profile", help="use this profile instead of making one")
     parser.add_argument("--profile-seconds", type=float, default=60.0)

@@ -26,7 +26,7 @@ from tonle.simulate.median_fit import Floats, median_fit
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
-_HELD_UP_S = 2e-3  # a longer launch is not that of a graph
+_HELD_UP_S = 2e-3  # a launch that takes so much longer than usual is not that of a graph
 LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
@@ -60,14 +60,17 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
 
     def held_up(place: int) -> bool:
         """Its launch, kernel by kernel, held the host up, which read the step before it late."""
-        return bool(lag) and place < len(steps) and steps[place].launched_s - steps[place].launching_s > _HELD_UP_S
+        if not lag or place == len(steps):
+            return False
+        return steps[place].launched_s - steps[place].launching_s - call_s > _HELD_UP_S
 
     timed: list[TimedStep] = []
     ahead_s = run_begin_s = 0.0
     late: tuple[StepWork, ...] = ()  # right before this step: those that were read late
     for place, step in enumerate(steps):
-        launch_s = max(0.0, step.launched_s - step.launching_s - call_s) if held_up(place) else 0.0
-        began_s = max(step.launched_s - launch_s if lag else step.launching_s, ahead_s)
+        launch_s = step.launched_s - step.launching_s - call_s if held_up(place) else 0.0
+        ready_s = step.launched_s - launch_s if lag else step.launching_s  # the device can begin
+        began_s = max(ready_s, ahead_s)
         was_awaited = not lag or step.collected_s - step.waited_s > _WAITED_S
         commit_s = step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
@@ -79,9 +82,7 @@ def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
                 step.work,
                 step.planned_s,
                 step.collected_s - began_s if was_awaited and not late else None,
-                None
-                if following is None
-                else step.launched_s - launch_s - step.planned_s + commit_s,  # as far as the device waits for it
+                None if following is None else ready_s - step.planned_s + commit_s,
                 launch_s,
                 commit_s,
                 bool(place) and not steps[place - 1].running and step.planned_s > steps[place - 1].collected_s,
