@@ -193,7 +193,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--users", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 16, 32])
     parser.add_argument("--input-tokens", type=lambda text: Span.parse(text, "input"), default=Span(32, 400))
     parser.add_argument("--output-tokens", type=lambda text: Span.parse(text, "output"), default=Span(32, 96))
-    parser.add_argument("--level-seconds", type=float, default=25.0, help="about so long does a level take")
+    parser.add_argument(
+        "--level-seconds",
+        type=float,
+        default=25.0,
+        help="about so long does a level take; the burst that opens a closed loop should be well below 5 %% of it",
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument(
         "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"

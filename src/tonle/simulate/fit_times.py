@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -209,7 +210,7 @@ class _Knots:
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 
 
-def _fit_host(steps: Sequence[TimedStep]) -> dict[str, float]:
+def _fit_host(steps: Sequence[TimedStep]) -> dict[str, Any]:
     """The fields of `FittedTimes` that are about the host. What lies before a launch and what follows a step's tokens is fitted
     apart, so that neither falls below zero."""
     known = [step for step in steps if step.host_s is not None and step.host_s > 0]

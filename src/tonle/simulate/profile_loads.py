@@ -58,7 +58,7 @@ def usual_clients(engine: LoggedEngine) -> int:
     return 1 if engine.device == "cpu" else max(1, min(_MOST_CLIENTS, (os.cpu_count() or 1) // 2 - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Requests:
     """A `Workload`: requests of these lengths, once, or over and over again. Every process of the client makes the same."""
 
