@@ -81,7 +81,7 @@ class Server:
         assert self._up_since_s is not None
         self._up_s += now - self._up_since_s
         self._ended.append(self.replica)
-        self.replica.next_s = None
+        self.replica.stop()
         self.replica = None
         lost, self.under_way = sorted(self.under_way), set()
         return lost
