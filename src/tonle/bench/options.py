@@ -78,9 +78,12 @@ NO_PAUSE = Pause(0.0, 0.0)
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:
     """Read `1,4,16`."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name) from None
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name)
+    return numbers
 
 
 def parse_ramp(text: str, name: str) -> tuple[float, float]:

@@ -89,13 +89,19 @@ class ServerProcess:
                 )
             except OSError as error:
                 raise ConfigError(f"cannot run {self.command[0]}: {error.strerror}") from None
-        self._watch = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._is_stopped = False
+        try:
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @classmethod
     def tonle(
@@ -158,6 +164,8 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask it to stop, and kill what is left of its group after `STOP_S`. Does nothing the second time."""
+        if self._is_stopped:  # its process id may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,6 +173,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._is_stopped = True
         self._watch.kill()
         self._watch.wait()
         if self._watch.stdin is not None:
