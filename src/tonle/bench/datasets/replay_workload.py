@@ -56,17 +56,14 @@ class ReplayJob(Job):
     def reads_answer(self) -> bool:
         return self.counts_graphemes or self.recorded is not None
 
-    def count(self) -> None:
-        """It is sent."""
+    def look_at(self, sample: Sample, answer: Answer | None) -> None:
+        """Counted here, when it is over: of jobs that were taken, the last may come too late to be sent."""
+        sample.record = self.record
         self.outcome.num_sent += 1
         if self.why_not_compared is not None:
             self.outcome.not_compared[self.why_not_compared] += 1
-
-    def look_at(self, sample: Sample, answer: Answer | None) -> None:
-        sample.record = self.record
-        if self.recorded is None:
             return
-        if answer is None or sample.failure is not None:
+        if self.recorded is None or answer is None or sample.failure is not None:
             self.outcome.not_compared["the request failed"] += 1
             return
         self.outcome.num_compared += 1
@@ -204,7 +201,6 @@ class _Ahead:
         if not self._ahead:
             raise StopIteration
         job = self._ahead.popleft()
-        job.count()
         self._num_bytes -= len(job.body)
         if (job.due_s or 0.0) - (now_s - self._begin_s) > SLACK_S:
             self._make(REFILL_JOBS)
