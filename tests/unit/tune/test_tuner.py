@@ -80,6 +80,15 @@ def test_the_default_stays_where_nothing_is_better(tmp_path: Path) -> None:
     assert "not higher" in made.verdict.reason
 
 
+def test_any_percentile_of_an_slo_is_confirmed(tmp_path: Path) -> None:
+    goal = Goal(Slo.parse(["ttft-p90=2s", "itl-p75=1s"]))
+    made, _, _ = tuner(folder_at(tmp_path / "out"), goal=goal)
+    made.run()
+    assert made.verdict is not None
+    assert {"TTFT p90", "ITL p75"} <= {change.metric for change in made.verdict.changes}
+    assert "TTFT p90" in made.verdict.sentence
+
+
 def test_noise_is_not_taken_for_an_effect(tmp_path: Path) -> None:
     """All settings are the same server: the best of many noisy measurements must not win."""
     goal = Goal(Slo(), "throughput")
