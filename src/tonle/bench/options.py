@@ -178,10 +178,13 @@ class BenchOptions:
         return Sweep(self.sweep, start, max_levels=self.max_levels, arrivals=arrivals, burstiness=burstiness)
 
     @property
+    def repeats_prompts(self) -> bool:
+        """Each run sends the same prompts, whatever its seed: those of a file or of a trail."""
+        return self.file is not None or self.replay is not None
+
+    @property
     def ignores_eos(self) -> bool:
-        if self.ignore_eos is not None:
-            return self.ignore_eos
-        return self.file is None and self.replay is None
+        return not self.repeats_prompts if self.ignore_eos is None else self.ignore_eos
 
     @property
     def counts_graphemes(self) -> bool:

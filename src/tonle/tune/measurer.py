@@ -94,9 +94,8 @@ class Measurer:
     def _ready(self, settings: Settings) -> tuple[ServerProcess, float]:
         """A server with these settings, and how long it took to start. A file's prompts are new only to a new server."""
         running = self._server
-        repeats_prompts = self._options.file is not None or getattr(self._options, "replay", None) is not None
         same = key_of(settings) == key_of(self._settings)
-        if running is not None and running.is_running and same and not repeats_prompts:
+        if running is not None and running.is_running and same and not self._options.repeats_prompts:
             return running, 0.0
         self.close()
         began_s = time.monotonic()

@@ -61,6 +61,8 @@ class TuneOptions:
                     "--command is for other servers: add --server vllm (or other), or give the model alone for Tonle",
                     param="command",
                 )
+            if self.device is not None:
+                raise ConfigError("--device is for other servers; Tonle's own finds its device itself", param="device")
             return
         if self.command is None:
             example = "vllm serve MODEL" if self.server == "vllm" else "llama-server -m FILE --port {port} -np {slots}"
@@ -76,7 +78,7 @@ class TuneOptions:
             )
 
     def inputs(self, config: dict[str, Any]) -> Inputs:
-        """What makes two tunings the same."""
+        """What makes two tunings the same. `config`: settings of the file that are in force while measuring."""
         settings = describe_settings(self.bench)
         return Inputs(
             model=self.model,

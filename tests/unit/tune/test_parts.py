@@ -147,7 +147,7 @@ def test_a_plan_fits_into_its_time(left_s: float, startup_s: float) -> None:
         assert left_s < 6 * startup_s + 6 * budget.LEAST_RUN_S + 60, error.message
         return
     spent_s = (plan.search + plan.checks_safe_load) * (startup_s + plan.run_s)
-    spent_s += budget.confirm_s(plan.pairs, startup_s, plan.run_s)
+    spent_s += budget.confirmation_s(plan.pairs, startup_s=startup_s, run_s=plan.run_s)
     assert spent_s <= left_s + 1e-6
     assert plan.pairs >= 2 and plan.search >= 2 and plan.run_s >= budget.LEAST_RUN_S
     assert left_s - spent_s < 2 * (startup_s + plan.run_s) or plan.run_s == budget.MOST_RUN_S  # little is left over

@@ -63,7 +63,7 @@ def test_the_step_times_are_corrected_and_the_budget_is_kept(tmp_path: Path) -> 
     made.run()
     correction = folder.state.correction
     assert correction is not None and correction.step == pytest.approx(1.3, abs=0.08)
-    assert (correction.error_after or 1) < 0.05 < (correction.error_before or 0)
+    assert (correction.error_after or 1) < 0.1 < (correction.error_before or 0)
     assert clock.now_s <= 600
     assert folder.state.finished and folder.state.spent_s == pytest.approx(clock.now_s)
     assert all(text.startswith("[") for text in said)
