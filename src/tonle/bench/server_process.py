@@ -141,9 +141,13 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self) -> float:
-        """Seconds from the start of the process to its first answer. Raises `ConfigError` with the end of its log."""
-        while (waited_s := time.monotonic() - self._started_s) < self._ready_s:
+    def wait_ready(self, within_s: float | None = None) -> float:
+        """Seconds from the start of the process to its first answer. Raises `ConfigError` with the end of its log.
+
+        `within_s`: how long it may take, if less than was said when it was started.
+        """
+        ready_s = self._ready_s if within_s is None else min(within_s, self._ready_s)
+        while (waited_s := time.monotonic() - self._started_s) < ready_s:
             if self._process.poll() is not None:
                 raise self._failure(f"ended ({code_reason(self._process.returncode)}) before it was ready")
             if self._answers():
@@ -152,7 +156,7 @@ class ServerProcess:
                 lines = self.last_lines(1)
                 self._on_progress(waited_s, lines[0] if lines else "")
             time.sleep(_POLL_S)
-        raise self._failure(f"was not ready after {self._ready_s:g} s")
+        raise self._failure(f"was not ready after {ready_s:g} s")
 
     def last_lines(self, count: int = _LOG_LINES) -> list[str]:
         """The end of its output so far."""

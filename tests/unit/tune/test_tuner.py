@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,39 @@ def test_ctrl_c_before_any_measurement_says_what_the_simulation_says(tmp_path: P
     made.run()
     assert made.interrupted and made.best
     assert made.evidence == "simulated, not measured"
+
+
+def test_when_the_time_is_over_the_same_command_shows_its_result_again(tmp_path: Path) -> None:
+    clock = Clock()
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, clock=clock)
+    first.run()
+    assert first.verdict is not None and first.verdict.is_better
+    again = folder_at(tmp_path / "out")
+    again.state.spent_s = 600.0
+    second, measure, said = tuner(again, slow=1.2)
+    second.run()
+    assert measure.calls == [] and any("the time is over" in text for text in said)
+    assert second.verdict is not None and second.verdict.sentence == first.verdict.sentence
+    assert (second.best, second.safe) == (first.best, first.safe)
+
+
+def test_a_default_that_did_not_start_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    for simulated in (True, False):
+        first, _, _ = tuner(folder_at(tmp_path / f"{simulated}"), broken=("",), simulated=simulated)
+        with pytest.raises(NotMeasured):
+            first.run()
+        second, measure, _ = tuner(folder_at(tmp_path / f"{simulated}"), simulated=simulated, slow=1.2)
+        second.run()
+        assert measure.calls[0][0] == "" and second.verdict is not None
+
+
+def test_each_measurement_of_a_file_starts_a_server_and_the_budget_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    made, measure, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, clock=clock, startup_s=20.0, always_starts=True)
+    made._task = replace(made._task, bench=replace(made._task.bench, file=tmp_path / "prompts.jsonl"))
+    made.run()
+    assert made.verdict is not None and measure.starts == len(measure.calls)
+    assert clock.now_s <= 600
 
 
 KILLED = """
