@@ -120,9 +120,7 @@ def _within_memory(options: CompareOptions, runs: Sequence[Run]) -> CompareOptio
 def _compare_level(
     label: str, a: Sequence[Run], b: Sequence[Run], options: CompareOptions, rng: np.random.Generator
 ) -> LevelComparison:
-    before, after = (
-        Side([level for run in runs if (level := run.level(label))], options.percents) for runs in (a, b)
-    )
+    before, after = (Side([level for run in runs if (level := run.level(label))], options.percents) for runs in (a, b))
     paired = before.sends_the_same_as(after)
     counts = draw_counts(rng, before.sizes, options.resamples)
     estimates = before.estimates(counts, rng)

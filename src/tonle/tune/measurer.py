@@ -109,7 +109,9 @@ class Measurer:
             self._server = self._launcher.start(settings, self._folder.log(key_of(settings) or "default"))
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
-                self._server.wait_ready(None if state.startup_s is None else max(_LEAST_START_S, _PATIENCE * state.startup_s))
+                self._server.wait_ready(
+                    None if state.startup_s is None else max(_LEAST_START_S, _PATIENCE * state.startup_s)
+                )
                 stack.pop_all()
         except ConfigError as error:
             raise self._not_measured(settings, error.message) from None

@@ -286,9 +286,13 @@ class Tuner:
     def _take_earlier(self) -> None:
         """What earlier runs of the command confirmed last, or else the best of what they measured."""
         self._say("the time is over: this is what earlier runs found; with a larger --budget the search goes on")
-        confirmed = [run.tag.server for run in self._folder.measurements if run.tag.stage == "confirm" and run.tag.server]
+        confirmed = [
+            run.tag.server for run in self._folder.measurements if run.tag.stage == "confirm" and run.tag.server
+        ]
         others = [settings for settings in measured_settings(self._folder) if settings]
-        self.tuned = confirmed[-1] if confirmed else max(others, key=lambda each: self._task.goal.rank(self.outcome(each)))
+        self.tuned = (
+            confirmed[-1] if confirmed else max(others, key=lambda each: self._task.goal.rank(self.outcome(each)))
+        )
         self._judge(self.tuned)
 
     def _find_safe_load(self) -> None:

@@ -89,7 +89,9 @@ def _knee(kind: LoadKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float:
     load = 1.0
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
     at(load)
-    while kind == "rate" and load > LEAST_RATE and at(load / 2).output_tokens_per_s > KNEE * at(load).output_tokens_per_s:
+    while (
+        kind == "rate" and load > LEAST_RATE and at(load / 2).output_tokens_per_s > KNEE * at(load).output_tokens_per_s
+    ):
         load /= 2
     while load < most and has_time() and at(2 * load).output_tokens_per_s * KNEE > at(load).output_tokens_per_s:
         load *= 2

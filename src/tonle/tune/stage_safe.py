@@ -29,9 +29,7 @@ Say = Callable[[str], None]
 class SafeLoadCheck:
     """Owns the measurements at the safe load."""
 
-    def __init__(
-        self, folder: TuneDir, measure: Measure, goal: Goal, say: Say, *, load: Load, requests: int
-    ) -> None:
+    def __init__(self, folder: TuneDir, measure: Measure, goal: Goal, say: Say, *, load: Load, requests: int) -> None:
         """`load`: of the tuning; its gaps between requests are those of the measurements."""
         self._folder = folder
         self._measure = measure

@@ -63,7 +63,9 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     if options.profile is not None:
         load_profile(options.profile)  # raises, before a folder is made
     options = replace(options, bench=replace(options.bench, slo=options.goal.slo))
-    inputs = options.inputs(TonleLauncher(options.model, config).measured_config)  # no keys: they are saved with the result
+    inputs = options.inputs(
+        TonleLauncher(options.model, config).measured_config
+    )  # no keys: they are saved with the result
     folder = TuneDir.open(options.out, inputs, datetime.now(UTC).isoformat(timespec="seconds"))
     budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
     if folder.measurements:
@@ -225,9 +227,7 @@ def result_of(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tune
     simulated = {key_of(trial.settings): trial.outcome for trial in [*state.trials, *state.reranked]}
     for settings in measured_settings(folder):
         measured = measured_outcome(folder, goal, settings)
-        candidates.append(
-            Candidate(settings=settings, measured=measured, simulated=simulated.get(key_of(settings)))
-        )
+        candidates.append(Candidate(settings=settings, measured=measured, simulated=simulated.get(key_of(settings))))
     candidates.sort(key=lambda each: goal.rank(each.measured), reverse=True)
     launcher = known.launcher
     inputs = state.inputs
