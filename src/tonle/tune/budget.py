@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from tonle.bench.numbers import clock_text
 from tonle.errors import ConfigError
 
 PROFILE_S = 75.0  # of `tonle profile`, without the start of its server
@@ -119,10 +120,3 @@ def simulation_s(budget: Budget) -> float:
 def safe_load_s(budget: Budget) -> float:
     """Time for the simulated search of the safe load."""
     return SAFE_SHARE * budget.total_s
-
-
-def clock_text(seconds: float) -> str:
-    """`0:07`, `12:30`, `1:02:03`."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

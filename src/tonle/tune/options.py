@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tonle.bench import BenchOptions
+from tonle.bench.numbers import clock_text
 from tonle.bench.report import describe_settings
 from tonle.errors import ConfigError
-from tonle.tune.budget import clock_text
 from tonle.tune.objective import Goal
 from tonle.tune.space import ALLOWABLE, ServerKind
 from tonle.tune.state import Inputs

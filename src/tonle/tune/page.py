@@ -6,8 +6,7 @@ Does: put text, picture and tables together. Does not: compute.
 from __future__ import annotations
 
 from tonle.bench.html.elements import Content, Html, element, joined, table
-from tonle.bench.numbers import change_text, ms_text, rate_text
-from tonle.tune.budget import clock_text
+from tonle.bench.numbers import change_text, clock_text, ms_text, rate_text
 from tonle.tune.objective import Goal, Outcome
 from tonle.tune.picture import front_picture, legend
 from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known, short_reason

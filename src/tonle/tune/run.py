@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from tonle.bench import BenchOptions, Load
+from tonle.bench.numbers import clock_text
 from tonle.errors import ConfigError
 from tonle.tune import budget as times
-from tonle.tune.budget import Budget, Plan, clock_text
+from tonle.tune.budget import Budget, Plan
 from tonle.tune.correction import Correction, fit_correction
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, Outcome, one_line

@@ -16,13 +16,14 @@ import msgspec
 
 import tonle
 from tonle.bench import Load
+from tonle.bench.numbers import clock_text
 from tonle.bench.slo import duration_text
 from tonle.config.load_settings import load
 from tonle.errors import ConfigError
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run_profile import run_profile
 from tonle.simulate.traces import trace_of_workload
-from tonle.tune.budget import PROFILE_S, Budget, clock_text
+from tonle.tune.budget import PROFILE_S, Budget
 from tonle.tune.correction import Correction
 from tonle.tune.measurer import Measurer, NotMeasured
 from tonle.tune.objective import Goal

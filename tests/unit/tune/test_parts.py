@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, folder_at, level
 from tonle.bench import Load
+from tonle.bench.numbers import clock_text
 from tonle.bench.slo import Slo
 from tonle.errors import ConfigError
 from tonle.tune import budget
@@ -184,7 +185,7 @@ def test_time_is_counted_over_all_runs() -> None:
     now[0] += 50
     assert (counted.spent_s, counted.left_s) == (250, 350)
     assert str(counted) == "4:10 of 10:00"
-    assert budget.clock_text(3723) == "1:02:03"
+    assert clock_text(3723) == "1:02:03"
 
 
 # -- optimizer
