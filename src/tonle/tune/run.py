@@ -13,6 +13,7 @@ import msgspec
 
 from tonle.bench import BenchOptions, Load
 from tonle.bench.numbers import clock_text
+from tonle.bench.sweep import SweepKind
 from tonle.errors import ConfigError
 from tonle.tune import budget as times
 from tonle.tune.budget import Budget, Plan
@@ -20,7 +21,7 @@ from tonle.tune.correction import Correction, fit_correction
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, Outcome, one_line
 from tonle.tune.prediction import Predict
-from tonle.tune.safe_load import LoadKind, SafeLoad, find_safe_load
+from tonle.tune.safe_load import SafeLoad, find_safe_load
 from tonle.tune.search import Search
 from tonle.tune.space import Choice, Settings, describe, key_of, variants
 from tonle.tune.stage_measured import MeasuredStage, measured_outcome, measured_settings
@@ -306,7 +307,7 @@ class Tuner:
         self._reserve_s = 0.0
         predict, correction, best = self._predict, state.correction or Correction(), self.best
         self._say("searching for the largest load that is safe, simulated")
-        kind: LoadKind = "concurrency" if task.load.kind == "concurrency" else "rate"
+        kind: SweepKind = "concurrency" if task.load.kind == "concurrency" else "rate"
 
         def outcome_at(value: float) -> Outcome:
             return predict.outcome(best, correction, load=replace(task.load, value=value))

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.sweep import SweepKind
 from tonle.tune.objective import Goal, Outcome
 
 MOST_USERS = 4096
@@ -20,14 +21,13 @@ RESOLUTION = 0.05  # a load is known well enough when the bounds around it are t
 KNEE = 0.95  # of the most throughput
 DEFAULT_WAIT_S = 10.0  # how long a caller may wait for a first token, where no SLO says it
 
-LoadKind = Literal["concurrency", "rate"]
 OutcomeAt = Callable[[float], Outcome]
 
 
 class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
     """`value` None: the SLO holds at no load that was tried."""
 
-    kind: LoadKind
+    kind: SweepKind
     value: float | None
     outcome: Outcome | None  # there
     source: Literal["simulated", "measured"]
@@ -42,7 +42,7 @@ class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_safe_load(
-    kind: LoadKind, goal: Goal, outcome_at: OutcomeAt, *, has_time: Callable[[], bool] = lambda: True
+    kind: SweepKind, goal: Goal, outcome_at: OutcomeAt, *, has_time: Callable[[], bool] = lambda: True
 ) -> SafeLoad:
     """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput.
 
@@ -59,7 +59,7 @@ def find_safe_load(
     return SafeLoad(kind=kind, value=found, outcome=None if found is None else seen[found], source="simulated")
 
 
-def _largest(kind: LoadKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float | None:
+def _largest(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float | None:
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
     low, high = None, 1.0
     if kind == "rate":
@@ -84,7 +84,7 @@ def _largest(kind: LoadKind, at: OutcomeAt, has_time: Callable[[], bool]) -> flo
     return low
 
 
-def _knee(kind: LoadKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float:
+def _knee(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float:
     """Doubling brings less than a twentieth more: the load before it is enough."""
     load = 1.0
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
@@ -98,7 +98,7 @@ def _knee(kind: LoadKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float:
     return load
 
 
-def _between(kind: LoadKind, low: float, high: float) -> float:
+def _between(kind: SweepKind, low: float, high: float) -> float:
     return float(round((low + high) / 2)) if kind == "concurrency" else (low + high) / 2
 
 

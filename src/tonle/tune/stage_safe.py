@@ -12,9 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from tonle.bench import Load
+from tonle.bench.sweep import SweepKind
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, one_line, outcome_of
-from tonle.tune.safe_load import LoadKind, OutcomeAt, SafeLoad
+from tonle.tune.safe_load import OutcomeAt, SafeLoad
 from tonle.tune.space import Settings, describe
 from tonle.tune.stage_measured import SAFE_ROUND
 from tonle.tune.state import Measurement, TuneDir
@@ -79,7 +80,7 @@ class SafeLoadCheck:
 def measured_safe_load(load: Load, verdict: Verdict) -> SafeLoad:
     """Without a simulator only the load that was measured can be called safe."""
     outcome = verdict.tuned if verdict.is_better else verdict.default
-    kind: LoadKind = "concurrency" if load.kind == "concurrency" else "rate"
+    kind: SweepKind = "concurrency" if load.kind == "concurrency" else "rate"
     if not outcome.holds:
         return SafeLoad(kind=kind, value=None, outcome=None, source="measured")
     return SafeLoad(kind=kind, value=load.value, outcome=outcome, source="measured", confirmed=True)
