@@ -160,6 +160,9 @@ class ReplayWorkload:
             counts=self.counts,
         )
 
+    def pass_over(self, num_jobs: int) -> None:
+        """It has one level, which one process sends."""
+
     def notes(self) -> list[str]:
         counts = self.counts
         speed = self._options.speed
