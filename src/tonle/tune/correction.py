@@ -51,10 +51,10 @@ def corrected(times: FittedTimes, correction: Correction) -> FittedTimes:
     )
 
 
-Predict = Callable[[Settings, Correction], Outcome]
+CorrectedOutcomeOf = Callable[[Settings, Correction], Outcome]
 
 
-def fit_correction(measured: Sequence[tuple[Settings, Outcome]], predict: Predict) -> Correction:
+def fit_correction(measured: Sequence[tuple[Settings, Outcome]], predict: CorrectedOutcomeOf) -> Correction:
     """The correction with which `predict` comes closest to what was measured; none if it cannot be improved."""
     best = Correction()
     predicted = [predict(settings, best) for settings, _ in measured]
