@@ -34,7 +34,6 @@ class Around:
     front_gap_s: float = 0.0
     back_row_s: float = 0.0
     front_scatter_s: list[float] = field(default_factory=list)
-    back_scatter_s: list[float] = field(default_factory=list)
     turns_s: list[float] = field(default_factory=list)
 
 
@@ -45,6 +44,7 @@ class _Pair:
     front_s: float
     back_s: float
     drawn: int  # tokens of the step that brought its first one
+    is_opening: bool  # sent when all users began at once: it waited for others of them, which `front_gap_s` tells
 
 
 def time_around(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Around:
@@ -69,8 +69,7 @@ def time_around(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Around:
         back_s=back_s,
         front_gap_s=float(np.median(gaps)) if gaps else 0.0,
         back_row_s=back_row_s,
-        front_scatter_s=_shares([pair.front_s - front_s for pair in pairs]),
-        back_scatter_s=_shares([pair.back_s - back_s - back_row_s * pair.drawn for pair in pairs]),
+        front_scatter_s=_shares([pair.front_s - front_s for pair in pairs if not pair.is_opening]),
         turns_s=_shares([turn_s for load in steady for turn_s in _turns(load)]),
     )
 
@@ -114,7 +113,7 @@ def _shares(values: Sequence[float]) -> list[float]:
 def _pairs(load: ProfileLoad, by_length: dict[int, list[LoggedRequest]], drawn: dict[float, int]) -> list[_Pair]:
     """Requests are told apart by their lengths and moments; those that cannot be are left out."""
     pairs = []
-    for sample in load.samples:
+    for place, sample in enumerate(sorted(load.samples, key=lambda each: each.start_s)):
         if sample.prompt_tokens is None or not sample.arrivals_s:
             continue
         first_s = sample.arrivals_s[0]
@@ -125,9 +124,8 @@ def _pairs(load: ProfileLoad, by_length: dict[int, list[LoggedRequest]], drawn: 
         ]
         if len(fitting) == 1:
             request = fitting[0]
-            pairs.append(
-                _Pair(request.arrived_s - sample.start_s, first_s - request.first_s, drawn.get(request.first_s, 1))
-            )
+            way_s, back_s = request.arrived_s - sample.start_s, first_s - request.first_s
+            pairs.append(_Pair(way_s, back_s, drawn.get(request.first_s, 1), place < load.users))
     return pairs
 
 

@@ -60,7 +60,6 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     front_gap_s: float = 0.0  # what lies between two requests that are sent at once when they reach the loop
     back_row_s: float = 0.0  # in addition to `back_s`, per token drawn in the same step
     front_scatter_s: list[float] = []  # by how much requests exceed `front_s`: means of equal shares of them, ascending
-    back_scatter_s: list[float] = []  # by how much first tokens exceed `back_s` and `back_row_s`: likewise
     turns_s: list[float] = []  # of a user, from its last token to its next request: likewise
     decode: Curve  # of a step without prompts, by its rows
     mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes

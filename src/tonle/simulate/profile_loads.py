@@ -84,6 +84,9 @@ class _Requests:
             }
             yield Job(index, PATHS["completions"], msgspec.json.encode(body), output_tokens)
 
+    def pass_over(self, num_jobs: int) -> None:
+        """Every load has requests of its own."""
+
     def num_requests(self, level: int, num_jobs: int | None) -> int | None:
         return num_jobs
 

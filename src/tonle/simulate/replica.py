@@ -121,7 +121,6 @@ class Replica:
         self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
         self._back_row_s: float = getattr(times, "back_row_s", 0.0)  # on top of `back_s`, per token of the same step
         self._front_scatter_s: list[float] = getattr(times, "front_scatter_s", []) if jitter else []
-        self._back_scatter_s: list[float] = getattr(times, "back_scatter_s", []) if jitter else []
         turns_s: list[float] = getattr(times, "turns_s", [])
         self._turns_s = turns_s if jitter or not turns_s else [median(turns_s)]
         self._seen_s: list[float] = []  # by step: when callers see its tokens
@@ -299,8 +298,6 @@ class Replica:
     def _commit(self, launched: _Launched, now: float) -> None:
         scheduler, plan = self.scheduler, launched.plan
         seen_s = now + self.times.back_s + self._back_row_s * launched.num_drawn
-        if self._back_scatter_s:  # of all its tokens alike: what holds one of them up are the same processes
-            seen_s = max(now, seen_s + self._rng.choice(self._back_scatter_s))
         if self._seen_s and seen_s < self._seen_s[-1]:
             seen_s = self._seen_s[-1]  # what follows on a connection does not overtake
         self._seen_s.append(seen_s)
