@@ -74,7 +74,7 @@ def simulate(
     ] = None,
     long_prefill_tokens: Annotated[
         int | None,
-        _servers(metavar="N", help="Tokens of one prompt per step, while others are present. Default: as profiled."),
+        _servers(metavar="N", help="Tokens of one prompt per step, while others are present. Default: as profiled, or the same share."),
     ] = None,
     max_concurrent: Annotated[
         int | None, _servers(metavar="N", help="Requests that the gateway sends to one server at once. Default: 48.")
@@ -165,6 +165,11 @@ def simulate(
         if find and (replicas is not None or sweep is not None):
             raise ConfigError("--find-replicas searches the number itself: give no --replicas and no --sweep",
                               param="find_replicas")  # fmt: skip
+        if find and len(options.levels) > 1:
+            raise ConfigError("--find-replicas looks at one load: give one number with --rate or --concurrency",
+                              param="find_replicas")  # fmt: skip
+        if max_replicas < 1:
+            raise ConfigError(f"--max-replicas must be at least 1, not {max_replicas}", param="max_replicas")
         run = _Run(options, servers, profiles, None if quiet else Console(), json_file)
         run.explain(wanted=explained)
         status = run.find(max_replicas) if find else run.levels()

@@ -156,6 +156,13 @@ def test_a_schedule_says_how_many() -> None:
         ({"failures": [Failure(replica=2, at_s=1.0)]}, "replica 2 cannot fail: there are 2, counted from 0"),
         ({"autoscaling": Autoscaling(min=3, max=2)}, "1 ≤ min ≤ max"),
         ({"autoscaling": Autoscaling(metric="schedule")}, "needs a schedule"),
+        ({"autoscaling": Autoscaling(metric="kv")}, "target is a share of KV blocks, such as 0.8, not 4"),
+        ({"autoscaling": Autoscaling(cold_start_s=-1.0)}, "cold_start_s must be at least 0"),
+        ({"failures": [Failure(replica=0, at_s=-1.0)]}, "at_s and restart_s are seconds"),
+        ({"failures": [Failure(replica=0, at_s=1.0, restart_s=-1.0)]}, "at_s and restart_s are seconds"),
+        ({"max_concurrent": 0}, "max_concurrent must be at least 1, not 0"),
+        ({"replicas": [replace(ONE, max_queued=-1)]}, "max_queued must be at least 0, not -1"),
+        ({"replicas": [replace(ONE, price_per_hour=-2.0)]}, "price_per_hour must be at least 0, not -2"),
     ],
 )
 def test_a_fleet_that_makes_no_sense_is_refused(changes: dict[str, object], message: str) -> None:
@@ -166,6 +173,9 @@ def test_a_fleet_that_makes_no_sense_is_refused(changes: dict[str, object], mess
 
 def test_only_replicas_that_are_alike_can_be_resized() -> None:
     assert len(Fleet(replicas=[ONE] * 2).resized(5).replicas) == 5
+    named = Fleet(replicas=[replace(ONE, name="a"), replace(ONE, name="b")]).resized(3)
+    named.check()
+    assert [each.name for each in named.replicas] == [None] * 3
     with pytest.raises(ConfigError, match="not alike"):
         Fleet(replicas=[ONE, replace(ONE, length="long")]).resized(3)
 
