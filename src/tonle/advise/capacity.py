@@ -36,9 +36,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes < self.usable_bytes
 
 
-def capacity_of(times: RooflineTimes, workload: Workload, *, memory_share: float = MEMORY_SHARE) -> Capacity:
+def capacity_of(times: RooflineTimes, workload: Workload) -> Capacity:
     gpus, shape = times.gpus, times.shape
-    usable = int(times.gpu.memory_bytes * memory_share) - RESERVE_BYTES
+    usable = int(times.gpu.memory_bytes * MEMORY_SHARE) - RESERVE_BYTES
     weights = math.ceil(shape.weight_bytes(times.precision) / gpus)
     copies = max(1, gpus // shape.kv_heads)  # GPUs beyond the number of KV heads hold the same ones again
     per_token = shape.kv_bytes_per_token(times.kv) * copies

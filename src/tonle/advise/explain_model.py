@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tonle.advise.capacity import MEMORY_SHARE, RESERVE_BYTES
-from tonle.advise.choose import PARALLEL_PRICE, Question, cost, precision_names
+from tonle.advise.choose import ACCURACY_PRICE, PARALLEL_PRICE, Question, cost, precision_names
 from tonle.advise.lines import Line, Section
 from tonle.advise.option import Option
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
@@ -123,7 +123,8 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
             others.append(f"{best.name} {_cost_text(best, question)}")
     reason = f"Answers: {chosen.times.precision.accuracy}."
     if others:
-        reason += " A lower precision must save at least 10 % (8 bits) or 25 % (4 bits) to be worth its risk."
+        eight, four = ACCURACY_PRICE["fp8"], ACCURACY_PRICE["int4"]
+        reason += f" A lower precision must save at least {eight:.0%} (8 bits) or {four:.0%} (4 bits) to be worth its risk."
     if name == "int4":
         reason += " Products run at bf16's rate, so that int4 helps decoding and memory, not prompts."
     if (
