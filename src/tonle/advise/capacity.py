@@ -12,10 +12,11 @@ import msgspec
 from tonle.advise.roofline import RooflineTimes
 from tonle.advise.units import GIB, bytes_text
 from tonle.advise.workload import Workload
+from tonle.config.engine import EngineConfig
 
-MEMORY_SHARE = 0.9  # `gpu_memory_utilization`'s default, here and in vLLM
+MEMORY_SHARE = EngineConfig().gpu_memory_utilization  # vLLM's default is the same
 RESERVE_BYTES = 2 * GIB  # of each GPU: CUDA's context, graphs, activations of a step
-BLOCK = 16  # tokens of a KV block
+BLOCK = EngineConfig().block_size
 MIN_USERS = 8  # fewer in one batch read all weights for too few tokens
 _SAFE = 1.645  # standard deviations: in 95 of 100 moments what runs fits
 

@@ -185,6 +185,7 @@ def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:
         (["--url", "http://127.0.0.1:1", "--step-log", "/nowhere/x"], "cannot read the step log"),
         (["--seconds", "0"], "--seconds must be between"),
         (["-o", "/nowhere/p.json"], "there is no folder /nowhere"),
+        (["-o", "/"], "cannot write /: name a file"),
         (["--", "--port", "80"], "--port does not go with a profile"),
         (["--compare", "no-such"], "cannot read the profile no-such"),
     ],
