@@ -124,7 +124,9 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
     reason = f"Answers: {chosen.times.precision.accuracy}."
     if others:
         eight, four = ACCURACY_PRICE["fp8"], ACCURACY_PRICE["int4"]
-        reason += f" A lower precision must save at least {eight:.0%} (8 bits) or {four:.0%} (4 bits) to be worth its risk."
+        reason += (
+            f" A lower precision must save at least {eight:.0%} (8 bits) or {four:.0%} (4 bits) to be worth its risk."
+        )
     if name == "int4":
         reason += " Products run at bf16's rate, so that int4 helps decoding and memory, not prompts."
     if (

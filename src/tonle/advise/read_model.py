@@ -90,7 +90,9 @@ def shape_of_config(config: dict[str, Any], *, name: str, origin: str) -> ModelS
     experts = numbers.first("num_local_experts", "num_experts", "n_routed_experts") or 0
     per_token = numbers.first("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
     if experts and not per_token:
-        raise ModelError(f"{origin}: num_experts_per_tok is missing: how many of its {experts} experts a token asks for")
+        raise ModelError(
+            f"{origin}: num_experts_per_tok is missing: how many of its {experts} experts a token asks for"
+        )
     wide = numbers.need("intermediate_size")
     shared = (numbers.first("n_shared_experts") or 0) * (numbers.first("moe_intermediate_size") or wide)
     return dense_shape(

@@ -74,7 +74,10 @@ def simulate(
     ] = None,
     long_prefill_tokens: Annotated[
         int | None,
-        _servers(metavar="N", help="Tokens of one prompt per step, while others are present. Default: as profiled, or the same share."),
+        _servers(
+            metavar="N",
+            help="Tokens of one prompt per step, while others are present. Default: as profiled, or the same share.",
+        ),
     ] = None,
     max_concurrent: Annotated[
         int | None, _servers(metavar="N", help="Requests that the gateway sends to one server at once. Default: 48.")

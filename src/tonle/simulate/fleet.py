@@ -151,20 +151,18 @@ class Fleet:
                     param="failures",
                 )
             if not (failure.at_s >= 0 and (failure.restart_s is None or failure.restart_s >= 0)):
-                raise ConfigError(
-                    "failures: at_s and restart_s are seconds, and must be at least 0", param="failures"
-                )
+                raise ConfigError("failures: at_s and restart_s are seconds, and must be at least 0", param="failures")
         if self.autoscaling is not None:
             self.autoscaling.check()
 
     def _check_limits(self) -> None:
-        for owner in (self, *self.replicas):
-            if owner.max_concurrent is not None and owner.max_concurrent < 1:
-                raise ConfigError(
-                    f"max_concurrent must be at least 1, not {owner.max_concurrent}", param="max_concurrent"
-                )
-            if owner.max_queued is not None and owner.max_queued < 0:
-                raise ConfigError(f"max_queued must be at least 0, not {owner.max_queued}", param="max_queued")
+        limits = [(self.max_concurrent, self.max_queued)]
+        limits += [(each.max_concurrent or self.max_concurrent, each.max_queued or 0) for each in self.replicas]
+        for max_concurrent, max_queued in limits:
+            if max_concurrent < 1:
+                raise ConfigError(f"max_concurrent must be at least 1, not {max_concurrent}", param="max_concurrent")
+            if max_queued < 0:
+                raise ConfigError(f"max_queued must be at least 0, not {max_queued}", param="max_queued")
         for options in self.replicas:
             if not 0 <= options.price_per_hour < math.inf:
                 raise ConfigError(

@@ -1,6 +1,6 @@
 """`simulate`: a trace over a fleet, to its end.
 
-Does: run a `Cluster` and gather what came of it. Does not: make traces (`traces.py`), or search the fewest replicas (`levels.py`).
+Does: run a `Cluster` and gather what came of it. Does not: make traces (`traces.py`), or search for replicas (`levels.py`).
 """
 
 from __future__ import annotations

@@ -242,9 +242,7 @@ def test_numbers_of_a_model_card() -> None:
 
 
 def test_experts_by_numbers_are_all_read_in_a_large_batch() -> None:
-    shape = shape_of_numbers(
-        parameters=47 * 10**9, active_parameters=13 * 10**9, layers=32, kv_heads=8, head_size=128
-    )
+    shape = shape_of_numbers(parameters=47 * 10**9, active_parameters=13 * 10**9, layers=32, kv_heads=8, head_size=128)
     one, many = (shape.read_bytes(PRECISIONS["bf16"], tokens) for tokens in (1, 1000))
     assert one == pytest.approx(2 * 13e9)
     assert many == pytest.approx(2 * 47e9)

@@ -57,7 +57,9 @@ def test_limits_are_the_servers_but_for_what_is_changed() -> None:
 
 
 def test_limits_follow_the_settings_that_the_server_was_started_with() -> None:
-    assert PROFILE.limits(max_num_batched_tokens=128).long_prefill_tokens == 64, "half of a step, as without a threshold"
+    assert PROFILE.limits(max_num_batched_tokens=128).long_prefill_tokens == 64, (
+        "half of a step, as without a threshold"
+    )
     given: dict[str, Any] = {
         "long_prefill_token_threshold": 32, "priority_ageing_s": 1.5, "enable_continuous_batching": False,
         "batch_timeout_ms": 20.0, "a_setting_of_another_version": 1,
