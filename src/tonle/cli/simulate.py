@@ -165,14 +165,8 @@ def simulate(
         )
         options.validate()
         servers.check()
-        if find and (replicas is not None or sweep is not None):
-            raise ConfigError("--find-replicas searches the number itself: give no --replicas and no --sweep",
-                              param="find_replicas")  # fmt: skip
-        if find and len(options.levels) > 1:
-            raise ConfigError("--find-replicas looks at one load: give one number with --rate or --concurrency",
-                              param="find_replicas")  # fmt: skip
-        if max_replicas < 1:
-            raise ConfigError(f"--max-replicas must be at least 1, not {max_replicas}", param="max_replicas")
+        if find:
+            _check_search(options, replicas, max_replicas)
         run = _Run(options, servers, profiles, None if quiet else Console(), json_file)
         run.explain(wanted=explained)
         status = run.find(max_replicas) if find else run.levels()
@@ -180,6 +174,18 @@ def simulate(
         show_error(error)
         raise typer.Exit(COULD_NOT_START) from None
     raise typer.Exit(status)
+
+
+def _check_search(options: BenchOptions, replicas: int | None, max_replicas: int) -> None:
+    """Of --find-replicas. Raises `ConfigError`."""
+    if replicas is not None or options.sweep is not None:
+        raise ConfigError("--find-replicas searches the number itself: give no --replicas and no --sweep",
+                          param="find_replicas")  # fmt: skip
+    if len(options.levels) > 1:
+        raise ConfigError("--find-replicas looks at one load: give one number with --rate or --concurrency",
+                          param="find_replicas")  # fmt: skip
+    if max_replicas < 1:
+        raise ConfigError(f"--max-replicas must be at least 1, not {max_replicas}", param="max_replicas")
 
 
 def _servers_of(
