@@ -115,7 +115,7 @@ def advise(
     heads: Annotated[int | None, _model(metavar="N", help="Heads of queries. Default: estimated.")] = None,
     hidden_size: Annotated[int | None, _model(metavar="N", help="Of the hidden states. Default: estimated.")] = None,
     vocab_size: Annotated[
-        int | None, _model(metavar="N", help="Words of the vocabulary. Default: all weights are taken for layers.")
+        int | None, _model(metavar="N", help="Tokens of the vocabulary. Default: all weights are taken for layers.")
     ] = None,
     context: Annotated[str | None, _model(metavar="N", help="Longest context, in tokens. Default: 131072.")] = None,
     simulate: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from tonle.bench.slo import Slo
 from tonle.cli.app import app
 from tonle.errors import ConfigError
 from tonle.simulate.fitted_times import Curve, FittedTimes
-from tonle.simulate.fleet import Fleet
+from tonle.simulate.fleet import Failure, Fleet
 from tonle.simulate.fleet_file import read_fleet
 from tonle.simulate.levels import find_replicas, simulate_level, simulate_levels
 from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile
@@ -71,6 +72,15 @@ def test_the_fewest_replicas_are_found() -> None:
     held = {count: each.level.slo[0].holds for count, each in found.levels}
     assert held[found.count] and not held[found.count - 1] and held[found.count + 1]
     assert {each.level.requests for _, each in found.levels} == {300}
+
+
+def test_replicas_that_fail_are_among_those_tried() -> None:
+    chosen = options(rates=(2.0,), requests=20, slo=Slo.parse(["ttft-p50=10s"]))
+    fleet = replace(ONE, failures=[Failure(replica=2, at_s=0.5)])
+    found = find_replicas(chosen, fleet, most=6, watch=lambda _: None)
+    assert found.count == 3 and [count for count, _ in found.levels] == [3, 4]
+    with pytest.raises(ConfigError, match="2 replicas are too few"):
+        find_replicas(chosen, fleet, most=2, watch=lambda _: None)
 
 
 def test_no_number_of_replicas_is_enough() -> None:
@@ -140,6 +150,13 @@ def test_the_command_finds_replicas_and_exits_1_where_none_are_enough(saved: str
     assert done.exit_code == 1 and "not even 2 replicas hold" in done.output
     missed = CliRunner().invoke(app, ["simulate", "--profile", saved, "--ttft-p95", "1ms", "-q"])
     assert missed.exit_code == 1 and not missed.output
+
+
+def test_limits_of_the_gateway_hold_for_a_single_server_too(saved: str) -> None:
+    arguments = ["simulate", "--profile", saved, "--concurrency", "8", "--requests", "16"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    done = CliRunner().invoke(app, [*arguments, "--max-concurrent", "2", "--max-queued", "1"])
+    assert done.exit_code == 1 and "HTTP 429" in done.output, done.output
 
 
 @pytest.mark.parametrize(
