@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from tonle.bench.slo import Slo
 from tonle.cli.app import app
 from tonle.errors import ConfigError
 from tonle.simulate.fitted_times import Curve, FittedTimes
-from tonle.simulate.fleet import Failure, Fleet
-from tonle.simulate.fleet_file import read_fleet
+from tonle.simulate.fleet import Autoscaling, Failure, Fleet
+from tonle.simulate.fleet_file import _File, _Row, read_fleet
 from tonle.simulate.levels import find_replicas, simulate_level, simulate_levels
 from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile
 
@@ -108,6 +109,18 @@ failures: [{{replica: 2, at_s: 3}}]
     assert (fleet.replicas[1].limits.max_num_seqs, fleet.replicas[1].price_per_hour) == (8, 2.5)
     assert fleet.replicas[1].targets is not None and not fleet.prefix_affinity
     assert fleet.autoscaling is not None and fleet.autoscaling.metric == "kv" and fleet.failures[0].replica == 2
+
+
+def test_the_fleet_of_the_docs_has_every_setting_of_a_fleet(tmp_path: Path, saved: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text.replace("profile.json", saved).replace("{role: prefill", f"{{profile: {saved}, role: prefill"))
+    fleet, _ = read_fleet(file)
+    assert [each.role for each in fleet.replicas] == ["decode", "decode", "prefill"]
+    for kind in (_File, _Row, Autoscaling, Failure):
+        for name in kind.__struct_fields__:
+            assert re.search(rf"\b{name}\b", text), name
 
 
 @pytest.mark.parametrize(
