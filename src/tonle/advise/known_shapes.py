@@ -57,13 +57,9 @@ _STORED_AS = {
 _ENDINGS = re.compile(rf"-(instruct|chat|it|hf|base|v\d+(\.\d+)?|\d{{4}}|dynamic|gguf|{'|'.join(_STORED_AS)})$")
 
 
-def known_name(name: str) -> str | None:
-    """The name in the table that a user means: `meta-llama/Meta-Llama-3-70B-Instruct` is llama-3-70b."""
-    return _parts(name)[0]
-
-
-def _parts(name: str) -> tuple[str | None, str | None]:
-    """The name in the table, and the precision that an ending such as -AWQ names."""
+def _known_name(name: str) -> tuple[str | None, str | None]:
+    """The name in the table that a user means, and the precision that an ending such as -AWQ names:
+    `meta-llama/Meta-Llama-3-70B-Instruct` is llama-3-70b."""
     bare = name.rsplit("/", 1)[-1].lower().replace("_", "-")
     bare = _PREFIX.sub("", bare)
     stored_as: str | None = None
@@ -75,7 +71,7 @@ def _parts(name: str) -> tuple[str | None, str | None]:
 
 def known_shape(name: str) -> ModelShape | None:
     """None: no such model in the table."""
-    found, stored_as = _parts(name)
+    found, stored_as = _known_name(name)
     if found is None:
         return None
     architecture, layers, hidden, heads, kv_heads, intermediate, vocabulary, context, others = _TABLE[found]

@@ -89,7 +89,7 @@ def _profile_lines(profiles: list[Profile]) -> list[str]:
     for profile in {id(each): each for each in profiles}.values():
         server = profile.server
         fits = {fit.kind: fit for fit in profile.fits}
-        error = f"; its steps are told within {fits['all'].median_error:.1%} (median)" if "all" in fits else ""
+        error = f"; steps are predicted within {fits['all'].median_error:.1%} (median)" if "all" in fits else ""
         lines.append(
             f"Step times: {server.model} ({server.dtype}) on {server.device_name}, measured {profile.made_at[:10]} with "
             f"{server.max_num_seqs} requests and {server.max_num_batched_tokens} tokens per step{error}"

@@ -36,7 +36,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the model of step times tells steps it was not fitted to."""
+    """How well the model of step times predicts steps that it was not fitted to."""
 
     kind: str  # of steps
     steps: int

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tonle.advise.gguf_head import read_gguf_head
-from tonle.advise.known_shapes import KNOWN_SHAPES, known_name, known_shape
+from tonle.advise.known_shapes import KNOWN_SHAPES, known_shape
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
 from tonle.advise.read_model import find_model
 from tonle.advise.shape import shape_of_numbers
@@ -84,7 +84,8 @@ def test_experts_are_read_as_tokens_ask_for_them() -> None:
     ],
 )
 def test_names_as_people_write_them(name: str, known: str | None) -> None:
-    assert known_name(name) == known
+    shape = known_shape(name)
+    assert (shape and shape.origin) == (known and f"the public sizes of {known}")
 
 
 @pytest.mark.parametrize(
