@@ -137,7 +137,7 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
         reason = f"Tonle's engine serves it today, which comes first with --engine auto. {reason}"
     return Line(
         topic="precision",
-        verdict=f"{name} ({chosen.times.precision.how} per weight)",
+        verdict=f"{name} ({chosen.times.precision.how})",
         reason=reason,
         arithmetic=f"{chosen.name} {_cost_text(chosen, question)}"
         + (f"; best of others: {', '.join(others)}" if others else ""),
@@ -146,7 +146,7 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
 
 def _cost_text(option: Option, question: Question) -> str:
     if question.workload.users is None and question.workload.rate is None:
-        return f"{option.gpu_s:.2f} GPU s per request"
+        return f"{option.gpu_s:.3g} GPU s per request"
     count = f"{cost(option, question):.3g}"
     return f"{count} GPU{'' if count == '1' else 's'} for the load"
 
