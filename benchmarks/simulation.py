@@ -165,6 +165,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
                 server.url,
                 step_log,
                 seconds=arguments.profile_seconds,
+                clients=arguments.clients,
                 tell=lambda label, _: say(f"  profile: {label}"),
             )
             save_profile(profile, out / "profile.json")
@@ -192,9 +193,16 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--users", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 16, 32])
     parser.add_argument("--input-tokens", type=lambda text: Span.parse(text, "input"), default=Span(32, 400))
     parser.add_argument("--output-tokens", type=lambda text: Span.parse(text, "output"), default=Span(32, 96))
-    parser.add_argument("--level-seconds", type=float, default=25.0, help="about so long does a level take")
+    parser.add_argument(
+        "--level-seconds",
+        type=float,
+        default=25.0,
+        help="about so long does a level take; the burst that opens a closed loop should be well below 5 %% of it",
+    )
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=1, help="client processes; with 256 users on a GPU about 6")
+    parser.add_argument(
+        "--clients", type=int, default=1, help="client processes, also of the profile; with 256 users on a GPU about 6"
+    )
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--profile", help="use this profile instead of making one")
     parser.add_argument("--profile-seconds", type=float, default=60.0)

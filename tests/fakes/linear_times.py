@@ -20,10 +20,14 @@ class LinearTimes:
     row_s: float = 0.0012
     token_s: float = 0.0004
     read_s: float = 0.0
-    launch_s: float = 0.0
+    launch_s: float = 0.0  # of the host, before a step,
+    publish_s: float = 0.0  # and after its tokens
 
     def host_s(self, work: StepWork) -> float:
-        return self.launch_s
+        return self.launch_s + self.publish_s
+
+    def commit_s(self, work: StepWork) -> float:
+        return self.publish_s
 
     def device_s(self, work: StepWork) -> float:
         reads = work.decode_reads + work.prompt_reads

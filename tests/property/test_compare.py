@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,21 @@ def test_many_values_are_merged_and_percentiles_stay() -> None:
     once = np.ones((1, 200), np.int32)
     found = resampled_percentiles(values, once, [5, 50, 95, 99])[0]
     assert found == pytest.approx(np.percentile(np.concatenate(values), [5, 50, 95, 99]), rel=5e-3)
+
+
+def test_requests_counted_in_blocks_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    values = [rng.lognormal(0, 0.6, 30) for _ in range(100)]
+    counts = draw_counts(rng, [100], 20)
+    whole = resampled_percentiles(values, counts, [50, 99])
+    monkeypatch.setattr("tonle.bench.bootstrap.BLOCK_REQUESTS", 7)
+    assert (resampled_percentiles(values, counts, [50, 99]) == whole).all()
+
+
+def test_runs_of_very_many_requests_are_drawn_less_often() -> None:
+    runs = [Run("long", made_report([msgspec.structs.replace(made_level(1, requests=24), requests=60_000)]))]
+    assert compare(runs, runs).resamples == 416
+    assert "416 resamples" in compare(runs, runs).method
 
 
 def test_draws_are_as_many_as_there_are_requests() -> None:

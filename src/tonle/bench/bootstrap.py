@@ -18,6 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]  # [resamples, requests]
 
+BLOCK_REQUESTS = 8192  # whose values are counted at a time: memory does not grow with the length of a run
 MAX_POINTS = 2000  # of a distribution; more values are merged into as many groups of neighbours
 
 
@@ -51,11 +52,24 @@ def resampled_percentiles(values: Sequence[Floats], counts: Counts, percents: Se
         weights = counts[:, owners]
     else:
         group = np.arange(ordered.size) * MAX_POINTS // ordered.size
-        held = np.zeros((len(values), MAX_POINTS), np.float32)  # gaps of each request in each group
-        np.add.at(held, (owners, group), 1)
         ordered = np.array([np.median(part) for part in np.array_split(ordered, np.flatnonzero(np.diff(group)) + 1)])
-        weights = np.rint(counts.astype(np.float32) @ held).astype(np.int32)
+        weights = _grouped_weights(owners, group, counts)
     return _weighted_percentiles(ordered, weights, percents)
+
+
+def _grouped_weights(owners: npt.NDArray[np.int64], group: npt.NDArray[np.int64], counts: Counts) -> Counts:
+    """How many values of each group a resample has, [resamples, groups], a block of requests at a time.
+
+    owners, group [values]: the request of each value, and its group.
+    """
+    weights = np.zeros((len(counts), MAX_POINTS), np.float32)
+    for first in range(0, counts.shape[1], BLOCK_REQUESTS):
+        drawn = counts[:, first : first + BLOCK_REQUESTS].astype(np.float32)
+        inside = (owners >= first) & (owners < first + BLOCK_REQUESTS)
+        held = np.zeros((drawn.shape[1], MAX_POINTS), np.float32)  # values of each request in each group
+        np.add.at(held, (owners[inside] - first, group[inside]), 1)
+        weights += drawn @ held
+    return np.rint(weights).astype(np.int32)
 
 
 def _weighted_percentiles(ordered: Floats, weights: Counts, percents: Sequence[float]) -> Floats:

@@ -37,6 +37,7 @@ class LevelTask:
     workload: Workload
     number: int  # of the level: seeds depend on it
     load: Load
+    duration_s: float | None = None  # of a closed loop; None: as the options say
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Client:
 
     async def _send_all(self, task: LevelTask, keep: Keep, begin_s: float) -> None:
         if task.load.kind == "concurrency":
-            users, duration_s = self._share.users(task.load), self._options.duration_s
+            users, duration_s = self._share.users(task.load), task.duration_s or self._options.duration_s
             await closed_loop(self._next_jobs(), users=users, send=self.send, keep=keep, duration_s=duration_s)
         else:
             await open_loop(self._timed_jobs(task), begin_s=begin_s, send=self.send, keep=keep)

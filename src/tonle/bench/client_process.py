@@ -83,10 +83,12 @@ class _Process:
         reconnects = self._client.reconnects
         self._driving = asyncio.create_task(self._client.drive(self._keep, begin_s))
         sending = asyncio.create_task(self._send_batches())
-        with contextlib.suppress(asyncio.CancelledError):  # told to stop: what was measured counts
-            await self._driving
-        self._driving = None
-        sending.cancel()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # told to stop: what was measured counts
+                await self._driving
+        finally:
+            self._driving = None
+            sending.cancel()
         self._send_batch()
         uses = self._client.uses()
         self._say(Done(uses[0] if uses else None, self._client.reconnects - reconnects))

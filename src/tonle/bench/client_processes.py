@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import pickle
 import socket
 import subprocess
@@ -86,9 +85,7 @@ class ClientProcesses:
             raise
         finally:
             self._reconnects += sum(done.reconnects for done in self._done)
-        # A file's prompts go on where the level stopped; the processes had copies of the workload, and this one has not moved.
-        for _ in itertools.islice(self._task.workload.jobs(self._task.number, "run"), num_kept):
-            pass
+        self._task.workload.pass_over(num_kept)
 
     async def close(self) -> None:
         await asyncio.gather(*(child.close() for child in self._children))

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from tonle.bench.bootstrap import draw_counts, interval
-from tonle.bench.compare_side import Better, Estimate, Side, Unit
+from tonle.bench.compare_side import PERCENTS, Better, Estimate, Side, Unit
 from tonle.bench.report import Run
 from tonle.errors import ConfigError
 
@@ -23,6 +23,8 @@ Verdict = Literal[
 ]
 
 RESAMPLES = 2000
+MIN_RESAMPLES = 400  # enough for an interval of 99 %
+MAX_DRAWN = 50_000_000  # requests of a level in all its resamples, of eight bytes each: what fits into memory
 MAX_LENGTH_RATIO = 1.1  # of mean tokens per request; further apart it is not the same work, unless
 MAX_STANDARD_ERRORS = 4  # explain it: lengths are drawn at random
 # Settings that may differ between runs of one workload. All others are part of it. Loads are told apart by levels' labels.
@@ -78,14 +80,15 @@ class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = (
         0.99  # of each interval: with dozens of numbers, 95 % would give a false alarm in every other comparison
     )
-    resamples: int = RESAMPLES
+    resamples: int = RESAMPLES  # fewer for very many requests: `MAX_DRAWN`
+    percents: tuple[float, ...] = PERCENTS  # of latencies
     seed: int = 0
     force: bool = False  # compare different workloads, and runs without rows
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], options: CompareOptions | None = None) -> Comparison:
     """Compare runs A with runs B. Raises `ConfigError` for runs that cannot be compared, unless `force` is set."""
-    options = options or CompareOptions()
+    options = _within_memory(options or CompareOptions(), (*a, *b))
     labels = [level.label for level in a[0].report.levels if all(run.level(level.label) for run in (*a, *b))]
     if not labels:
         raise ConfigError(f"A and B have no level in common: A has {_labels(a)}; B has {_labels(b)}", param="runs")
@@ -107,10 +110,17 @@ def compare(a: Sequence[Run], b: Sequence[Run], options: CompareOptions | None =
     )
 
 
+def _within_memory(options: CompareOptions, runs: Sequence[Run]) -> CompareOptions:
+    """With fewer resamples, where runs have a hundred thousand requests: their intervals are narrow anyway."""
+    most = max((level.requests for run in runs for level in run.report.levels), default=0) * len(runs)
+    resamples = min(options.resamples, max(MIN_RESAMPLES, MAX_DRAWN // max(1, most)))
+    return msgspec.structs.replace(options, resamples=resamples)
+
+
 def _compare_level(
     label: str, a: Sequence[Run], b: Sequence[Run], options: CompareOptions, rng: np.random.Generator
 ) -> LevelComparison:
-    before, after = (Side([level for run in runs if (level := run.level(label))]) for runs in (a, b))
+    before, after = (Side([level for run in runs if (level := run.level(label))], options.percents) for runs in (a, b))
     paired = before.sends_the_same_as(after)
     counts = draw_counts(rng, before.sizes, options.resamples)
     estimates = before.estimates(counts, rng)

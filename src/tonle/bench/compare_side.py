@@ -23,7 +23,7 @@ from tonle.bench.slo import METRICS
 Unit = Literal["per_s", "ms", "share"]
 Better = Literal["lower", "higher"]
 
-PERCENTS = (50, 95, 99)
+PERCENTS: tuple[float, ...] = (50, 95, 99)
 NUM_WINDOWS = 20  # of a level in an open loop
 MIN_REQUESTS = 10  # fewer say nothing about a level
 MIN_BEYOND = 2  # values beyond a percentile, so that it is not just the largest one: p95 takes 40, p99 200
@@ -43,8 +43,9 @@ class Estimate:
 class Side:
     """Owns the rows of one load's levels, one level of each run."""
 
-    def __init__(self, levels: Sequence[LevelReport]) -> None:
+    def __init__(self, levels: Sequence[LevelReport], percents: Sequence[float] = PERCENTS) -> None:
         self._levels = levels
+        self._percents = percents
         # Rows stand in the order in which requests ended; by their number those of two runs are paired.
         self._rows_of_levels = [sorted(level.rows or [], key=lambda row: row.index) for level in levels]
         self._rows = [row for rows in self._rows_of_levels for row in rows]
@@ -123,11 +124,11 @@ class Side:
     def _latencies(self, counts: Counts) -> Iterator[tuple[str, Estimate]]:
         for metric in METRICS:
             values = [self._values(row, metric) for row in self._rows]
-            resampled = resampled_percentiles(values, counts, PERCENTS) if self.has_rows else None
+            resampled = resampled_percentiles(values, counts, self._percents) if self.has_rows else None
             pooled = np.concatenate(values) if values else np.zeros(0)
-            for column, percent in enumerate(PERCENTS):
+            for column, percent in enumerate(self._percents):
                 yield (
-                    f"{metric.upper()} p{percent}",
+                    f"{metric.upper()} p{percent:g}",
                     Estimate(
                         "ms", "lower",
                         float(np.percentile(pooled, percent)) if self.has_rows and pooled.size else self._saved(metric, percent),
@@ -146,10 +147,11 @@ class Side:
         value = getattr(row, f"{metric}_ms")
         return np.zeros(0) if value is None else np.array([value])
 
-    def _saved(self, metric: str, percent: int) -> float | None:
+    def _saved(self, metric: str, percent: float) -> float | None:
         """Without rows: what the level's summary says; several summaries cannot be put together."""
         spread = getattr(self._levels[0], f"{metric}_ms") if len(self._levels) == 1 else None
-        return None if spread is None else float(getattr(spread, f"p{percent}"))
+        saved: float | None = getattr(spread, f"p{percent:g}", None)  # of no summary, or not in it: None
+        return saved
 
     def _failed(self, counts: Counts) -> Estimate:
         value = sum(level.failed for level in self._levels) / self.requests if self.requests else 0.0

@@ -49,9 +49,10 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float, underway: 
         if error.began and error.kind == "connection closed":
             # A server that closes the connection right after [DONE] has sent everything.
             failure = None if answer.done else f"{TRUNCATED}: {error}"
-    end_s = perf_counter()
-    if underway is not None:
-        underway.end(answer)
+    finally:  # also if it is cancelled
+        end_s = perf_counter()
+        if underway is not None:
+            underway.end(answer)
     output_tokens, counted_by = answer.count_output()
     if failure is None and counted_by == "usage" and job.exact_tokens not in (None, output_tokens):
         failure = f"wrong token count: {output_tokens} instead of {job.exact_tokens}"

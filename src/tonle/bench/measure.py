@@ -175,7 +175,7 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     succeeded: int
     failed: int
-    duration_s: float  # first request sent to last answer ended
+    duration_s: float  # first request sent, in an open loop due, to last answer ended
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float  # prompt and output

@@ -56,6 +56,13 @@ def count_text(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def clock_text(seconds: float) -> str:
+    """`0:07`, `12:30`, `1:02:03`."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def parse_share(text: str, name: str) -> float:
     """Read `5%`, `5 %` or `0.05` as 0.05. Raises `ConfigError`."""
     number, percent = text.strip().removesuffix("%").strip(), text.strip().endswith("%")

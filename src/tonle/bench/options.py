@@ -78,9 +78,12 @@ NO_PAUSE = Pause(0.0, 0.0)
 def parse_numbers(text: str, name: str) -> tuple[float, ...]:
     """Read `1,4,16`."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name) from None
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{name} is a number or a list of numbers such as 1,4,16, not {text!r}", param=name)
+    return numbers
 
 
 def parse_ramp(text: str, name: str) -> tuple[float, float]:
@@ -175,10 +178,13 @@ class BenchOptions:
         return Sweep(self.sweep, start, max_levels=self.max_levels, arrivals=arrivals, burstiness=burstiness)
 
     @property
+    def repeats_prompts(self) -> bool:
+        """Each run sends the same prompts, whatever its seed: those of a file or of a trail."""
+        return self.file is not None or self.replay is not None
+
+    @property
     def ignores_eos(self) -> bool:
-        if self.ignore_eos is not None:
-            return self.ignore_eos
-        return self.file is None and self.replay is None
+        return not self.repeats_prompts if self.ignore_eos is None else self.ignore_eos
 
     @property
     def counts_graphemes(self) -> bool:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tonle.bench.measure import LevelReport, Sample
-from tonle.bench.numbers import count_text, ms_text, rate_text
+from tonle.bench.numbers import clock_text, count_text, ms_text, rate_text
 from tonle.bench.plots import can_show_blocks, sparkline
 from tonle.bench.scenario_report import ScenarioResult
 from tonle.bench.tally import Follow, Labelled, LatencyCounts, Tally, Unit
@@ -83,11 +83,11 @@ class LiveWatch:
             filled = round(share * BAR_WIDTH)
             bar = f"{full * filled}{empty * (BAR_WIDTH - filled)} "
         of = "" if tally.num_requests is None else f"/{count_text(tally.num_requests)}"
-        left = "" if tally.left_s is None else f", {_clock(tally.left_s)} left"
+        left = "" if tally.left_s is None else f", {clock_text(tally.left_s)} left"
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f"{tally.load.label}  ", style="bold")
         text.append(bar, style="cyan")
-        text.append(f"{count_text(tally.num_done)}{of} done in {_clock(tally.elapsed_s)}{left}")
+        text.append(f"{count_text(tally.num_done)}{of} done in {clock_text(tally.elapsed_s)}{left}")
         return text
 
     @staticmethod
@@ -116,17 +116,11 @@ def _line(name: str, text: str, style: str | None = None) -> Text:
 
 
 def _failures(tally: Tally) -> str:
-    named = tally.failures.most_common(MAX_KINDS)
+    failures = list(tally.failures.items())  # a copy: another thread adds to them
+    named = sorted(failures, key=lambda each: -each[1])[:MAX_KINDS]
     rest = tally.num_failed - sum(count for _, count in named)
     parts = [f"{count_text(count)}× {kind}" for kind, count in named]
     return ", ".join([*parts, f"{count_text(rest)}× others"] if rest > 0 else parts)
-
-
-def _clock(seconds: float) -> str:
-    """`0:07`, `12:40`, `1:02:40`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class LineWatch:

@@ -126,7 +126,7 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
     if level.succeeded and level.prompt_tokens is None:
         yield "prompt tokens are unknown: total tok/s is output tok/s"
     planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
-    repeats = options.file is not None or options.replay is not None or options.turns is not None  # as it should
+    repeats = options.repeats_prompts or options.turns is not None  # as it should
     if not repeats and level.cached_tokens is not None and level.cached_tokens > planned:
         yield (
             f"{level.cached_tokens} prompt tokens came from the server's prefix cache, more than the shared prefix: "

@@ -43,6 +43,8 @@ def _more_processes(level: LevelReport) -> str:
     shares = [client.cpu_share for client in level.clients] or [level.client_cpu_share]
     wanted = max(len(shares) + 1, math.ceil(sum(shares) / COMFORTABLE_SHARE))
     cores = os.cpu_count() or 1
+    if level.concurrency is None and level.rate is None:
+        return "a replay is sent by one process: replay at a lower --speed, or on a faster machine"
     if len(shares) < cores:
         return f"spread it with --processes {min(wanted, cores)}"
     return "this machine has no more cores for it: run the client on a larger one"

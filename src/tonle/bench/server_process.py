@@ -89,13 +89,19 @@ class ServerProcess:
                 )
             except OSError as error:
                 raise ConfigError(f"cannot run {self.command[0]}: {error.strerror}") from None
-        self._watch = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._is_stopped = False
+        try:
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", _WATCH, str(self._process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @classmethod
     def tonle(
@@ -135,9 +141,13 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self) -> float:
-        """Seconds from the start of the process to its first answer. Raises `ConfigError` with the end of its log."""
-        while (waited_s := time.monotonic() - self._started_s) < self._ready_s:
+    def wait_ready(self, within_s: float | None = None) -> float:
+        """Seconds from the start of the process to its first answer. Raises `ConfigError` with the end of its log.
+
+        `within_s`: how long it may take, if less than was said when it was started.
+        """
+        ready_s = self._ready_s if within_s is None else min(within_s, self._ready_s)
+        while (waited_s := time.monotonic() - self._started_s) < ready_s:
             if self._process.poll() is not None:
                 raise self._failure(f"ended ({code_reason(self._process.returncode)}) before it was ready")
             if self._answers():
@@ -146,7 +156,7 @@ class ServerProcess:
                 lines = self.last_lines(1)
                 self._on_progress(waited_s, lines[0] if lines else "")
             time.sleep(_POLL_S)
-        raise self._failure(f"was not ready after {self._ready_s:g} s")
+        raise self._failure(f"was not ready after {ready_s:g} s")
 
     def last_lines(self, count: int = _LOG_LINES) -> list[str]:
         """The end of its output so far."""
@@ -158,6 +168,8 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask it to stop, and kill what is left of its group after `STOP_S`. Does nothing the second time."""
+        if self._is_stopped:  # its process id may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,6 +177,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._is_stopped = True
         self._watch.kill()
         self._watch.wait()
         if self._watch.stdin is not None:

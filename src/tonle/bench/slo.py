@@ -18,7 +18,7 @@ from tonle.telemetry.percentile import percentile
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-_UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "": 1.0}
+_UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "": 1.0}
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -72,7 +72,8 @@ class Slo(msgspec.Struct, frozen=True):
         return all(_value(bound, request) <= bound.limit_ms for bound in self.bounds)
 
     def judge(self, requests: Sequence[Latencies], num_failed: int = 0) -> list[BoundResult]:
-        """Each bound over all requests. A request that failed counts as slower than any answer."""
+        """Each bound over all requests. For TTFT and E2EL a request that failed counts as slower than any answer; it has no
+        time per token and no gaps."""
         results = []
         for bound in self.bounds:
             if bound.metric == "itl":
@@ -112,7 +113,7 @@ def _parse_bound(text: str) -> Bound:
 
 
 def parse_duration_ms(text: str, name: str) -> float:
-    """Read `200ms`, `8s`, `1.5 s`, `20m` or plain milliseconds. Raises `ConfigError`."""
+    """Read `200ms`, `8s`, `1.5 s`, `20m`, `2h` or plain milliseconds. Raises `ConfigError`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS_MS or float(match[1]) <= 0:
         raise ConfigError(f"{name} takes a time such as 200ms, 8s or 20m, not {text!r}", param=name)

@@ -30,6 +30,8 @@ GROWTH = 1.05  # of throughput, when users double
 NEAR_BEST = 0.95
 CLOSE_ENOUGH = 0.05  # of the bracket's upper end
 MAX_USERS = 4096
+ALONE = 0.1  # requests under way on average: a lower rate changes nothing for a request that has the server to itself
+LEAST_SHARE = 1 / 16  # of the rate that a sweep starts at, where no request is answered
 LONG_ENOUGH = 10  # times an answer's own time, for a level that tells whether a rate is kept up with
 
 
@@ -87,11 +89,20 @@ class Sweep:
         if high is None:
             assert low is not None, "a load is on one of the two sides"
             return None if self._kind == "concurrency" and low * 2 > MAX_USERS else low * 2
-        if high - (low or 0.0) <= CLOSE_ENOUGH * high:
+        if high - (low or 0.0) <= CLOSE_ENOUGH * high or (low is None and self._is_hopeless(high)):
             return None
         middle = ((low or 0.0) + high) / 2
         middle = _three_digits(middle) if self._kind == "rate" else math.floor(middle)
         return middle if (low or 0.0) < middle < high else None
+
+    def _is_hopeless(self, value: float) -> bool:
+        """Whether half of a rate that is too much would be too much as well, and take twice as long to measure."""
+        level = self._levels[value]
+        if self._kind == "concurrency":
+            return False
+        if level.e2el_ms is None:
+            return value <= LEAST_SHARE * self._start
+        return value * level.e2el_ms.mean / 1e3 < ALONE
 
     def _bracket(self) -> tuple[float | None, float | None]:
         """The lowest load beyond the boundary, and the highest below that one."""

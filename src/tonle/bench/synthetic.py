@@ -136,6 +136,9 @@ class SyntheticWorkload:
             return None
         return sum(self._draws.num_turns(level, "run", number) for number in range(num_jobs))
 
+    def pass_over(self, num_jobs: int) -> None:
+        """Each level has prompts of its own."""
+
     def notes(self) -> list[str]:
         return []
 

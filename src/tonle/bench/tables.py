@@ -9,12 +9,11 @@ from rich.table import Table
 
 from tonle.bench.level_lines import level_lines, saturation_line, slo_lines
 from tonle.bench.measure import FailureGroup, LevelReport, Spread
-from tonle.bench.numbers import ms_text, rate_text
+from tonle.bench.numbers import ms_text
 from tonle.bench.plots import can_show_blocks, histogram_line, scatter
 from tonle.bench.report import BenchReport
 
 MAX_FAILURE_GROUPS = 8
-MAX_CHANGED = 10  # answers of a replay that are named
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "min", "max")
 HISTOGRAM_WIDTH = 40
 
@@ -63,8 +62,6 @@ def _print_level(level: LevelReport, console: Console) -> None:
         print_line(console, f"  {line}", style="red" if line.startswith("✗") else "green")
     for text in failure_lines(level.failures):
         print_line(console, f"  {text}", style="red")
-    for text in _changed_lines(level):
-        print_line(console, f"  {text}", style="yellow")
 
 
 def _histograms(level: LevelReport, *, blocks: bool) -> list[str]:
@@ -74,15 +71,6 @@ def _histograms(level: LevelReport, *, blocks: bool) -> list[str]:
     gaps = [gap for row in rows for gap in row.itl_ms]
     named = (("TTFT", ttft), ("ITL", gaps))
     return [histogram_line(name, values, HISTOGRAM_WIDTH, blocks=blocks) for name, values in named if len(values) > 1]
-
-
-def _changed_lines(level: LevelReport) -> list[str]:
-    """Of a replay: which records are answered differently now."""
-    changed = [row for row in level.rows or [] if row.changed]
-    lines = [f"answer changed: {row.record or row.index}: {row.changed}" for row in changed[:MAX_CHANGED]]
-    if len(changed) > MAX_CHANGED:
-        lines.append(f"answer changed: {len(changed) - MAX_CHANGED} more, named in the saved report")
-    return lines
 
 
 def _print_tradeoff(levels: list[LevelReport], console: Console) -> None:
@@ -115,8 +103,6 @@ def _level_lines(level: LevelReport) -> list[str]:
     ]
     if level.succeeded:
         lines.append(_tokens_line(level))
-    if level.graphemes_per_s is not None:
-        lines.append(f"{rate_text(level.graphemes_per_s)} letters/s (grapheme clusters)")
     return lines
 
 

@@ -74,6 +74,10 @@ class Workload(Protocol):
         """Of so many jobs of a level, with all turns of conversations, before they are made. None: it is not known."""
         ...
 
+    def pass_over(self, num_jobs: int) -> None:
+        """A copy of this workload, in another process, has made so many jobs: the next level goes on after them."""
+        ...
+
     def notes(self) -> list[str]:
         """For the reader of the report, when everything was sent."""
         ...

@@ -70,6 +70,15 @@ def profile(
         Path | None, typer.Option(metavar="DIR", help="Keep the server's log and the step log in this folder.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Another seed sends other prompts.")] = 0,
+    clients: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Processes that send requests. Default: 1 beside a CPU; up to 6 beside a GPU, as the machine has cores.",
+        ),
+    ] = None,
 ) -> None:
     """Measure how long the steps of a server take, for `tonle simulate` and `tonle tune`.
 
@@ -92,9 +101,11 @@ def profile(
         other = None if compare is None else load_profile(compare)
         with _progress() as tell:
             if url is not None and step_log is not None:
-                found = profile_running(url, step_log, seconds=seconds, seed=seed, tell=tell)
+                found = profile_running(url, step_log, seconds=seconds, seed=seed, clients=clients, tell=tell)
             else:
-                found = run_profile(model, flags or (), seconds=seconds, seed=seed, keep=keep, tell=tell)
+                found = run_profile(
+                    model, flags or (), seconds=seconds, seed=seed, clients=clients, keep=keep, tell=tell
+                )
         save_profile(found, output)
     except TonleError as error:
         screen.show_error(error)

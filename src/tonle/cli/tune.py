@@ -145,11 +145,8 @@ def _load_of(concurrency: int | None, rate: float | None, data: dict[str, Any]) 
 
 
 def _seconds(text: str) -> float:
-    """`10m`, `2h`, `90s`; a plain number is minutes, as in the help."""
-    bare = text.strip().lower()
-    if bare.endswith("h") and bare[:-1].replace(".", "", 1).isdigit():
-        return float(bare[:-1]) * 3600
-    if bare.replace(".", "", 1).isdigit():
+    """`10m`, `2h`, `90s`."""
+    if text.strip().replace(".", "", 1).isdigit():
         raise ConfigError(
             f"--budget {text} has no unit: write {text}m for minutes or {text}s for seconds", param="budget"
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tonle.simulate.median_fit import Floats, median_fit
 _NUM_RATIOS = 200
 _NOTHING_AROUND = Around()
 _WAITED_S = 1.5e-4  # a shorter wait: the device may have been done before the host asked
+_HELD_UP_S = 2e-3  # a launch that takes so much longer than usual is not that of a graph
 LEAST_STEPS = 60
 _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to count
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
@@ -36,40 +38,64 @@ _DRAWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step: what it computed, and how long device and host took for it. None: its moments do not tell."""
+    """One step: what it computed, and how long device and host took for it. None: its moments do not tell.
+
+    The host reads a step late if it is still launching a large one behind it: then only the two together can be timed."""
 
     work: StepWork
     begin_s: float
     device_s: float | None
     host_s: float | None  # without the next
     launch_s: float = 0.0  # of the host, beside the device: launching what is no single graph
+    commit_s: float = 0.0  # of `host_s`: from its tokens until mail has been taken
+    is_first: bool = False  # after a time in which nothing was to be computed
+    run: tuple[StepWork, ...] = ()  # this step and those right before it that were read late,
+    run_s: float = 0.0  # and the device's time for all of them
 
 
 def timed_steps(steps: Sequence[LoggedStep], lag: int) -> list[TimedStep]:
     """In their order. With `lag` 1 a step begins on the device when it is launched or the one ahead of it ends."""
-    # A decoding step is one call. The device begins that soon, though the host may go on to launch the rest of a large step.
+    # A graph is one call. Of what is launched kernel by kernel the device begins the first as soon, while the host goes on.
     launches = [step.launched_s - step.launching_s for step in steps if not step.prompts]
     call_s = float(np.median(launches)) if launches and lag else 0.0
-    timed = []
-    ahead_s = 0.0
+
+    def held_up(place: int) -> bool:
+        """Its launch, kernel by kernel, held the host up, which read the step before it late."""
+        if not lag or place == len(steps):
+            return False
+        return steps[place].launched_s - steps[place].launching_s - call_s > _HELD_UP_S
+
+    timed: list[TimedStep] = []
+    ahead_s = run_begin_s = 0.0
+    late: tuple[StepWork, ...] = ()  # right before this step: those that were read late
     for place, step in enumerate(steps):
-        began_s = max(step.launching_s + call_s, ahead_s)
-        known = not lag or step.collected_s - step.waited_s > _WAITED_S
-        launched_s = min(step.launched_s, step.launching_s + call_s)  # as far as the device waits for it
-        host_s = launched_s - step.planned_s + step.published_s - step.collected_s
+        launch_s = step.launched_s - step.launching_s - call_s if held_up(place) else 0.0
+        ready_s = step.launched_s - launch_s if lag else step.launching_s  # the device can begin
+        began_s = max(ready_s, ahead_s)
+        was_awaited = not lag or step.collected_s - step.waited_s > _WAITED_S
+        commit_s = step.published_s - step.collected_s
         # And the mail before the next plan. It is not asleep there: requests run.
         following = steps[place + 1 + lag] if place + 1 + lag < len(steps) and step.running else None
         if following is not None:
-            host_s += max(0.0, following.planned_s - step.published_s)
+            commit_s += max(0.0, following.planned_s - step.published_s)
         timed.append(
             TimedStep(
                 step.work,
                 step.planned_s,
-                step.collected_s - began_s if known else None,
-                None if following is None else host_s,
-                step.launched_s - launched_s if lag else 0.0,
+                step.collected_s - began_s if was_awaited and not late else None,
+                None if following is None else ready_s - step.planned_s + commit_s,
+                launch_s,
+                commit_s,
+                bool(place) and not steps[place - 1].running and step.planned_s > steps[place - 1].collected_s,
+                (*late, step.work) if late and was_awaited else (),
+                step.collected_s - run_begin_s,
             )
         )
+        if was_awaited or not held_up(place + 1):
+            late = ()
+        else:
+            run_begin_s = run_begin_s if late else began_s
+            late = (*late, step.work)
         ahead_s = step.collected_s if lag else 0.0
     return timed
 
@@ -85,17 +111,23 @@ def fit_times(
         )
     works = np.array([step.work for step in known], dtype=np.float64)  # (N, 6)
     seconds = np.array([step.device_s for step in known])
-    model = _Features(works, sizes)
-    coefficients = median_fit(model.columns(works), seconds)
-    expected = model.columns(works) @ coefficients
+    runs = [step for step in steps if step.run and step.run_s > 0]
+    run_works = np.array([work for step in runs for work in step.run], dtype=np.float64).reshape(-1, works.shape[1])
+    model = _Features(np.concatenate([works, run_works]), sizes)
+    columns = model.columns(works)
+    # The time of a run is the sum of its steps' times: so are its columns.
+    first = np.cumsum([0, *(len(step.run) for step in runs)])[:-1]
+    run_columns = np.add.reduceat(model.columns(run_works), first) if runs else columns[:0]
+    all_seconds = np.concatenate([seconds, [step.run_s for step in runs]])
+    coefficients = median_fit(np.concatenate([columns, run_columns]), all_seconds)
+    expected = columns @ coefficients
     decode, mixed, draw = model.curves(coefficients)
     chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
-    host = _fit_host(steps)
     no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
-        host_step_s=host[0], host_row_s=host[1], host_token_s=host[2],
+        **_fit_host(steps),
         launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
 
@@ -178,14 +210,39 @@ class _Knots:
         return Curve(list(self._all), [float(value) for value in seconds], padded_to)
 
 
-def _fit_host(steps: Sequence[TimedStep]) -> tuple[float, float, float]:
+def _fit_host(steps: Sequence[TimedStep]) -> dict[str, Any]:
+    """The fields of `FittedTimes` that are about the host. What lies before a launch and what follows a step's tokens is fitted
+    apart, so that neither falls below zero."""
     known = [step for step in steps if step.host_s is not None and step.host_s > 0]
-    if not known:
-        return 0.0, 0.0, 0.0
-    works = np.array([step.work for step in known], dtype=np.float64)
-    columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2]], axis=1)
-    step_s, row_s, token_s = median_fit(columns, np.array([step.host_s for step in known]))
-    return float(step_s), float(row_s), float(token_s)
+    usual, first = [step for step in known if not step.is_first], [step for step in known if step.is_first]
+    if not usual:
+        usual, first = first, []
+    if not usual:
+        return {"host_step_s": 0.0, "host_row_s": 0.0, "host_token_s": 0.0}
+    columns, before_s, commit_s = _host_columns(usual)
+    before = median_fit(columns, before_s)
+    commit = median_fit(columns[:, :2], commit_s)
+    wake_s = 0.0
+    if first:
+        columns, before_s, _ = _host_columns(first)
+        wake_s = max(0.0, float(np.median(before_s - columns @ before)))
+    return {
+        "host_step_s": float(before[0] + commit[0]),
+        "host_row_s": float(before[1] + commit[1]),
+        "host_token_s": float(before[2]),
+        "host_mixed_s": float(before[3]),
+        "commit_step_s": float(commit[0]),
+        "commit_row_s": float(commit[1]),
+        "wake_s": wake_s,
+    }
+
+
+def _host_columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
+    """Per step: 1, rows and chunks, tokens of chunks, whether it has any; seconds before the launch; seconds after the tokens."""
+    works = np.array([step.work for step in steps], dtype=np.float64)
+    columns = np.stack([np.ones(len(works)), works[:, 0] + works[:, 1], works[:, 2], works[:, 1] > 0], axis=1)
+    commit_s = np.array([step.commit_s for step in steps])
+    return columns, np.array([step.host_s for step in steps]) - commit_s, commit_s
 
 
 def _ratios(seconds: Floats, expected: Floats) -> list[float]:

@@ -59,6 +59,9 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     back_s: float
     front_gap_s: float = 0.0  # what lies between two requests that are sent at once when they reach the loop
     back_row_s: float = 0.0  # in addition to `back_s`, per token drawn in the same step
+    front_scatter_s: list[float] = []  # by how much requests exceed `front_s`: means of equal shares of them, ascending
+    back_scatter_s: list[float] = []  # by how much first tokens exceed `back_s` and `back_row_s`: likewise
+    turns_s: list[float] = []  # of a user, from its last token to its next request: likewise
     decode: Curve  # of a step without prompts, by its rows
     mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes
     draw: Curve  # of a step with prompts, in addition: by the tokens drawn in it
@@ -67,7 +70,11 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     prompt_read_s: float  # the same for a token of a chunk
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
-    host_token_s: float  # and per token of its chunks
+    host_token_s: float  # per token of its chunks,
+    host_mixed_s: float = 0.0  # and for a step with prompts
+    commit_step_s: float = 0.0  # of that, once its tokens are there (commit, publish), until mail is taken: per step
+    commit_row_s: float = 0.0  # and per row or chunk
+    wake_s: float = 0.0  # of the host, in addition: for the first step after it had nothing to do
     launch_large_s: float = 0.0  # of the host, for a step of more tokens than there are graphs for: `launching_s`
     ratios: list[float] = []  # measured / expected time of steps: means of equal shares of the steps, ascending
 
@@ -84,7 +91,14 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def host_s(self, work: StepWork) -> float:
-        return self.host_step_s + self.host_row_s * (work.rows + work.prompts) + self.host_token_s * work.tokens
+        if not work.prompts:
+            return self.host_step_s + self.host_row_s * work.rows
+        rows_s = self.host_row_s * (work.rows + work.prompts)
+        return self.host_step_s + self.host_mixed_s + rows_s + self.host_token_s * work.tokens
+
+    def commit_s(self, work: StepWork) -> float:
+        """The part of `host_s` that follows a step's tokens; the rest lies before its launch."""
+        return self.commit_step_s + self.commit_row_s * (work.rows + work.prompts)
 
     def launching_s(self, work: StepWork) -> float:
         """Of the host after `host_s`: launching kernels one by one while the device computes those before. The step does not end

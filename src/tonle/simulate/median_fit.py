@@ -17,7 +17,7 @@ _LEAST = 1e-7  # expected, so that errors can be relative to it
 
 def median_fit(columns: Floats, seconds: Floats) -> Floats:
     """Coefficients of at least 0 that make the expected time a median: least squares, reweighted until they are absolute."""
-    expected = seconds.copy()
+    expected = np.maximum(seconds, _LEAST)
     weights = np.ones(len(seconds))
     coefficients = np.zeros(columns.shape[1])
     for turn in range(_ROUNDS):

@@ -1,6 +1,6 @@
 """The loads of a profile: requests that spread what steps compute, within a server's limits and the time there is.
 
-Does: decide what to send in which order; drive it with the benchmark's client. Does not: start servers, or look at their steps.
+Does: decide what to send in which order; drive it with the benchmark's clients. Does not: start servers, or look at their steps.
 
     alone     one user, prompts of many lengths: prompts by themselves, and answers of one row
     N users   1, 2, 4 … up to the limit of rows, prompts and answers of mixed lengths: prompts beside rows that decode
@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter, thread_time
+from time import perf_counter
 
 import msgspec
 
-from tonle.bench.drive import closed_loop, send_job
+from tonle.bench.client import Client, LevelTask, Sender
+from tonle.bench.client_processes import ClientProcesses
+from tonle.bench.load import Load
 from tonle.bench.measure import Sample
+from tonle.bench.options import BenchOptions
 from tonle.bench.target import find_model
-from tonle.bench.workload import Job
+from tonle.bench.workload import PATHS, Job, Phase
 from tonle.edge.client import Address, HttpClient
 from tonle.engine.step_log import LoggedEngine
 from tonle.errors import ConfigError
 
 Told = Callable[[str, float], None]  # what is being sent; share of all that is done, 0 to 1
 
-_TIMEOUT_S = 600.0
+_LONGEST_LOAD_S = 3600.0
+_MOST_CLIENTS = 6
+_MANY = 4096  # different requests of a load; then they come again with other tokens
 _LONGEST_PROMPT = 2048
 _LONGEST_ANSWER = 512
 _ALONE_SHARE, _USERS_SHARE, _FALLING_SHARE = 0.12, 0.5, 0.38
@@ -43,32 +49,84 @@ class ProfileLoad:
     users: int
     samples: list[Sample]
     is_burst: bool = False  # all at once
-    client_share: float = 0.0  # of the time, that the client itself computed; near 1 it was the limit
+    client_share: float = 0.0  # of the time, that the busiest client itself computed; near 1 it was the limit
+
+
+def usual_clients(engine: LoggedEngine) -> int:
+    """Processes of the client. One is the limit beside a GPU, whose server then looks slower than it is; on a CPU it leaves the
+    cores to the engine."""
+    return 1 if engine.device == "cpu" else max(1, min(_MOST_CLIENTS, (os.cpu_count() or 1) // 2 - 1))
+
+
+@dataclass(slots=True)
+class _Requests:
+    """A `Workload`: requests of these lengths, once, or over and over again. Every process of the client makes the same."""
+
+    model: str
+    ids: range  # tokens of prompts
+    lengths: list[tuple[int, int]]  # prompt, answer
+    seed: str
+    is_endless: bool
+    kind: str = "ids"
+
+    def jobs(self, level: int, phase: Phase) -> Iterator[Job]:
+        rng = random.Random(f"{self.seed}/{level}")
+        lengths = itertools.cycle(self.lengths) if self.is_endless else self.lengths
+        for index, (prompt_tokens, output_tokens) in enumerate(lengths):
+            body = {
+                "model": self.model,
+                "prompt": rng.choices(self.ids, k=prompt_tokens),
+                "max_tokens": output_tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            yield Job(index, PATHS["completions"], msgspec.json.encode(body), output_tokens)
+
+    def num_requests(self, level: int, num_jobs: int | None) -> int | None:
+        return num_jobs
+
+    def notes(self) -> list[str]:
+        return []
 
 
 class ProfileDriver:
     """Sends all loads to one server."""
 
     def __init__(
-        self, url: str, engine: LoggedEngine, *, seconds: float, seed: int = 0, tell: Told | None = None
+        self,
+        url: str,
+        engine: LoggedEngine,
+        *,
+        seconds: float,
+        seed: int = 0,
+        clients: int | None = None,
+        tell: Told | None = None,
     ) -> None:
+        """`clients`: processes that send; None: as many as suit the device."""
         self._engine = engine
         self._seconds = seconds
-        self._rng = random.Random(f"profile/{seed}")
+        self._seed = f"profile/{seed}"
+        self._rng = random.Random(self._seed)
         self._tell = tell or (lambda label, share: None)
-        self._client = HttpClient(Address.parse(url, scheme="http"), resend=True)
+        self._url = url
+        processes = clients or usual_clients(engine)
+        options = BenchOptions(url=url, duration_s=_LONGEST_LOAD_S, processes=processes)
+        self._sender: Sender = Client(options) if processes == 1 else ClientProcesses(options)
         self._model = ""
         # Token ids of prompts: from the middle of the vocabulary, where no special ones are.
         self._ids = range(engine.vocab_size // 4, engine.vocab_size // 2)
-        self._index = itertools.count()
+        self._number = itertools.count()
         self._loads: list[ProfileLoad] = []
         self._began_s = 0.0
         self._token_s = 1e-3  # per token of a prompt alone, as seen so far
 
     async def run(self) -> list[ProfileLoad]:
         """Raises `ConfigError` if the server does not answer as it should."""
+        client = HttpClient(Address.parse(self._url, scheme="http"), resend=True)
         try:
-            self._model = await find_model(self._client, None, [])
+            self._model = await find_model(client, None, [])
             await self._warm_up()
             self._began_s = perf_counter()
             await self._send_alone(_ALONE_SHARE * self._seconds)
@@ -78,7 +136,8 @@ class ProfileDriver:
             for share in _FALLS:
                 await self._send_falling(share, _FALLING_SHARE * self._seconds / len(_FALLS))
         finally:
-            self._client.close()
+            client.close()
+            await self._sender.close()
         self._tell("done", 1.0)
         return self._loads
 
@@ -96,13 +155,12 @@ class ProfileDriver:
     async def _warm_up(self) -> None:
         self._tell("warming up", 0.0)
         for users in (1, min(4, self._engine.max_num_seqs)):
-            jobs = iter([self._job(64, 8) for _ in range(2 * users)])
-            self._check(await self._drive(jobs, users))
+            await self._drive([(64, 8)] * (2 * users), users)
 
     async def _send_alone(self, seconds: float) -> None:
-        lengths = itertools.cycle(_spread(8, self._longest, 12))
-        jobs = (self._job(max(4, round(length * self._rng.uniform(0.8, 1.0))), 6) for length in lengths)
-        samples = await self._send("alone", 1, jobs, seconds)
+        longest = itertools.islice(itertools.cycle(_spread(8, self._longest, 12)), _MANY)
+        lengths = [(max(4, round(length * self._rng.uniform(0.8, 1.0))), 6) for length in longest]
+        samples = await self._send("alone", 1, lengths, seconds)
         rates = [(sample.ttft_s or 0.0) / (sample.prompt_tokens or 1) for sample in samples if not sample.failure]
         self._token_s = sorted(rates)[len(rates) // 2]
 
@@ -111,12 +169,8 @@ class ProfileDriver:
         longest = max(16, min(_LONGEST_ANSWER, round(0.5 * seconds / row_s)))
         # Prompts of all users together must not take all of the time.
         prompt = max(16, min(self._longest // 2, round(0.5 * seconds / self._token_s / users)))
-
-        def jobs() -> Iterator[Job]:
-            while True:
-                yield self._job(_between(self._rng, 8, prompt), _between(self._rng, 4, longest))
-
-        await self._send(f"{users} users", users, jobs(), seconds)
+        lengths = [(_between(self._rng, 8, prompt), _between(self._rng, 4, longest)) for _ in range(_MANY)]
+        await self._send(f"{users} users", users, lengths, seconds)
 
     async def _send_falling(self, share: float, seconds: float) -> None:
         engine, count = self._engine, self._engine.max_num_seqs
@@ -126,52 +180,38 @@ class ProfileDriver:
         answer = max(16, min(_LONGEST_ANSWER, round(0.9 * seconds / self._row_s())))
         # Prompts of many lengths, as in service: what attention takes for rows of equal lengths is less.
         spread = (round(middle * self._rng.uniform(0.1, 1.9)) for _ in range(count))
-        lengths = [max(4, min(length, self._longest)) for length in spread]
-        jobs = [self._job(length, max(2, answer * place // count)) for place, length in enumerate(lengths, 1)]
-        self._rng.shuffle(jobs)
-        await self._send(f"falling, prompts of about {middle}", count, iter(jobs), None)
+        prompts = [max(4, min(length, self._longest)) for length in spread]
+        lengths = [(length, max(2, answer * place // count)) for place, length in enumerate(prompts, 1)]
+        self._rng.shuffle(lengths)
+        await self._send(f"falling, prompts of about {middle}", count, lengths, None)
 
     def _row_s(self) -> float:
         """Between two tokens of an answer in the last load."""
         gaps = sorted(gap for sample in self._loads[-1].samples for gap in sample.itl_s)
         return max(gaps[len(gaps) // 2] if gaps else 0.01, 1e-4)
 
-    async def _send(self, label: str, users: int, jobs: Iterator[Job], seconds: float | None) -> list[Sample]:
+    async def _send(
+        self, label: str, users: int, lengths: list[tuple[int, int]], seconds: float | None
+    ) -> list[Sample]:
+        """For so long; None: each of them once."""
         self._tell(label, min(0.99, (perf_counter() - self._began_s) / self._seconds))
-        began_s, cpu_s = perf_counter(), thread_time()
-        samples = self._check(await self._drive(jobs, users, seconds))
-        share = (thread_time() - cpu_s) / (perf_counter() - began_s)
+        samples = await self._drive(lengths, users, seconds)
+        share = max((use.cpu_share for use in self._sender.uses()), default=0.0)
         self._loads.append(ProfileLoad(label, users, samples, seconds is None, share))
         return samples
 
-    async def _drive(self, jobs: Iterator[Job], users: int, seconds: float | None = None) -> list[Sample]:
+    async def _drive(self, lengths: list[tuple[int, int]], users: int, seconds: float | None = None) -> list[Sample]:
+        context = self._engine.context_length
+        fitting = [(prompt, min(answer, context - prompt)) for prompt, answer in lengths]
+        requests = _Requests(self._model, self._ids, fitting, self._seed, is_endless=seconds is not None)
         samples: list[Sample] = []
-
-        def send(job: Job) -> Awaitable[Sample]:
-            return send_job(self._client, job, timeout_s=_TIMEOUT_S)
-
-        await closed_loop(jobs, users=users, send=send, keep=samples.append, duration_s=seconds)
-        return samples
-
-    def _check(self, samples: list[Sample]) -> list[Sample]:
+        await self._sender.prepare(LevelTask(requests, next(self._number), Load("concurrency", users), seconds))
+        await self._sender.drive(samples.append)
         if failures := [sample.failure for sample in samples if sample.failure is not None]:
             raise ConfigError(
                 f"the server failed {len(failures)} of {len(samples)} requests, the first with: {failures[0]}"
             )
         return samples
-
-    def _job(self, prompt_tokens: int, output_tokens: int) -> Job:
-        output_tokens = min(output_tokens, self._engine.context_length - prompt_tokens)
-        body = {
-            "model": self._model,
-            "prompt": self._rng.choices(self._ids, k=prompt_tokens),
-            "max_tokens": output_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return Job(next(self._index), "/v1/completions", msgspec.json.encode(body), output_tokens)
 
 
 def _spread(low: int, high: int, count: int) -> list[int]:

@@ -3,15 +3,19 @@
 Does: what `engine/loop.py` does, in the same order: take mail, plan, launch, commit the step before, publish. Does not: compute
 tokens, wait, or know of other replicas (`cluster.py`).
 
-With `lag` 0 the host waits for each step. With `lag` 1 it launches a step (`host_s`) and then reads the one before: the device
-begins a step when it is launched and the one before has ended.
+With `lag` 0 the host waits for each step. With `lag` 1 it launches a step and then reads the one before: the device begins a step
+when it is launched and the one before has ended. The host's time for a step lies in two places: before its launch, and, where
+`StepTimes` has a `commit_s`, after its tokens are there. Mail is taken after that: what came meanwhile is in the next plan.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -45,6 +49,7 @@ class Ended(NamedTuple):
     at_s: float
     tokens_s: list[float]  # when the caller sees each token
     cached_tokens: int
+    turn_s: float = 0.0  # of the caller, from its last token until it can send its next request
     refusal: str | None = None
 
 
@@ -65,6 +70,7 @@ class _Launched(NamedTuple):
     plan: Plan
     num_drawn: int
     end_s: float
+    commit_s: float  # of the host, once its tokens are there
 
 
 class Replica:
@@ -99,6 +105,7 @@ class Replica:
         self._lag, self._on_end, self._rng, self._watch = times.lag, on_end, rng, watch
         self._jitter: Callable[[float], float] | None = getattr(times, "jitter", None) if jitter else None
         self._launching_s: Callable[[StepWork], float] | None = getattr(times, "launching_s", None)
+        self._commit_s: Callable[[StepWork], float] | None = getattr(times, "commit_s", None)
         self._skipping: SkippingScheduler | None = None
         if skip and targets is None and watch is None:
             self._skipping = SkippingScheduler(limits, BlockPool(num_blocks), lag=times.lag, on_tokens=self._add_tokens)
@@ -106,14 +113,17 @@ class Replica:
         self._controller = None if targets is None else Controller(targets, limits)
         if self._controller is not None:
             self.scheduler.tuned = self._controller.limits
-        self._mail: deque[tuple[float, Request]] = deque()
+        self._mail: list[tuple[float, Request]] = []  # by the time at which the loop can take it
         self._launched: deque[_Launched] = deque()
         self._num_due = 0  # of those, to be read before the next plan
-        self._device_free_s = self._front_free_s = now
+        self._device_free_s = self._front_free_s = self._host_free_s = now
+        self._wake_s: float = getattr(times, "wake_s", 0.0)  # of the host, for the first step after a rest
         self._front_gap_s: float = getattr(times, "front_gap_s", 0.0)  # what lies between requests that come at once
-        self._back_row_s: float = getattr(
-            times, "back_row_s", 0.0
-        )  # in addition to `back_s`, per token of the same step
+        self._back_row_s: float = getattr(times, "back_row_s", 0.0)  # on top of `back_s`, per token of the same step
+        self._front_scatter_s: list[float] = getattr(times, "front_scatter_s", []) if jitter else []
+        self._back_scatter_s: list[float] = getattr(times, "back_scatter_s", []) if jitter else []
+        turns_s: list[float] = getattr(times, "turns_s", [])
+        self._turns_s = turns_s if jitter or not turns_s else [median(turns_s)]
         self._seen_s: list[float] = []  # by step: when callers see its tokens
         self._tokens_s: dict[int, list[float]] = {}  # by handle: when its caller sees them
         self._cached: dict[int, int] = {}
@@ -123,9 +133,12 @@ class Replica:
     def submit(self, request: Request, now: float) -> None:
         """Its front gets the request now, and the engine's mailbox after `front_s`, one after the other. Calls come in order."""
         at_s = self._front_free_s = max(now + self.times.front_s, self._front_free_s + self._front_gap_s)
-        self._mail.append((at_s, request))
+        if self._front_scatter_s:
+            at_s = max(now, at_s + self._rng.choice(self._front_scatter_s))
+        insort(self._mail, (at_s, request), key=itemgetter(0))
         if self.next_s is None or (not self._launched and not self.scheduler.running):
-            self.next_s = at_s if self.next_s is None else min(self.next_s, at_s)
+            wake_s = max(at_s, self._host_free_s)
+            self.next_s = wake_s if self.next_s is None else min(self.next_s, wake_s)
 
     def receive_blocks(self, request: Request) -> int:
         """Keys and values of its prompt have come from another replica: its full blocks can be found in the prefix cache from now
@@ -169,6 +182,11 @@ class Replica:
             for handle, tokens_s in self._tokens_s.items()
         }
 
+    def stop(self) -> None:
+        """It does nothing any more."""
+        self._note_most()
+        self.next_s = None
+
     def verify(self) -> None:
         """Recount rows and blocks. Raises AssertionError."""
         self.scheduler.verify()
@@ -181,16 +199,22 @@ class Replica:
         assert now is not None
         if self._num_due:
             self._num_due -= 1
-            self._commit(self._launched.popleft(), now)
+            launched = self._launched.popleft()
+            self._host_free_s = now + launched.commit_s
+            self._commit(launched, now)
             if self._num_due:
-                self.next_s = max(now, self._launched[0].end_s)
+                self.next_s = max(self._host_free_s, self._launched[0].end_s)
+                return
+            if launched.commit_s:
+                self.next_s = self._host_free_s
                 return
         self._plan(now)
 
     def _plan(self, now: float) -> None:
         scheduler, mail = self.scheduler, self._mail
+        was_idle = not self._launched and scheduler.idle
         while mail and mail[0][0] <= now:
-            self._take(mail.popleft()[1], now)
+            self._take(mail.pop(0)[1], now)
         if self._skipping is not None:
             plan, work = self._plan_some(self._skipping, now)
         else:
@@ -204,12 +228,12 @@ class Replica:
         if has_rows:
             if self._controller is not None:
                 self._tell_planned(self._controller, plan, now)
-            now = self._launch(plan, work, now)
+            now = self._launch(plan, work, now + self._wake_s if was_idle else now)
         self._num_due = max(0, len(self._launched) - (self._lag if has_rows else 0))
         if self._num_due:
             self.next_s = max(now, self._launched[0].end_s)
         else:
-            self.next_s = now if has_rows else self._wake_s(now)
+            self.next_s = now if has_rows else self._next_mail_s(now)
 
     def _plan_some(self, scheduler: SkippingScheduler, now: float) -> tuple[Plan, StepWork]:
         """A plan without those left out, and the work of all."""
@@ -233,12 +257,13 @@ class Replica:
         host_s, device_s = self.times.host_s(work), self.times.device_s(work)
         if self._jitter is not None:
             device_s *= self._jitter(self._rng.random())
-        now += host_s
+        commit_s = 0.0 if self._commit_s is None else self._commit_s(work)
+        now += host_s - commit_s
         end_s = max(now, self._device_free_s) + device_s
         if self._launching_s is not None:  # the host goes on launching while the device computes
             now += self._launching_s(work)
         self._device_free_s = max(now, end_s)
-        self._launched.append(_Launched(plan, work.samples, self._device_free_s))
+        self._launched.append(_Launched(plan, work.samples, self._device_free_s, commit_s))
         if self._skipping is not None:
             self._skipping.launched_step()
         counts = self.counts
@@ -253,7 +278,7 @@ class Replica:
         counts.max_running = max(counts.max_running, len(self.scheduler.running))
         counts.max_kv_usage = max(counts.max_kv_usage, self.kv_usage)
 
-    def _wake_s(self, now: float) -> float | None:
+    def _next_mail_s(self, now: float) -> float | None:
         """Nothing runs: the next mail, or the time at which a batch is due that is not full."""
         mail_s = self._mail[0][0] if self._mail else None
         if self.scheduler.idle:
@@ -266,7 +291,7 @@ class Replica:
 
     def _take(self, request: Request, now: float) -> None:
         if (why := self.scheduler.refusal(request)) is not None:
-            self._on_end(Ended(request.handle, now, [], 0, why))
+            self._on_end(Ended(request.handle, now, [], 0, refusal=why))
             return
         self._tokens_s[request.handle] = []
         self.scheduler.add(request)
@@ -274,6 +299,8 @@ class Replica:
     def _commit(self, launched: _Launched, now: float) -> None:
         scheduler, plan = self.scheduler, launched.plan
         seen_s = now + self.times.back_s + self._back_row_s * launched.num_drawn
+        if self._back_scatter_s:  # of all its tokens alike: what holds one of them up are the same processes
+            seen_s = max(now, seen_s + self._rng.choice(self._back_scatter_s))
         if self._seen_s and seen_s < self._seen_s[-1]:
             seen_s = self._seen_s[-1]  # what follows on a connection does not overtake
         self._seen_s.append(seen_s)
@@ -296,7 +323,8 @@ class Replica:
         tokens_s = self._tokens_s.pop(handle)
         self.counts.ended += 1
         self.counts.output_tokens += len(tokens_s)
-        self._on_end(Ended(handle, now, tokens_s, self._cached.pop(handle, 0)))
+        turn_s = self._rng.choice(self._turns_s) if self._turns_s else 0.0
+        self._on_end(Ended(handle, now, tokens_s, self._cached.pop(handle, 0), turn_s))
 
     def _add_tokens(self, handle: int, first: int, end: int) -> None:
         self._tokens_s[handle] += self._seen_s[first:end]

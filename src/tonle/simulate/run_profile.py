@@ -38,10 +38,12 @@ def run_profile(
     *,
     seconds: float = 60.0,
     seed: int = 0,
+    clients: int | None = None,
     keep: Path | None = None,
     tell: Told | None = None,
 ) -> Profile:
-    """Start `tonle serve MODEL FLAGS`, and profile it. `keep`: a folder for its log and the step log. Raises `ConfigError`."""
+    """Start `tonle serve MODEL FLAGS`, and profile it. `clients`: processes that send; None: as many as suit the device. `keep`:
+    a folder for its log and the step log. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="tonle-profile-") as temporary:
         folder = Path(temporary) if keep is None else keep
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,16 +55,23 @@ def run_profile(
             on_progress=None if tell is None else lambda s, line: tell(f"starting the server, {s:.0f} s", 0.0),
         )
         with server:
-            loads = drive(server.url, read_step_log(step_log).engine, seconds=seconds, seed=seed, tell=tell)
+            engine = read_step_log(step_log).engine
+            loads = drive(server.url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
         return make_profile(read_step_log(step_log), loads)
 
 
 def profile_running(
-    url: str, step_log: Path, *, seconds: float = 60.0, seed: int = 0, tell: Told | None = None
+    url: str,
+    step_log: Path,
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    clients: int | None = None,
+    tell: Told | None = None,
 ) -> Profile:
     """The same with a server on this machine that writes `step_log` already. Raises `ConfigError`."""
     before = read_step_log(step_log)
-    loads = drive(url, before.engine, seconds=seconds, seed=seed, tell=tell)
+    loads = drive(url, before.engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
     until_s = time.monotonic() + _LOG_S
     while True:  # the engine writes a few hundred lines at a time, and all of them when it is idle
         log = read_step_log(step_log)
@@ -79,9 +88,15 @@ def profile_running(
 
 
 def drive(
-    url: str, engine: LoggedEngine, *, seconds: float, seed: int = 0, tell: Told | None = None
+    url: str,
+    engine: LoggedEngine,
+    *,
+    seconds: float,
+    seed: int = 0,
+    clients: int | None = None,
+    tell: Told | None = None,
 ) -> list[ProfileLoad]:
-    driver = ProfileDriver(url, engine, seconds=seconds, seed=seed, tell=tell)
+    driver = ProfileDriver(url, engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
     factory, _ = fastest_loop()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(driver.run())

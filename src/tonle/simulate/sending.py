@@ -179,7 +179,7 @@ class Sending:
         sample.prompt_tokens = len(self._request.prompt)
         sample.cached_tokens = ended.cached_tokens
         sample.finish_reason = "length"
-        self._finish(sample.last_s, sample.output_tokens, None)
+        self._finish(sample.last_s, sample.output_tokens, None, ended.turn_s)
 
     def _lost(self, server: Server, tokens_s: list[float]) -> None:
         """The server died."""
@@ -212,10 +212,15 @@ class Sending:
             used = len(self._request.prompt) + new_tokens if new_tokens else 0
             self._route.backend.gate.leave(ticket, used_tokens=used, new_tokens=new_tokens)
 
-    def _finish(self, at_s: float, new_tokens: int, failure: str | None) -> None:
+    def _finish(self, at_s: float, new_tokens: int, failure: str | None, turn_s: float = 0.0) -> None:
+        """Its place is free then; its caller is done with it `turn_s` later."""
+
         def finish() -> None:
             self._leave(new_tokens)
-            self._end(failure)
+            if turn_s:
+                self._cluster.clock.at(at_s + turn_s, lambda: self._end(failure))
+            else:
+                self._end(failure)
 
         self._cluster.clock.at(at_s, finish)
 

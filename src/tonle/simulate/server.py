@@ -83,7 +83,7 @@ class Server:
         counts = self.replica.counts  # which has it from before the last steps in which nothing but decoding happened
         counts.max_kv_usage = max(counts.max_kv_usage, self.replica.kv_usage)
         self._ended.append(self.replica)
-        self.replica.next_s = None
+        self.replica.stop()
         self.replica = None
         lost, self.under_way = sorted(self.under_way), set()
         return lost

@@ -39,7 +39,8 @@ def corrected(times: FittedTimes, correction: Correction) -> FittedTimes:
     def curve(own: Curve) -> Curve:
         return msgspec.structs.replace(own, seconds=[factor * seconds for seconds in own.seconds])
 
-    names = ("chunk_s", "decode_read_s", "prompt_read_s", "host_step_s", "host_row_s", "host_token_s")
+    names = ("chunk_s", "decode_read_s", "prompt_read_s", "host_step_s", "host_row_s", "host_token_s", "host_mixed_s",
+             "commit_step_s", "commit_row_s")  # fmt: skip
     return msgspec.structs.replace(
         times,
         decode=curve(times.decode),
@@ -50,10 +51,10 @@ def corrected(times: FittedTimes, correction: Correction) -> FittedTimes:
     )
 
 
-Predict = Callable[[Settings, Correction], Outcome]
+CorrectedOutcomeOf = Callable[[Settings, Correction], Outcome]
 
 
-def fit_correction(measured: Sequence[tuple[Settings, Outcome]], predict: Predict) -> Correction:
+def fit_correction(measured: Sequence[tuple[Settings, Outcome]], predict: CorrectedOutcomeOf) -> Correction:
     """The correction with which `predict` comes closest to what was measured; none if it cannot be improved."""
     best = Correction()
     predicted = [predict(settings, best) for settings, _ in measured]

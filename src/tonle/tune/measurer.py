@@ -19,6 +19,10 @@ from tonle.tune.servers import Launcher
 from tonle.tune.space import Settings, describe, key_of
 from tonle.tune.state import Measurement, Stage, Tag, TuneDir
 
+# No settings may use up the budget of others: so many times as long as the default's, and at least so many seconds.
+_PATIENCE = 4.0
+_LEAST_START_S = 120.0
+_LEAST_RUN_S = 30.0
 _SEEDS_PER_RUN = 1000  # apart: a run of `tonle tune` with the next seed sends other prompts
 
 Say = Callable[[str], None]
@@ -67,7 +71,8 @@ class Measurer:
             self._options, url=server.url, seed=self._options.seed * _SEEDS_PER_RUN + round, keep_requests=True
         )
         if requests is not None:
-            options = dataclasses.replace(options, requests=requests, duration_s=None)
+            most_s = self._most_run_s(requests) if settings and stage == "search" else None
+            options = dataclasses.replace(options, requests=requests, duration_s=most_s)
         if load is not None:
             users = (int(load.value),) if load.kind == "concurrency" else (1,)
             options = dataclasses.replace(
@@ -94,18 +99,19 @@ class Measurer:
     def _ready(self, settings: Settings) -> tuple[ServerProcess, float]:
         """A server with these settings, and how long it took to start. A file's prompts are new only to a new server."""
         running = self._server
-        repeats_prompts = self._options.file is not None or getattr(self._options, "replay", None) is not None
         same = key_of(settings) == key_of(self._settings)
-        if running is not None and running.is_running and same and not repeats_prompts:
+        if running is not None and running.is_running and same and not self._options.repeats_prompts:
             return running, 0.0
         self.close()
         began_s = time.monotonic()
         state = self._folder.state
         try:
-            self._server = self._launcher.start(settings, self._folder.log(key_of(settings)[:60] or "default"))
+            self._server = self._launcher.start(settings, self._folder.log(key_of(settings) or "default"))
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
-                self._server.wait_ready()
+                self._server.wait_ready(
+                    None if state.startup_s is None else max(_LEAST_START_S, _PATIENCE * state.startup_s)
+                )
                 stack.pop_all()
         except ConfigError as error:
             raise self._not_measured(settings, error.message) from None
@@ -113,6 +119,14 @@ class Measurer:
         startup_s = time.monotonic() - began_s
         state.startup_s = max(state.startup_s or 0.0, startup_s)
         return self._server, startup_s
+
+    def _most_run_s(self, requests: int) -> float | None:
+        """After which a measurement of the search sends no more; None: the default was not measured yet."""
+        defaults = self._folder.of({}, "search", "pilot")
+        if not defaults:
+            return None
+        level = defaults[0].level
+        return max(_LEAST_RUN_S, _PATIENCE * level.duration_s * requests / level.requests)
 
     def _not_measured(self, settings: Settings, reason: str) -> NotMeasured:
         self.close()

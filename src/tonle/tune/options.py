@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tonle.bench import BenchOptions
+from tonle.bench.numbers import clock_text
 from tonle.bench.report import describe_settings
 from tonle.errors import ConfigError
-from tonle.tune.budget import clock_text
 from tonle.tune.objective import Goal
 from tonle.tune.space import ALLOWABLE, ServerKind
 from tonle.tune.state import Inputs
@@ -61,6 +61,8 @@ class TuneOptions:
                     "--command is for other servers: add --server vllm (or other), or give the model alone for Tonle",
                     param="command",
                 )
+            if self.device is not None:
+                raise ConfigError("--device is for other servers; Tonle's own finds its device itself", param="device")
             return
         if self.command is None:
             example = "vllm serve MODEL" if self.server == "vllm" else "llama-server -m FILE --port {port} -np {slots}"
@@ -76,7 +78,7 @@ class TuneOptions:
             )
 
     def inputs(self, config: dict[str, Any]) -> Inputs:
-        """What makes two tunings the same."""
+        """What makes two tunings the same. `config`: settings of the file that are in force while measuring."""
         settings = describe_settings(self.bench)
         return Inputs(
             model=self.model,

@@ -6,11 +6,10 @@ Does: put text, picture and tables together. Does not: compute.
 from __future__ import annotations
 
 from tonle.bench.html.elements import Content, Html, element, joined, table
-from tonle.bench.numbers import change_text, ms_text, rate_text
-from tonle.tune.budget import clock_text
+from tonle.bench.numbers import change_text, clock_text, ms_text, rate_text
 from tonle.tune.objective import Goal, Outcome
 from tonle.tune.picture import front_picture, legend
-from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known
+from tonle.tune.results import TuneResult, gateway_yaml, headline, how_known, short_reason
 from tonle.tune.space import BY_NAME, changed_answers, describe
 
 _STYLE = """
@@ -110,7 +109,7 @@ def _candidates(result: TuneResult) -> Html:
             *([rate_text(each.measured.goodput_per_s)] if goal.slo else []), *_bound_values(goal, each.measured), simulated,
         ])  # fmt: skip
     for key, reason in result.failed.items():
-        rows.append([f"{key or 'default'}: {reason.splitlines()[0]}", "0", *["–"] * (len(heads) - 2)])
+        rows.append([f"{key or 'default'}: {short_reason(reason)}", "0", *["–"] * (len(heads) - 2)])
     return table(heads, rows)
 
 

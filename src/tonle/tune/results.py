@@ -69,7 +69,7 @@ def write_results(result: TuneResult, folder: Path, config: dict[str, Any]) -> l
     """All files but the picture. `config`: what the user's settings file says; the best settings come on top."""
     written = []
     if result.inputs.server == "tonle":
-        written.append(_write(folder / "best.yaml", _best_yaml(result, config)))
+        written.append(_write(folder / "best.yaml", _best_yaml(result, config), mode=0o600))  # it may hold keys
     elif result.command is not None:
         import shlex
 
@@ -84,8 +84,9 @@ def write_results(result: TuneResult, folder: Path, config: dict[str, Any]) -> l
     return written
 
 
-def _write(path: Path, text: str) -> Path:
+def _write(path: Path, text: str, *, mode: int = 0o644) -> Path:
     draft = path.with_name(f".{path.name}.part")
+    draft.touch(mode)
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
     return path
@@ -94,7 +95,8 @@ def _write(path: Path, text: str) -> Path:
 def _best_yaml(result: TuneResult, config: dict[str, Any]) -> str:
     import yaml
 
-    settings = {**({"model": result.inputs.model} if result.inputs.model else {}), **config, **result.settings}
+    model = {"model": result.inputs.model} if result.inputs.model else {}
+    settings = {**model, **config, **model, **result.settings}  # the model first, and the one that was measured
     lines = [f"# {headline(result)}", "# Start the server with: tonle serve --config best.yaml"]
     if result.verdict is not None:
         lines.append(f"# {result.verdict.sentence}")
@@ -108,8 +110,9 @@ def gateway_yaml(result: TuneResult) -> str:
     """Limits for a gateway in front of one such server."""
     limits, safe = result.limits, result.safe
     assert limits is not None and safe is not None
+    best = "with the settings of best.yaml" if result.inputs.server == "tonle" else "started by best.sh"
     return f"""\
-# For `tonle gateway --config gateway.yaml` in front of a server with the settings of best.yaml.
+# For `tonle gateway --config gateway.yaml` in front of a server {best}.
 # The safe load is {safe.text}{how_known(safe)}.
 backends:
   - url: http://127.0.0.1:8000
@@ -128,15 +131,24 @@ max_queued_tokens: {limits.max_queued_tokens}
 
 def how_known(safe: SafeLoad) -> str:
     """After the load's text."""
-    if safe.confirmed:
+    if safe.confirmed or safe.source == "measured":
         return ", measured"
-    if safe.source == "measured":
-        return ", the load that was measured"
-    return (
-        ", simulated, and not confirmed by a measurement"
-        if safe.confirmed is None
-        else ", simulated, and a measurement missed it"
-    )
+    if safe.stepped_down:
+        return ", simulated, after a measurement at a higher load missed the SLO"
+    return ", simulated, and not confirmed by a measurement"
+
+
+def short_reason(reason: str) -> str:
+    """Why settings could not be measured, in one line. Of a server that did not start: how it ended, and its last words."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    if len(lines) < 3:  # else: the command, what happened, the log's last lines, where the log is
+        return " ".join(lines) or "for no known reason"
+    what = lines[1].partition(";")[0]
+    return what if len(lines) == 3 else f"{what}: {lines[-2]}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def summary(result: TuneResult) -> str:
@@ -168,7 +180,7 @@ def summary(result: TuneResult) -> str:
             f"| {describe(each.settings)} | {each.measured.runs} | {one_line(each.measured, goal)} | {simulated} |"
         )
     for key, reason in result.failed.items():
-        lines.append(f"| {key or 'default'} | 0 | could not be measured: {reason.splitlines()[0]} | – |")
+        lines.append(f"| {key or 'default'} | 0 | could not be measured: {_cell(short_reason(reason))} | – |")
     if result.verdict is not None:
         lines += ["", f"Confirmation: {result.verdict.method}"]
     return "\n".join(lines) + "\n"

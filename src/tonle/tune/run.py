@@ -7,18 +7,21 @@ stopped; at Ctrl-C, keep the best so far. Does not: print (it is given a functio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from tonle.bench import BenchOptions, Load
+from tonle.bench.numbers import clock_text
+from tonle.bench.sweep import SweepKind
+from tonle.errors import ConfigError
 from tonle.tune import budget as times
-from tonle.tune.budget import Budget, Plan, clock_text
+from tonle.tune.budget import Budget, Plan
 from tonle.tune.correction import Correction, fit_correction
 from tonle.tune.measurer import Measure, NotMeasured
 from tonle.tune.objective import Goal, Outcome, one_line
 from tonle.tune.prediction import Predict
-from tonle.tune.safe_load import LoadKind, SafeLoad, find_safe_load
+from tonle.tune.safe_load import SafeLoad, find_safe_load
 from tonle.tune.search import Search
 from tonle.tune.space import Choice, Settings, describe, key_of, variants
 from tonle.tune.stage_measured import MeasuredStage, measured_outcome, measured_settings
@@ -98,8 +101,10 @@ class Tuner:
         try:
             if self._predict is not None:
                 self._simulate(self._predict)
-            stage = self._search()
-            self._confirm(stage)
+            if (plan := self._plan()) is None:
+                self._take_earlier()
+            else:
+                self._confirm(self._search(plan))
             self._find_safe_load()
             self._state.finished = True
         except KeyboardInterrupt:
@@ -161,9 +166,8 @@ class Tuner:
         if best:
             self._say(f"  the best other: {describe(best[0])}: {one_line(_of(found, best[0]), self._task.goal)}")
 
-    def _search(self) -> MeasuredStage:
+    def _search(self, plan: Plan) -> MeasuredStage:
         task, state = self._task, self._state
-        plan = self._plan()
         stage = MeasuredStage(
             self._folder, self._measure, task.goal, self._say, requests=state.requests, fits=self._fits
         )
@@ -182,23 +186,35 @@ class Tuner:
         self.tuned = ranked[0] if ranked else None
         return stage
 
-    def _plan(self) -> Plan:
-        """How long a measurement is and how many there are; sets the number of requests, once for all runs of the command."""
+    def _plan(self) -> Plan | None:
+        """How long a measurement is and how many there are; sets the number of requests, once for all runs of the command.
+
+        None: the time is over, and earlier runs of the command have measured something.
+        """
         task, state = self._task, self._state
+        rate, known = self._default_rate()  # may start a server, and see how long that takes
         startup_s = state.startup_s or _GUESS_STARTUP_S
-        rate, known = self._default_rate()
         given_s = task.run_s
         if task.is_sized:
             given_s = given_s or known
         elif state.requests is not None:
             given_s = state.requests / rate
         least_s = max(times.LEAST_RUN_S, task.least_requests / rate)
-        plan = times.plan(self._budget.left_s, startup_s=startup_s, run_s=given_s, least_run_s=least_s)
+        safe_s = 0.0 if self._predict is None else times.safe_load_s(self._budget)
+        try:
+            plan = times.plan(
+                self._budget.left_s - safe_s, startup_s=startup_s, run_s=given_s, least_run_s=least_s,
+                always_starts=task.bench.repeats_prompts,
+            )  # fmt: skip
+        except ConfigError:
+            if len(measured_settings(self._folder)) > 1:
+                return None
+            raise
         if not task.is_sized and state.requests is None:
             state.requests = max(task.least_requests, round(plan.run_s * rate))
         self._run_s = plan.run_s
-        safe_s = startup_s + plan.run_s if plan.checks_safe_load else 0.0
-        self._reserve_s = times.confirm_s(plan.pairs, startup_s, plan.run_s) + safe_s
+        safe_s += startup_s + plan.run_s if plan.checks_safe_load else 0.0
+        self._reserve_s = self._confirmation_s(plan.pairs) + safe_s
         self._pairs = plan.pairs
         return plan
 
@@ -253,21 +269,33 @@ class Tuner:
             self._say("no other settings could be measured: the default stays")
             return
         pairs = self._pairs
-        startup_s = self._state.startup_s or _GUESS_STARTUP_S
         self._reserve_s = 0.0
-        while (
-            pairs < times.MOST_PAIRS and times.confirm_s(pairs + 1, startup_s, self._run_s) < 0.8 * self._budget.left_s
-        ):
+        while pairs < times.MOST_PAIRS and self._confirmation_s(pairs + 1) < 0.8 * self._budget.left_s:
             pairs += 1
         self._say(f"confirming: the default against {describe(self.tuned)}, {pairs} times each with new prompts")
         try:
             stage.confirm(self.tuned, pairs)
         except NotMeasured:
             return
-        default, tuned = self._folder.of({}, "confirm"), self._folder.of(self.tuned, "confirm")
-        if default and tuned:
-            self.verdict = judge(default, tuned, self._task.goal)
+        self._judge(self.tuned)
+
+    def _judge(self, tuned: Settings) -> None:
+        runs = self._folder.of({}, "confirm"), self._folder.of(tuned, "confirm")
+        if all(runs):
+            self.verdict = judge(*runs, self._task.goal)
             self._say(self.verdict.sentence)
+
+    def _take_earlier(self) -> None:
+        """What earlier runs of the command confirmed last, or else the best of what they measured."""
+        self._say("the time is over: this is what earlier runs found; with a larger --budget the search goes on")
+        confirmed = [
+            run.tag.server for run in self._folder.measurements if run.tag.stage == "confirm" and run.tag.server
+        ]
+        others = [settings for settings in measured_settings(self._folder) if settings]
+        self.tuned = (
+            confirmed[-1] if confirmed else max(others, key=lambda each: self._task.goal.rank(self.outcome(each)))
+        )
+        self._judge(self.tuned)
 
     def _find_safe_load(self) -> None:
         task, state = self._task, self._state
@@ -279,18 +307,32 @@ class Tuner:
         self._reserve_s = 0.0
         predict, correction, best = self._predict, state.correction or Correction(), self.best
         self._say("searching for the largest load that is safe, simulated")
-        kind: LoadKind = "concurrency" if task.load.kind == "concurrency" else "rate"
-        found = find_safe_load(kind, task.goal, lambda value: predict.outcome(best, correction, load=Load(kind, value)))
-        self.safe = found
+        kind: SweepKind = "concurrency" if task.load.kind == "concurrency" else "rate"
+
+        def outcome_at(value: float) -> Outcome:
+            return predict.outcome(best, correction, load=replace(task.load, value=value))
+
+        until_s = self._budget.spent_s + times.safe_load_s(self._budget)
+        self.safe = find_safe_load(kind, task.goal, outcome_at, has_time=lambda: self._budget.spent_s < until_s)
         check = SafeLoadCheck(
-            self._folder, self._measure, task.goal, self._say, requests=state.requests or task.least_requests
-        )
+            self._folder, self._measure, task.goal, self._say, load=task.load,
+            requests=state.requests or task.least_requests,
+        )  # fmt: skip
         startup_s = state.startup_s or _GUESS_STARTUP_S
-        self.safe = check.confirm(best, found, fits=lambda run_s: startup_s + run_s <= self._budget.left_s)
+        self.safe = check.confirm(
+            best, self.safe, outcome_at, fits=lambda run_s: startup_s + run_s <= self._budget.left_s
+        )
 
     def _fits(self, starts: int, runs: int) -> bool:
+        if self._task.bench.repeats_prompts:
+            starts = max(starts, runs)
         startup_s = self._state.startup_s or _GUESS_STARTUP_S
         return self._budget.left_s - self._reserve_s >= starts * startup_s + runs * self._run_s
+
+    def _confirmation_s(self, pairs: int) -> float:
+        startup_s = self._state.startup_s or _GUESS_STARTUP_S
+        always_starts = self._task.bench.repeats_prompts
+        return times.confirmation_s(pairs, startup_s=startup_s, run_s=self._run_s, always_starts=always_starts)
 
     def _say(self, text: str) -> None:
         self._state.spent_s = self._budget.spent_s

@@ -11,27 +11,28 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.sweep import SweepKind
 from tonle.tune.objective import Goal, Outcome
 
 MOST_USERS = 4096
 MOST_RATE = 4096.0
+LEAST_RATE = 0.01
 RESOLUTION = 0.05  # a load is known well enough when the bounds around it are this close
 KNEE = 0.95  # of the most throughput
 DEFAULT_WAIT_S = 10.0  # how long a caller may wait for a first token, where no SLO says it
 
-LoadKind = Literal["concurrency", "rate"]
 OutcomeAt = Callable[[float], Outcome]
 
 
 class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
     """`value` None: the SLO holds at no load that was tried."""
 
-    kind: LoadKind
+    kind: SweepKind
     value: float | None
     outcome: Outcome | None  # there
     source: Literal["simulated", "measured"]
-    confirmed: bool | None = None  # by a measurement at this load; None: not measured
-    stepped_down: bool = False  # a measurement did not confirm the first value: this one is lower
+    confirmed: bool = False  # by a measurement at this load
+    stepped_down: bool = False  # a measurement at a higher load, which the simulation called safe, missed the SLO
 
     @property
     def text(self) -> str:
@@ -40,8 +41,13 @@ class SafeLoad(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.value:.0f} users" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
 
 
-def find_safe_load(kind: LoadKind, goal: Goal, outcome_at: OutcomeAt) -> SafeLoad:
-    """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput."""
+def find_safe_load(
+    kind: SweepKind, goal: Goal, outcome_at: OutcomeAt, *, has_time: Callable[[], bool] = lambda: True
+) -> SafeLoad:
+    """The largest load at which the SLO holds; without an SLO, the smallest with nearly all of the throughput.
+
+    When the time is over, the largest so far.
+    """
     seen: dict[float, Outcome] = {}
 
     def at(load: float) -> Outcome:
@@ -49,27 +55,27 @@ def find_safe_load(kind: LoadKind, goal: Goal, outcome_at: OutcomeAt) -> SafeLoa
             seen[load] = outcome_at(load)
         return seen[load]
 
-    found = _largest(kind, at) if goal.slo else _knee(kind, at)
+    found = _largest(kind, at, has_time) if goal.slo else _knee(kind, at, has_time)
     return SafeLoad(kind=kind, value=found, outcome=None if found is None else seen[found], source="simulated")
 
 
-def _largest(kind: str, at: OutcomeAt) -> float | None:
+def _largest(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float | None:
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
     low, high = None, 1.0
     if kind == "rate":
         while not at(high).holds:
-            if high < 0.01:
+            if high < LEAST_RATE:
                 return None
             high /= 2
         low = high
     while at(high).holds:
         low = high
-        if high >= most:
+        if high >= most or not has_time():
             return high
         high = min(high * 2, most)
     if low is None:
         return None
-    while high - low > max(RESOLUTION * low, 1.0 if kind == "concurrency" else 0.0):
+    while has_time() and high - low > max(RESOLUTION * low, 1.0 if kind == "concurrency" else 0.0):
         middle = _between(kind, low, high)
         if at(middle).holds:
             low = middle
@@ -78,16 +84,21 @@ def _largest(kind: str, at: OutcomeAt) -> float | None:
     return low
 
 
-def _knee(kind: str, at: OutcomeAt) -> float:
+def _knee(kind: SweepKind, at: OutcomeAt, has_time: Callable[[], bool]) -> float:
     """Doubling brings less than a twentieth more: the load before it is enough."""
     load = 1.0
     most = MOST_USERS if kind == "concurrency" else MOST_RATE
-    while load < most and at(2 * load).output_tokens_per_s * KNEE > at(load).output_tokens_per_s:
+    at(load)
+    while (
+        kind == "rate" and load > LEAST_RATE and at(load / 2).output_tokens_per_s > KNEE * at(load).output_tokens_per_s
+    ):
+        load /= 2
+    while load < most and has_time() and at(2 * load).output_tokens_per_s * KNEE > at(load).output_tokens_per_s:
         load *= 2
     return load
 
 
-def _between(kind: str, low: float, high: float) -> float:
+def _between(kind: SweepKind, low: float, high: float) -> float:
     return float(round((low + high) / 2)) if kind == "concurrency" else (low + high) / 2
 
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tonle.bench.slo import Slo
+from tonle.bench.slo import NO_SLO, Slo
 from tonle.errors import ConfigError
 
 Settings = dict[str, Any]
 ServerKind = Literal["tonle", "vllm", "other"]
 
 _TARGET_SHARES = (0.6, 0.8, 0.95)  # of an SLO's limit: how far below it the adaptive target lies
-_NO_SLO = Slo()
 MANY_CORES = 8  # from so many on, a second front end has a core to run on
 
 
@@ -30,7 +29,7 @@ class DeviceFacts:
 
     device: str  # "cpu" | "cuda"
     cpus: int = 1
-    slo: Slo = _NO_SLO
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True, slots=True)

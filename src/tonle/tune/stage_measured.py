@@ -51,7 +51,7 @@ class MeasuredStage:
             others = self.ranked(current, before=number)
             line_up = [*others[: max(1, len(others) // 2)], *joining]
             room = total - self._num_measured(before=number) - 1  # the default is in each round
-            line_up = line_up[:room]
+            line_up = line_up[: max(0, room)]
             if len(line_up) < 2:  # one is left: the confirmation says the rest
                 return self.ranked([*current, *line_up])
             joining = []
@@ -65,7 +65,7 @@ class MeasuredStage:
         """Measure each of them once. `least`: so many are measured whatever the budget says."""
         done = []
         for place, settings in enumerate(line_up):
-            if key_of(settings) in self._folder.state.failed:
+            if settings and key_of(settings) in self._folder.state.failed:
                 continue
             if self._earlier(settings, "search", number) is None and place >= least and not self._fits(1, 1):
                 self._say("the time for the search is over")
@@ -91,9 +91,6 @@ class MeasuredStage:
             if settings is None:
                 self._say("all settings of the grid are measured")
                 return
-            if key_of(settings) in self._folder.state.failed:
-                search.tell(settings, None)
-                continue
             try:
                 self._once(settings, "search", 0, f"{self._num_measured() + 1} of {total}")
             except NotMeasured:
@@ -140,7 +137,8 @@ class MeasuredStage:
         return sum(run.tag.stage == "search" and run.tag.round < before for run in self._folder.measurements)
 
     def _failed_settings(self, search: Search) -> list[Settings]:
-        return [settings for settings in search.grid() if key_of(settings) in self._folder.state.failed]
+        """Not the default, which is always tried again: without it there is nothing to compare with."""
+        return [settings for settings in search.grid() if settings and key_of(settings) in self._folder.state.failed]
 
 
 def measured_outcome(

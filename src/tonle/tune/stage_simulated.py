@@ -18,14 +18,14 @@ MOST_TRIALS = 400
 _SIMPLIFIED = 8  # of the best
 _SAME = 0.002  # outcomes this close are the same to us
 
-Predict = Callable[[Settings], Outcome]
+OutcomeOf = Callable[[Settings], Outcome]
 Tell = Callable[[int, Trial], None]  # number of trials so far, the best of them
 
 
 def search_simulated(
     knobs: Sequence[Choice],
     goal: Goal,
-    predict: Predict,
+    predict: OutcomeOf,
     *,
     seed: int,
     seconds: float,
@@ -57,7 +57,7 @@ def search_simulated(
     return trials + [Trial(settings, predict(settings)) for settings in alternatives(knobs)]
 
 
-def _without_idle_settings(trials: Sequence[Trial], goal: Goal, predict: Predict) -> list[Trial]:
+def _without_idle_settings(trials: Sequence[Trial], goal: Goal, predict: OutcomeOf) -> list[Trial]:
     """The best once more, without those of their settings that change nothing."""
     known = {key_of(trial.settings): trial for trial in trials}
     made: list[Trial] = []

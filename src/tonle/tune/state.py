@@ -130,7 +130,7 @@ class TuneDir:
 
     def add(self, tag: Tag, report: BenchReport) -> Measurement:
         """Save a measurement, now."""
-        name = re.sub(r"[^\w.=-]+", "_", describe(tag.server).replace(" ", "="))[:80]
+        name = _file_name(describe(tag.server).replace(" ", "="))
         folder = self.path / "measurements"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1 + max((int(each.name[:3]) for each in _files(folder)), default=0)
@@ -150,7 +150,11 @@ class TuneDir:
     def log(self, name: str) -> Path:
         folder = self.path / "logs"
         folder.mkdir(exist_ok=True)
-        return folder / f"{1 + sum(1 for _ in folder.iterdir()):03}-{name}.log"
+        return folder / f"{1 + sum(1 for _ in folder.iterdir()):03}-{_file_name(name)}.log"
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.=-]+", "_", text)[:80]
 
 
 def _files(folder: Path) -> list[Path]:

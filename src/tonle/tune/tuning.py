@@ -16,15 +16,16 @@ import msgspec
 
 import tonle
 from tonle.bench import Load
+from tonle.bench.numbers import clock_text
 from tonle.bench.slo import duration_text
 from tonle.config.load_settings import load
 from tonle.errors import ConfigError
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run_profile import run_profile
 from tonle.simulate.traces import trace_of_workload
-from tonle.tune.budget import PROFILE_S, Budget, clock_text
+from tonle.tune.budget import PROFILE_S, Budget
 from tonle.tune.correction import Correction
-from tonle.tune.measurer import Measurer
+from tonle.tune.measurer import Measurer, NotMeasured
 from tonle.tune.objective import Goal
 from tonle.tune.options import TuneOptions
 from tonle.tune.page import render_page
@@ -34,7 +35,7 @@ from tonle.tune.run import Task, Tuner
 from tonle.tune.safe_load import GatewayLimits, gateway_limits
 from tonle.tune.search import optuna_module
 from tonle.tune.servers import CommandLauncher, Launcher, TonleLauncher, model_of_command, vllm_launcher
-from tonle.tune.space import Choice, DeviceFacts, Settings, choices
+from tonle.tune.space import Choice, DeviceFacts, Settings, choices, key_of
 from tonle.tune.stage_measured import measured_outcome, measured_settings
 from tonle.tune.state import PROFILE, TuneDir
 
@@ -63,7 +64,10 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     if options.profile is not None:
         load_profile(options.profile)  # raises, before a folder is made
     options = replace(options, bench=replace(options.bench, slo=options.goal.slo))
-    folder = TuneDir.open(options.out, options.inputs(config), datetime.now(UTC).isoformat(timespec="seconds"))
+    inputs = options.inputs(
+        TonleLauncher(options.model, config).measured_config
+    )  # no keys: they are saved with the result
+    folder = TuneDir.open(options.out, inputs, datetime.now(UTC).isoformat(timespec="seconds"))
     budget = Budget(options.budget_s, spent_before_s=folder.state.spent_s)
     if folder.measurements:
         say(
@@ -80,7 +84,10 @@ def run_tune(options: TuneOptions, say: Say = lambda text: None) -> TuneResult:
     task = Task(bench=options.bench, goal=options.goal, knobs=known.knobs, seed=options.seed, first=known.first)
     measurer = Measurer(known.launcher, options.bench, folder, tell)
     tuner = Tuner(task, folder, measurer, budget, say, known.predict)
-    tuner.run()
+    try:
+        tuner.run()
+    except NotMeasured as error:
+        raise ConfigError(f"the server could not be measured with its default settings: {error.reason}") from None
     result = result_of(options, folder, budget, tuner, known)
     write_results(result, folder.path, config)
     (folder.path / "report.html").write_text(render_page(result), encoding="utf-8")
@@ -103,7 +110,8 @@ def _prepare(options: TuneOptions, config: dict[str, Any], folder: TuneDir, budg
         profile, options.bench, options.goal.slo, launcher.measured_config, trace_of_workload, seed=options.seed
     )
     try:
-        _refuse_impossible(options.goal, predict)
+        if not options.bench.replay:  # its load cannot be made one request alone
+            _refuse_impossible(options.goal, predict)
     except ConfigError:
         (folder.path / PROFILE).unlink(missing_ok=True)  # it may be at fault: the next run measures again
         raise
@@ -175,7 +183,9 @@ def _refuse_impossible(goal: Goal, predict: Predict) -> None:
 
 
 def _note_busy_machine(folder: TuneDir, say: Say) -> None:
-    """Other programs make every number worse, and each by another amount."""
+    """Other programs make every number worse, and each by another amount. Of a tuning that goes on, the load was its own."""
+    if folder.measurements:
+        return
     load, cpus = getloadavg()[0], cpu_count() or 1
     if load > BUSY_LOAD * cpus:
         note = (
@@ -215,12 +225,10 @@ def result_of(options: TuneOptions, folder: TuneDir, budget: Budget, tuner: Tune
             prefill = known.predict.prefill_tokens_per_s(best, correction)
         limits = gateway_limits(tuner.safe, goal, prefill_tokens_per_s=prefill)
     candidates = []
-    simulated = {str(sorted(trial.settings.items())): trial.outcome for trial in [*state.trials, *state.reranked]}
+    simulated = {key_of(trial.settings): trial.outcome for trial in [*state.trials, *state.reranked]}
     for settings in measured_settings(folder):
         measured = measured_outcome(folder, goal, settings)
-        candidates.append(
-            Candidate(settings=settings, measured=measured, simulated=simulated.get(str(sorted(settings.items()))))
-        )
+        candidates.append(Candidate(settings=settings, measured=measured, simulated=simulated.get(key_of(settings))))
     candidates.sort(key=lambda each: goal.rank(each.measured), reverse=True)
     launcher = known.launcher
     inputs = state.inputs

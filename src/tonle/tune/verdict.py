@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tonle.bench.compare import Change, CompareOptions, Comparison, compare
+from tonle.bench.compare_side import PERCENTS
 from tonle.bench.numbers import change_text
 from tonle.bench.report import Run
 from tonle.tune.objective import Goal, Outcome, outcome_of
@@ -38,7 +39,7 @@ def judge(default: Sequence[Measurement], tuned: Sequence[Measurement], goal: Go
     comparison = compare(
         [_named(run) for run in default],
         [_named(run) for run in tuned],
-        CompareOptions(tolerance=0.0, confidence=CONFIDENCE, force=True),
+        CompareOptions(tolerance=0.0, confidence=CONFIDENCE, percents=_percents(goal), force=True),
     )
     changes = _shown(comparison, goal)
     is_better, reason = _decide(changes, outcomes[0], outcomes[1], goal)
@@ -51,6 +52,10 @@ def judge(default: Sequence[Measurement], tuned: Sequence[Measurement], goal: Go
         changes=changes,
         method=comparison.method,
     )
+
+
+def _percents(goal: Goal) -> tuple[float, ...]:
+    return tuple(sorted({*PERCENTS, *(bound.percent for bound in goal.slo.bounds)}))
 
 
 def _named(run: Measurement) -> Run:

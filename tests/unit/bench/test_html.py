@@ -15,7 +15,7 @@ from tests.unit.bench.made_reports import GPU, SLO, made_level, made_report
 from tonle.bench.html.axes import axis_of
 from tonle.bench.html.page import render_page
 from tonle.bench.html.series import MAX_LANES, timeline
-from tonle.bench.measure import FailureGroup, LevelReport
+from tonle.bench.measure import ChangedAnswer, FailureGroup, LevelReport
 from tonle.bench.report import Run, load_report
 from tonle.bench.sweep import Saturation
 
@@ -105,7 +105,7 @@ def test_texts_of_a_report_do_nothing() -> None:
         msgspec.structs.replace(row, failure=HOSTILE, record=HOSTILE, changed=HOSTILE, finish_reason=HOSTILE)
         for row in level.rows or []
     ]
-    level = msgspec.structs.replace(level, rows=rows)
+    level = msgspec.structs.replace(level, rows=rows, changed=[ChangedAnswer(HOSTILE, HOSTILE)])
     report = made_report(
         [level, full_level(8)], model=HOSTILE, url=HOSTILE, notes=[HOSTILE], settings={HOSTILE: HOSTILE, "x": [HOSTILE]},
         started_at=HOSTILE, prompt_kind=HOSTILE,
@@ -146,13 +146,14 @@ def test_without_rows_it_says_what_is_missing() -> None:
     assert "Throughput against latency" in page.text
 
 
-def test_changed_answers_are_named() -> None:
-    level = made_level()
-    rows = [
-        msgspec.structs.replace(row, record=f"rec-{row.index}", changed="other text" if row.index < 2 else None)
-        for row in level.rows or []
-    ]
-    page = Page(render_page([Run("replay", made_report([msgspec.structs.replace(level, rows=rows)]))]))
+@pytest.mark.parametrize("rows", [True, False])
+def test_changed_answers_are_named(*, rows: bool) -> None:
+    changed = [ChangedAnswer(f"rec-{number}", "other text") for number in range(2)]
+    level = msgspec.structs.replace(made_level(rows=rows), changed=changed, warmup=0)
+    report = made_report([level])
+    report.settings["replay"] = "audit"
+    page = Page(render_page([Run("replay", report)]))
+    assert "No warm-up" in page.text
     assert "2 of 40 replayed requests were answered differently." in page.text
     assert "rec-1" in page.text and "rec-2" not in page.text
 

@@ -282,8 +282,13 @@ def test_a_client_that_was_the_limit(
     assert text in remark
 
 
-def level_with(*clients: ClientUse) -> LevelReport:
-    return report_level([], Circumstances(label="x", clients=list(clients)))
+def test_a_replay_is_not_told_to_use_more_processes() -> None:
+    (remark,) = client_remarks(level_with(use(0.95), users=None))
+    assert "a lower --speed" in remark and "--processes" not in remark
+
+
+def level_with(*clients: ClientUse, users: int | None = 1) -> LevelReport:
+    return report_level([], Circumstances(label="x", concurrency=users, clients=list(clients)))
 
 
 def test_timers_are_looked_at_while_requests_run() -> None:

@@ -35,6 +35,8 @@ def test_lists_of_numbers() -> None:
     assert parse_numbers("1,4, 16", "x") == (1, 4, 16)
     with pytest.raises(ConfigError, match="concurrency"):
         parse_numbers("1,,2", "concurrency")
+    with pytest.raises(ConfigError, match="concurrency"):
+        parse_numbers("1,inf", "concurrency")
 
 
 def test_a_level_per_number_of_users_or_per_rate() -> None:

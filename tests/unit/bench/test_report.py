@@ -6,9 +6,11 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from tests.unit.bench.made_reports import made_level, made_report
 from tests.unit.bench.scripted import Behaviour, json_reply, serving
 from tonle.bench import BenchOptions, BenchReport, Span, load_report, run_bench, save_report
 from tonle.bench.progress import LineWatch, LiveWatch
@@ -104,3 +106,10 @@ def test_progress_is_shown(kind: type[LineWatch] | type[LiveWatch]) -> None:
     assert "concurrency 1" in text
     assert "concurrency 2" in text
     assert "3/3" in text
+
+
+def test_letters_are_told_once() -> None:
+    level = msgspec.structs.replace(made_level(), graphemes_per_s=81.5)
+    out = io.StringIO()
+    print_report(made_report([level]), Console(file=out, width=100))
+    assert out.getvalue().count("letters/s") == 1 and "81.5 letters/s" in out.getvalue()

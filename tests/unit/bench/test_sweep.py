@@ -136,6 +136,18 @@ def test_nothing_is_low_enough() -> None:
     assert found.why == "the lowest load that was tried was too much: with 1 user no request was answered"
 
 
+def test_a_limit_that_one_request_alone_misses_does_not_take_ever_longer_levels() -> None:
+    slo = Slo.parse(["ttft-p95=100ms"])
+    found, tried = search("rate", lambda rate: level(rate, per_s=rate, slo=slo))
+    assert found.load is None and found.limited_by == "slo"
+    assert min(tried) >= 0.1 / ANSWER_S / 2
+
+
+def test_a_server_that_answers_nothing_is_not_asked_more_and_more_slowly() -> None:
+    found, tried = search("rate", lambda rate: level(rate, per_s=rate, failed=True), start=8.0)
+    assert found.load is None and tried == [8, 4, 2, 1, 0.5]
+
+
 def test_the_number_of_levels_is_limited_and_said() -> None:
     found, tried = search("rate", lambda rate: level(rate, per_s=rate), max_levels=3)
     assert (tried, found.load, found.limited_by) == ([1.0, 2.0, 4.0], 4.0, "cap")

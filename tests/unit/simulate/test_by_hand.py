@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -59,6 +60,45 @@ def test_what_the_client_sees_of_many_rows_comes_later() -> None:
     assert first.arrivals_s[0] == pytest.approx(0.010 + 0.005 + 16 * 0.0004 + 0.001 + 0.002)
     assert second.arrivals_s[0] > first.arrivals_s[0]
     assert second.ttft_s is not None and second.ttft_s > 0.020
+
+
+def test_mail_that_comes_while_a_step_is_published_is_in_the_next_plan() -> None:
+    """A step of one row takes 1.61 ms; its tokens are read at the end, and published for 0.5 ms after that."""
+    times = replace(H200, launch_s=0.0003, publish_s=0.0005)
+    first = simulate(Trace(label="", requests=[asked(0, 0.0, 16, 40)]), alone(times)).samples[0]
+    read_s = first.arrivals_s[20] - times.back_s
+
+    def first_token_s(reaches_loop_s: float) -> float:
+        requests = [asked(0, 0.0, 16, 40), asked(1, reaches_loop_s - times.front_s, 64, 1)]
+        return simulate(Trace(label="", requests=requests), alone(times)).samples[1].arrivals_s[0]
+
+    early, late = first_token_s(read_s + 0.0004), first_token_s(read_s + 0.0006)
+    assert late - early == pytest.approx(0.0016 + 1e-5), "one step later"
+
+
+def test_a_user_takes_a_moment_between_two_requests_and_the_loop_one_to_wake() -> None:
+    class Around(LinearTimes):
+        turns_s = (0.0004, 0.0006)
+        wake_s = 0.002
+
+    requests = [asked(index, None, 16, 3) for index in range(40)]
+    samples = simulate(Trace(label="", requests=requests, users=1), alone(Around())).samples
+    turns = [after.start_s - (before.last_s or 0.0) for before, after in pairwise(samples)]
+    assert {round(turn_s, 6) for turn_s in turns} == {0.0004, 0.0006}
+    assert samples[0].ttft_s == pytest.approx(0.003 + 0.002 + 0.005 + 16 * 0.0004 + 0.001)
+    assert samples[0].itl_s == pytest.approx([0.005 + 0.0012] * 2), "only the first step is late"
+
+
+def test_the_way_to_the_loop_and_back_scatters() -> None:
+    class Around(LinearTimes):
+        front_scatter_s = (-0.001, 0.004)
+        back_scatter_s = (-0.0005, 0.002)
+
+    requests = [asked(index, 0.5 * index, 16, 1) for index in range(60)]
+    samples = simulate(Trace(label="", requests=requests), alone(Around())).samples
+    usual_s = 0.003 + 0.005 + 16 * 0.0004 + 0.001
+    extra = {round((sample.ttft_s or 0.0) - usual_s, 6) for sample in samples}
+    assert extra == {-0.0015, 0.001, 0.0035, 0.006}
 
 
 def test_a_request_beyond_the_context_is_refused() -> None:

@@ -194,3 +194,38 @@ def test_least_squares_never_go_below_zero() -> None:
 def test_a_median_is_not_moved_by_what_lies_far_off() -> None:
     values = np.array([1.0] * 60 + [50.0] * 40)
     assert median_fit(np.ones((100, 1)), values)[0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_step_that_was_read_late_is_timed_together_with_the_large_one_behind_it() -> None:
+    """The host was launching the large one when the first ended: their sum is known, and enough for the fit."""
+    call = [logged(0.0, 0.0, 0.1, 0.2, 1.0, 1.0) for _ in range(3)]
+    late = LoggedStep(2.0, 2.0, 2.1, 22.0, 22.0, 22.1, 0, 1, 2000, 0, 10, 1, 1, 0)
+    large = LoggedStep(2.1, 2.1, 22.0, 22.5, 40.0, 41.0, 0, 1, 3000, 0, 10, 1, 1, 0)
+    timed = timed_steps([*call, late, large], 1)
+    assert [step.device_s for step in timed[3:]] == [None, None]
+    assert timed[4].run == (late.work, large.work)
+    assert timed[4].run_s == pytest.approx(40.0 - 2.1)
+
+    steps, rng = steps_of(truth, scatter=False), random.Random(4)
+    for _ in range(30):
+        works = [StepWork(0, 1, rng.randint(600, 1000), 0, 0, 1) for _ in range(2)]
+        steps.append(TimedStep(works[1], 0.0, None, None, run=tuple(works), run_s=sum(truth(work) for work in works)))
+    work = StepWork(0, 1, 900, 0, 0, 1)
+    assert fit_times(steps, lag=1, sizes={}).device_s(work) == pytest.approx(truth(work), rel=0.02)
+
+
+def test_the_hosts_time_is_told_apart_by_where_it_lies() -> None:
+    """Before the launch, with more for prompts and after a rest; and after the tokens."""
+    rng, steps = random.Random(6), []
+    for place in range(800):
+        work, is_first = some_work(rng), place % 10 == 0
+        rows = work.rows + work.prompts
+        before_s = (0.2 + 0.003 * rows + (0.3 if work.prompts else 0.0) + (0.7 if is_first else 0.0)) * MS
+        commit_s = (0.05 + 0.002 * rows) * MS
+        steps.append(TimedStep(work, place, truth(work), before_s + commit_s, commit_s=commit_s, is_first=is_first))
+    times = fit_times(steps, lag=1, sizes={})
+    rows, mixed = StepWork(10, 0, 0, 0, 0, 10), StepWork(9, 1, 50, 0, 0, 10)
+    assert times.commit_s(rows) == pytest.approx(0.07 * MS, rel=0.02)
+    assert times.host_s(rows) == pytest.approx((0.23 + 0.07) * MS, rel=0.02)
+    assert times.host_s(mixed) == pytest.approx((0.53 + 0.07) * MS, rel=0.05)
+    assert times.wake_s == pytest.approx(0.7 * MS, rel=0.05)

@@ -114,6 +114,33 @@ def test_what_lies_around_steps_is_told_from_the_clients_moments() -> None:
         time_around(StepLogFile(ENGINE, steps, requests), [ProfileLoad("others", 1, [sample(99, 1.0, 2.0)])])
 
 
+def test_the_way_to_the_loop_is_that_of_requests_which_found_it_idle() -> None:
+    """The second and third wait for steps to end, which is no part of the way."""
+    requests = [
+        LoggedRequest(10, 1.002, 1.0024, 1.1),
+        LoggedRequest(20, 1.052, 1.1, 1.2),
+        LoggedRequest(30, 1.152, 1.2, 1.3),
+        LoggedRequest(40, 2.002, 2.0026, 2.1),
+    ]
+    # From the plan to the end; requests that run after it.
+    moments = [(0.5, 0.6, 0), (1.003, 1.1, 1), (1.1, 1.2, 1), (1.2, 1.3, 0), (2.003, 2.1, 0)]
+    steps = [
+        LoggedStep(begin, begin, begin, begin, end, end, 1, 0, 0, 0, 0, 1, left, 0) for begin, end, left in moments
+    ]
+    seen = [
+        Sample(index=0, start_s=each.arrived_s - 0.002, end_s=each.first_s + 0.0018, arrivals_s=[each.first_s + 0.001],
+               prompt_tokens=each.prompt_tokens)
+        for each in requests
+    ]  # fmt: skip
+    seen[3].start_s = seen[2].end_s + 0.0001  # its user is the third's
+    around = time_around(StepLogFile(ENGINE, steps, requests), [ProfileLoad("some", 2, seen)])
+    assert around.front_s == pytest.approx(0.002 + 0.0005, abs=1e-5)
+    assert around.back_scatter_s == pytest.approx([0.0] * 4, abs=1e-6)
+    assert around.front_scatter_s[:3] == pytest.approx([0.0] * 3, abs=1e-6)
+    # The first of them is followed by the third's request, which was sent before the second answer ended.
+    assert around.turns_s[0] == pytest.approx(0.0009, abs=1e-5)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """`tonle profile` of a tiny model."""
@@ -125,6 +152,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
         "-o",
         str(folder / "p.json"),
         "--seconds",
+        "2",
+        "--clients",
         "2",
         "--keep",
         str(folder / "kept"),
@@ -149,6 +178,10 @@ def test_a_profile_of_a_real_server_tells_its_steps(made: tuple[Any, Path]) -> N
     assert any(step.prompts and step.rows for step in log.steps)
     assert profile.times.front_s > 0
     assert profile.times.back_s > 0
+    times = profile.times
+    assert 0 < times.commit_s(StepWork(4, 0, 0, 100, 0, 4)) < times.host_s(StepWork(4, 0, 0, 100, 0, 4))
+    assert times.turns_s and times.turns_s[0] > 0 and times.turns_s == sorted(times.turns_s)
+    assert times.front_scatter_s[0] < 0 < times.front_scatter_s[-1]
     assert (
         profile.times.device_s(StepWork(4, 0, 0, 100, 0, 4)) >= profile.times.device_s(StepWork(1, 0, 0, 25, 0, 1)) > 0
     )

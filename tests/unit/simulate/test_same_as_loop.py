@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -48,6 +48,7 @@ class World:
     profile: Any = None
     now: float = 0.0
     device_free_s: float = 0.0
+    has_read: bool = False  # a step that is not published yet
     mail: list[tuple[float, Request]] = field(default_factory=list)
     plans: list[tuple[float, Decision]] = field(default_factory=list)
     tokens_s: dict[int, list[float]] = field(default_factory=dict)
@@ -76,6 +77,9 @@ class World:
         for handle in sorted(message.finished):
             self.ended[handle] = self.tokens_s[handle]
             self.send_next(handle, self.now)
+        if self.has_read:  # else there is no step, only news of mail
+            self.now += self.times.publish_s
+        self.has_read = False
 
     def send_next(self, ended: int, now: float) -> None:
         queue = self.users[ended % len(self.users)]
@@ -89,13 +93,14 @@ class World:
     def launch(self, plan: Plan) -> Flight:
         self.plans.append((self.now, decision(plan)))
         work = work_of(plan)
-        self.now += self.times.host_s(work)
+        self.now += self.times.host_s(work) - self.times.commit_s(work)
         self.device_free_s = max(self.now, self.device_free_s) + self.times.device_s(work)
         return Flight(plan, self.device_free_s)
 
     def collect(self, launched: Flight) -> StepResult:
         plan = launched.plan
         self.now = max(self.now, launched.end_s)
+        self.has_read = True
         return StepResult([answer_id(s.request.seed) for s, sampled in zip(plan.sequences, plan.samples, strict=True)
                            if sampled])  # fmt: skip
 
@@ -177,7 +182,17 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("times", [LinearTimes(read_s=1e-8, launch_s=0.0002), H200], ids=["lag 0", "lag 1"])
+@pytest.mark.parametrize(
+    "times",
+    [
+        LinearTimes(read_s=1e-8, launch_s=0.0002),
+        LinearTimes(read_s=1e-8, launch_s=0.0002, publish_s=0.0007),
+        H200,
+        replace(H200, publish_s=0.0005),
+        replace(H200, launch_s=0.0013, publish_s=0.0011),  # the host is slower than the device
+    ],
+    ids=["lag 0", "lag 0, publishing", "lag 1", "lag 1, publishing", "lag 1, a slow host"],
+)
 def test_the_loop_and_the_replica_make_the_same_plans(times: LinearTimes, name: str) -> None:
     bounds, num_blocks, users = CASES[name]
     world = run_loop(times, bounds, num_blocks, 3, users)

@@ -84,6 +84,7 @@ class FakeMeasure:
     starts: int = 0
     calls: list[tuple[str, Stage, int]] = field(default_factory=list)
     running: str | None = None
+    always_starts: bool = False
 
     def measure(
         self, settings: Settings, stage: Stage, round: int, *, requests: int | None, load: Load | None = None
@@ -91,8 +92,9 @@ class FakeMeasure:
         if self.stop_after is not None and len(self.calls) >= self.stop_after:
             raise KeyboardInterrupt
         key = key_of(settings)
-        self.clock.now_s += self.startup_s if key != self.running else 0.0
-        self.starts += key != self.running
+        starts = self.always_starts or key != self.running
+        self.clock.now_s += self.startup_s if starts else 0.0
+        self.starts += starts
         self.running = key
         state = self.folder.state
         state.startup_s = self.startup_s

@@ -6,16 +6,20 @@ import functools
 import itertools
 import random
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.unit.tune.fake_server import SLO, level
+from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, folder_at, level
+from tonle.bench import Load
+from tonle.bench.numbers import clock_text
 from tonle.bench.slo import Slo
 from tonle.errors import ConfigError
 from tonle.tune import budget
 from tonle.tune.correction import Correction, corrected, fit_correction
 from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
+from tonle.tune.results import how_known
 from tonle.tune.safe_load import find_safe_load, gateway_limits
 from tonle.tune.search import Search
 from tonle.tune.space import (
@@ -29,6 +33,7 @@ from tonle.tune.space import (
     parse_values,
     variants,
 )
+from tonle.tune.stage_safe import SafeLoadCheck
 from tonle.tune.stage_simulated import pareto_front, search_simulated, shortlist
 from tonle.tune.state import Trial
 
@@ -122,6 +127,17 @@ def test_goals_that_make_no_sense_are_refused(slo: list[str], message: str) -> N
     Goal(Slo(), "throughput").validate()
 
 
+def test_settings_with_which_requests_fail_hold_nothing() -> None:
+    """Also where no bound counts them: gaps between tokens, or no SLO at all."""
+    for slo in (Slo.parse(["itl-p99=10s"]), Slo()):
+        fine = outcome({}, slo)
+        assert fine.holds
+        failing = msgspec.structs.replace(fine, failed=fine.requests // 2, output_tokens_per_s=1e6)
+        assert not failing.holds
+        goal = Goal(slo, "throughput")
+        assert goal.rank(failing) < goal.rank(fine)
+
+
 def test_runs_are_pooled() -> None:
     runs = [level({}, seed=seed, noise=0.2) for seed in (1, 2, 3)]
     pooled = outcome_of(runs, SLO)
@@ -147,7 +163,7 @@ def test_a_plan_fits_into_its_time(left_s: float, startup_s: float) -> None:
         assert left_s < 6 * startup_s + 6 * budget.LEAST_RUN_S + 60, error.message
         return
     spent_s = (plan.search + plan.checks_safe_load) * (startup_s + plan.run_s)
-    spent_s += budget.confirm_s(plan.pairs, startup_s, plan.run_s)
+    spent_s += budget.confirmation_s(plan.pairs, startup_s=startup_s, run_s=plan.run_s)
     assert spent_s <= left_s + 1e-6
     assert plan.pairs >= 2 and plan.search >= 2 and plan.run_s >= budget.LEAST_RUN_S
     assert left_s - spent_s < 2 * (startup_s + plan.run_s) or plan.run_s == budget.MOST_RUN_S  # little is left over
@@ -169,7 +185,7 @@ def test_time_is_counted_over_all_runs() -> None:
     now[0] += 50
     assert (counted.spent_s, counted.left_s) == (250, 350)
     assert str(counted) == "4:10 of 10:00"
-    assert budget.clock_text(3723) == "1:02:03"
+    assert clock_text(3723) == "1:02:03"
 
 
 # -- optimizer
@@ -316,6 +332,41 @@ def test_without_an_slo_it_is_where_throughput_ends_to_rise() -> None:
         lambda users: msgspec.structs.replace(plain, output_tokens_per_s=min(users, 48) * 10.0),
     )
     assert safe.value == 64
+
+
+def test_without_an_slo_a_slow_server_has_a_low_rate() -> None:
+    plain = outcome({}, Slo())
+    safe = find_safe_load(
+        "rate",
+        Goal(Slo(), "throughput"),
+        lambda rate: msgspec.structs.replace(plain, output_tokens_per_s=min(rate, 0.2) * 100.0),
+    )
+    assert safe.value == 0.25
+
+
+def test_when_the_time_is_over_the_largest_load_so_far_is_taken() -> None:
+    asked: list[float] = []
+    good = outcome({"max_num_seqs": 12, "max_num_batched_tokens": 128})
+
+    def at(users: float) -> Outcome:
+        asked.append(users)
+        return good
+
+    safe = find_safe_load("concurrency", Goal(SLO), at, has_time=lambda: len(asked) < 4)
+    assert safe.value == 8 and asked == [1, 2, 4, 8]
+
+
+def test_a_load_that_a_measurement_misses_is_lowered_with_what_is_simulated_there(tmp_path: Path) -> None:
+    folder = folder_at(tmp_path / "out")
+    settings = {"max_num_seqs": 12, "max_num_batched_tokens": 128}
+    measure = FakeMeasure(folder, Clock(), slow=3.0)
+    safe = find_safe_load("concurrency", Goal(SLO), lambda users: outcome(settings, users=int(users)))
+    load = Load("concurrency", USERS)
+    check = SafeLoadCheck(folder, measure, Goal(SLO), lambda text: None, load=load, requests=32)
+    found = check.confirm(settings, safe, lambda users: outcome(settings, users=int(users)), fits=lambda run_s: True)
+    assert safe.value is not None and found.value is not None and found.value < safe.value
+    assert found.stepped_down and not found.confirmed and "missed the SLO" in how_known(found)
+    assert found.outcome == outcome(settings, users=int(found.value))
 
 
 def test_limits_of_a_gateway_follow_from_the_slo() -> None:

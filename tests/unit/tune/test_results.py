@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from tests.unit.tune.fake_server import SLO, USERS, Clock, FakeMeasure, FakePredict, folder_at, inputs, level, report
 from tonle.bench import BenchOptions
@@ -19,12 +20,12 @@ from tonle.tune.budget import Budget
 from tonle.tune.objective import Goal
 from tonle.tune.options import TuneOptions
 from tonle.tune.page import render_page
-from tonle.tune.results import TuneResult, headline, summary, write_results
+from tonle.tune.results import TuneResult, headline, short_reason, summary, write_results
 from tonle.tune.run import Task, Tuner
 from tonle.tune.servers import CommandLauncher, TonleLauncher, model_of_command, vllm_launcher
 from tonle.tune.space import Choice
 from tonle.tune.state import Tag, TuneDir
-from tonle.tune.tuning import Known, result_of
+from tonle.tune.tuning import Known, result_of, run_tune
 
 KNOBS = [Choice("max_num_seqs", (8, 12), simulated=True), Choice("max_num_batched_tokens", (128, 256), simulated=True)]
 
@@ -49,6 +50,36 @@ def test_the_best_settings_load_as_a_server_reads_them(result: TuneResult, tmp_p
     assert config.kv_cache_memory_bytes == 1024**3
     text = (tmp_path / "best.yaml").read_text()
     assert "# default → tuned: TTFT p95" in text and "tonle serve --config" in text
+
+
+def test_the_model_of_the_command_line_goes_over_that_of_the_file(result: TuneResult, tmp_path: Path) -> None:
+    named = msgspec.structs.replace(result, inputs=msgspec.structs.replace(result.inputs, model="org/mine"))
+    write_results(named, tmp_path, {"model": "org/other", "api_key": "secret"})
+    written = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert written["model"] == "org/mine" and written["api_key"] == "secret"
+    assert (tmp_path / "best.yaml").stat().st_mode & 0o077 == 0  # a key is in it
+    assert "secret" not in (tmp_path / "result.json").read_text()
+
+
+def test_a_server_that_does_not_start_is_told_in_one_line(result: TuneResult) -> None:
+    reason = (
+        "vllm serve m --port 1\nended (exit code 1) before it was ready; its last lines of output:\n    INFO: hello\n"
+        "    ValueError: a|b\n(the whole log: x.log)"
+    )
+    assert short_reason(reason) == "ended (exit code 1) before it was ready: ValueError: a|b"
+    assert short_reason("no request was answered: timeout") == "no request was answered: timeout"
+    failed = msgspec.structs.replace(result, failed={"max_num_seqs=1": reason})
+    assert "ready: ValueError: a\\|b | – |" in summary(failed)
+    assert "ValueError: a|b" in render_page(failed)
+
+
+def test_a_default_that_does_not_start_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    options = TuneOptions(
+        bench=BenchOptions(), goal=Goal(SLO), out=tmp_path / "out", server="other",
+        command="sh -c 'echo no such model; exit 3' {port} {slots}", values={"slots": (1, 2)},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"default settings(.|\n)*exit code 3(.|\n)*no such model"):
+        run_tune(options)
 
 
 def test_the_limits_load_as_a_gateway_reads_them(result: TuneResult, tmp_path: Path) -> None:

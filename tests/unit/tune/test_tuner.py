@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_step_times_are_corrected_and_the_budget_is_kept(tmp_path: Path) -> 
     made.run()
     correction = folder.state.correction
     assert correction is not None and correction.step == pytest.approx(1.3, abs=0.08)
-    assert (correction.error_after or 1) < 0.05 < (correction.error_before or 0)
+    assert (correction.error_after or 1) < 0.1 < (correction.error_before or 0)
     assert clock.now_s <= 600
     assert folder.state.finished and folder.state.spent_s == pytest.approx(clock.now_s)
     assert all(text.startswith("[") for text in said)
@@ -78,6 +79,15 @@ def test_the_default_stays_where_nothing_is_better(tmp_path: Path) -> None:
     assert made.verdict is not None and not made.verdict.is_better
     assert made.best == {}
     assert "not higher" in made.verdict.reason
+
+
+def test_any_percentile_of_an_slo_is_confirmed(tmp_path: Path) -> None:
+    goal = Goal(Slo.parse(["ttft-p90=2s", "itl-p75=1s"]))
+    made, _, _ = tuner(folder_at(tmp_path / "out"), goal=goal)
+    made.run()
+    assert made.verdict is not None
+    assert {"TTFT p90", "ITL p75"} <= {change.metric for change in made.verdict.changes}
+    assert "TTFT p90" in made.verdict.sentence
 
 
 def test_noise_is_not_taken_for_an_effect(tmp_path: Path) -> None:
@@ -152,6 +162,39 @@ def test_ctrl_c_before_any_measurement_says_what_the_simulation_says(tmp_path: P
     made.run()
     assert made.interrupted and made.best
     assert made.evidence == "simulated, not measured"
+
+
+def test_when_the_time_is_over_the_same_command_shows_its_result_again(tmp_path: Path) -> None:
+    clock = Clock()
+    first, _, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, clock=clock)
+    first.run()
+    assert first.verdict is not None and first.verdict.is_better
+    again = folder_at(tmp_path / "out")
+    again.state.spent_s = 600.0
+    second, measure, said = tuner(again, slow=1.2)
+    second.run()
+    assert measure.calls == [] and any("the time is over" in text for text in said)
+    assert second.verdict is not None and second.verdict.sentence == first.verdict.sentence
+    assert (second.best, second.safe) == (first.best, first.safe)
+
+
+def test_a_default_that_did_not_start_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    for simulated in (True, False):
+        first, _, _ = tuner(folder_at(tmp_path / f"{simulated}"), broken=("",), simulated=simulated)
+        with pytest.raises(NotMeasured):
+            first.run()
+        second, measure, _ = tuner(folder_at(tmp_path / f"{simulated}"), simulated=simulated, slow=1.2)
+        second.run()
+        assert measure.calls[0][0] == "" and second.verdict is not None
+
+
+def test_each_measurement_of_a_file_starts_a_server_and_the_budget_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    made, measure, _ = tuner(folder_at(tmp_path / "out"), slow=1.2, clock=clock, startup_s=20.0, always_starts=True)
+    made._task = replace(made._task, bench=replace(made._task.bench, file=tmp_path / "prompts.jsonl"))
+    made.run()
+    assert made.verdict is not None and measure.starts == len(measure.calls)
+    assert clock.now_s <= 600
 
 
 KILLED = """

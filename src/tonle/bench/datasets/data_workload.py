@@ -27,6 +27,9 @@ class DataWorkload:
             raise ConfigError("turns are for synthetic prompts and conversations (ShareGPT), not for single requests",
                               param="turns")  # fmt: skip
 
+    def pass_over(self, num_jobs: int) -> None:
+        self.num_sent += num_jobs
+
     def notes(self) -> list[str]:
         if self.num_sent <= len(self._data.items):
             return []

@@ -32,8 +32,8 @@ _ANSWERED = ("ok", "cached")
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of a replay, besides the latencies."""
+class ReplayCounts:
+    """What became of the requests of a replay, besides the latencies."""
 
     num_sent: int = 0
     not_sent: Counter[str] = field(default_factory=Counter)  # by reason
@@ -50,32 +50,29 @@ class ReplayJob(Job):
     record: str
     recorded: Recorded | None
     why_not_compared: str | None
-    outcome: Outcome
+    counts: ReplayCounts
 
     @property
     def reads_answer(self) -> bool:
         return self.counts_graphemes or self.recorded is not None
 
-    def count(self) -> None:
-        """It is sent."""
-        self.outcome.num_sent += 1
-        if self.why_not_compared is not None:
-            self.outcome.not_compared[self.why_not_compared] += 1
-
     def look_at(self, sample: Sample, answer: Answer | None) -> None:
+        """Counted here, when it is over: of jobs that were taken, the last may come too late to be sent."""
         sample.record = self.record
-        if self.recorded is None:
+        self.counts.num_sent += 1
+        if self.why_not_compared is not None:
+            self.counts.not_compared[self.why_not_compared] += 1
             return
-        if answer is None or sample.failure is not None:
-            self.outcome.not_compared["the request failed"] += 1
+        if self.recorded is None or answer is None or sample.failure is not None:
+            self.counts.not_compared["the request failed"] += 1
             return
-        self.outcome.num_compared += 1
+        self.counts.num_compared += 1
         result = self.recorded.compare(answer)
         if result.verdict == "different":
             sample.changed = f"at character {result.position}: {result.detail}"
-            self.outcome.num_changed += 1
-            if len(self.outcome.changed) < MAX_NAMED:
-                self.outcome.changed.append(f"{self.record} {sample.changed}")
+            self.counts.num_changed += 1
+            if len(self.counts.changed) < MAX_NAMED:
+                self.counts.changed.append(f"{self.record} {sample.changed}")
 
 
 class ReplayWorkload:
@@ -87,7 +84,7 @@ class ReplayWorkload:
         assert options.replay is not None, "made for a replay"
         self._options = options
         self._trail = options.replay
-        self.outcome = Outcome()
+        self.counts = ReplayCounts()
         self.model: str | None = None
         self.num_records = 0
         self._num_requests = 0  # about: those of which the content is gone are found when they are read
@@ -123,18 +120,18 @@ class ReplayWorkload:
         """There is no warm-up: it would put prompts into the caches that were not there."""
         if phase != "run":
             return iter(())
-        self.outcome = Outcome()
+        self.counts = ReplayCounts()
         return _Ahead(self._made())
 
     def _made(self) -> Iterator[ReplayJob]:
-        outcome, index = self.outcome, 0
+        counts, index = self.counts, 0
         for row in rows_of(self._trail, self._options.since, self._options.until):
             if (row.time or "") > self._end:
                 return  # what this replay sends to a server with the same trail is not replayed in turn
             reason = _why_not_sent(row)
             job = self._job(index, row) if reason is None else None
             if job is None:
-                outcome.not_sent[
+                counts.not_sent[
                     reason or "its request is not on record as it was (masked, redacted or unreadable)"
                 ] += 1
             else:
@@ -160,24 +157,27 @@ class ReplayWorkload:
             record=record["id"],
             recorded=Recorded.of(record) if reason is None else None,
             why_not_compared=reason,
-            outcome=self.outcome,
+            counts=self.counts,
         )
 
+    def pass_over(self, num_jobs: int) -> None:
+        """It has one level, which one process sends."""
+
     def notes(self) -> list[str]:
-        outcome = self.outcome
+        counts = self.counts
         speed = self._options.speed
         pace = "as fast as they came" if speed == 1 else f"{speed:g} times as fast as they came"
         notes = [
-            f"replay of {self._trail}: {outcome.num_sent} of {self.num_records} recorded requests were sent, {pace}; "
+            f"replay of {self._trail}: {counts.num_sent} of {self.num_records} recorded requests were sent, {pace}; "
             f"they had arrived within {self.recorded_s:.1f} s from {self._first} on"
         ]
-        notes += [f"{count} not sent: {reason}" for reason, count in outcome.not_sent.most_common()]
-        notes += [f"{count} sent but not compared: {reason}" for reason, count in outcome.not_compared.most_common()]
-        if outcome.num_compared:
-            verdict = f"{outcome.num_changed} changed" if outcome.num_changed else "all are the same"
-            notes.append(f"{outcome.num_compared} answers were compared with the recorded ones: {verdict}")
-        notes += [f"changed: {line}" for line in outcome.changed]
-        if (more := outcome.num_changed - len(outcome.changed)) > 0:
+        notes += [f"{count} not sent: {reason}" for reason, count in counts.not_sent.most_common()]
+        notes += [f"{count} sent but not compared: {reason}" for reason, count in counts.not_compared.most_common()]
+        if counts.num_compared:
+            verdict = f"{counts.num_changed} changed" if counts.num_changed else "all are the same"
+            notes.append(f"{counts.num_compared} answers were compared with the recorded ones: {verdict}")
+        notes += [f"changed: {line}" for line in counts.changed]
+        if (more := counts.num_changed - len(counts.changed)) > 0:
             notes.append(f"changed: {more} more; the saved report (--json) has all")
         return notes
 
@@ -204,7 +204,6 @@ class _Ahead:
         if not self._ahead:
             raise StopIteration
         job = self._ahead.popleft()
-        job.count()
         self._num_bytes -= len(job.body)
         if (job.due_s or 0.0) - (now_s - self._begin_s) > SLACK_S:
             self._make(REFILL_JOBS)

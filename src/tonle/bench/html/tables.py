@@ -109,7 +109,9 @@ def _summary_row(level: LevelReport, *, letters: bool) -> list[Content]:
 
 
 def _warmup(run: Run) -> str:
-    numbers = {level.warmup or run.report.settings.get("warmup") or 0 for level in run.report.levels}
+    settings = run.report.settings
+    usual = 0 if settings.get("replay") else settings.get("warmup") or 0  # older reports do not say it of each level
+    numbers = {level.warmup or usual for level in run.report.levels}
     if run.report.kind == "simulated":
         return "Times in milliseconds. Simulated: no server was asked."
     if not numbers or numbers == {0}:
@@ -183,12 +185,12 @@ def _count(value: int | None) -> str:
 
 def changed_answers(runs: Sequence[Run]) -> Html:
     """Of a replay: the records whose answers are not what they were."""
-    found = [(name, row) for name, level in _levels(runs) for row in level.rows or [] if row.changed]
+    found = [(name, each) for name, level in _levels(runs) for each in level.changed]
     if not found:
         return Html("")
-    rows = [[row.record or f"#{row.index}", name, row.changed] for name, row in found[:MAX_CHANGED]]
+    rows = [[each.record, name, each.how] for name, each in found[:MAX_CHANGED]]
     rest = f" The first {MAX_CHANGED} are listed." if len(found) > MAX_CHANGED else ""
-    replayed = sum(row.record is not None for _, level in _levels(runs) for row in level.rows or [])
+    replayed = sum(level.requests for run in runs if run.report.settings.get("replay") for level in run.report.levels)
     return joined([
         element("p", f"{count_text(len(found))} of {count_text(replayed)} replayed requests were answered differently.{rest}"),
         table(["Record", "level", "difference"], rows, class_="texts", caption="Changed answers"),
