@@ -77,7 +77,7 @@ class Predictor:
         """With as many requests as take `--level-seconds`, but some of each user at least."""
         some = max(40, FEWEST_ROUNDS * (load.users or 0))
         rate = load.value if load.users is None else self._report(load, some, SEED).requests_per_s
-        requests = max(some if load.users else 40, round(rate * self._arguments.level_seconds))
+        requests = max(some, round(rate * self._arguments.level_seconds))
         repeats = range(self._arguments.repeats)
         predicted = [numbers(self._report(load, requests, seed_of(number, repeat))) for repeat in repeats]
         return Level(load.label, load.users, None if load.users else load.value, requests, predicted)

@@ -26,6 +26,10 @@ from tonle.engine.mailbox import ThreadMailbox
 from tonle.engine.messages import Stop
 from tonle.engine.text import Text
 from tonle.replica.serve import build_server
+from tonle.simulate.fleet import fleet_of
+from tonle.simulate.profile import load_profile
+from tonle.simulate.run import simulate
+from tonle.simulate.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parents[2]
 STOP = re.compile(r"\[`([\w.]+)`\]\(\.\./(src/[\w/.]+)\)")
@@ -119,3 +123,13 @@ def test_a_request_passes_the_stops_of_a_gateway_in_order(walk: str, tmp_path: P
         return watch.visited
 
     assert asyncio.run(main()) == expected
+
+
+def test_a_simulated_request_passes_the_stops_in_order(walk: str) -> None:
+    expected = stops(walk, r"- S\d+\. ")
+    assert len(expected) > 10
+    request = TraceRequest(index=0, arrival_s=0.0, prompt=[5] * 40, output_tokens=4)
+    fleet = fleet_of(load_profile("smollm2-135m-cpu"), replicas=2)
+    with Watch(expected) as watch:
+        simulate(Trace(label="one", requests=[request]), fleet)
+    assert watch.visited == expected

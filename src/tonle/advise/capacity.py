@@ -12,10 +12,11 @@ import msgspec
 from tonle.advise.roofline import RooflineTimes
 from tonle.advise.units import GIB, bytes_text
 from tonle.advise.workload import Workload
+from tonle.config.engine import EngineConfig
 
-MEMORY_SHARE = 0.9  # `gpu_memory_utilization`'s default, here and in vLLM
+MEMORY_SHARE = EngineConfig().gpu_memory_utilization  # vLLM's default is the same
 RESERVE_BYTES = 2 * GIB  # of each GPU: CUDA's context, graphs, activations of a step
-BLOCK = 16  # tokens of a KV block
+BLOCK = EngineConfig().block_size
 MIN_USERS = 8  # fewer in one batch read all weights for too few tokens
 _SAFE = 1.645  # standard deviations: in 95 of 100 moments what runs fits
 
@@ -36,9 +37,9 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes < self.usable_bytes
 
 
-def capacity_of(times: RooflineTimes, workload: Workload, *, memory_share: float = MEMORY_SHARE) -> Capacity:
+def capacity_of(times: RooflineTimes, workload: Workload) -> Capacity:
     gpus, shape = times.gpus, times.shape
-    usable = int(times.gpu.memory_bytes * memory_share) - RESERVE_BYTES
+    usable = int(times.gpu.memory_bytes * MEMORY_SHARE) - RESERVE_BYTES
     weights = math.ceil(shape.weight_bytes(times.precision) / gpus)
     copies = max(1, gpus // shape.kv_heads)  # GPUs beyond the number of KV heads hold the same ones again
     per_token = shape.kv_bytes_per_token(times.kv) * copies

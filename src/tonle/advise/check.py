@@ -17,7 +17,6 @@ from tonle.advise.capacity import BLOCK
 from tonle.advise.choose import Question, Sizing
 from tonle.advise.workload import Workload
 from tonle.bench.measure import Circumstances, LevelReport, Sample, report_level
-from tonle.bench.slo import Slo
 from tonle.simulate.fleet import Fleet, ReplicaOptions
 from tonle.simulate.result import SimulationResult
 from tonle.simulate.run import simulate
@@ -146,7 +145,6 @@ def _check(
     samples: list[Sample],
     result: SimulationResult,
 ) -> Check:
-    slo: Slo = question.slo
     short = [
         sample.ttft_s
         for sample in samples
@@ -164,8 +162,8 @@ def _check(
         requests=level.requests,
         warmup=level.warmup,
         failed=level.failed,
-        holds=all(result.holds for result in level.slo) and not level.failed if slo else None,
-        bounds=[str(result) for result in level.slo],
+        holds=all(bound.holds for bound in level.slo) and not level.failed if question.slo else None,
+        bounds=[str(bound) for bound in level.slo],
         good_share=level.good_share,
         requests_per_s=requests_per_s,
         output_tokens_per_s=tokens_per_s,

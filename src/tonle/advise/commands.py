@@ -6,6 +6,7 @@ Does: text that can be pasted; a place to fill in is in capitals. Does not: run 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import msgspec
 
@@ -65,7 +66,9 @@ def _settings_file(question: Question, group: Group) -> str:
 def _checkpoint(question: Question, group: Group) -> str:
     name = group.option.times.precision.name
     if name == "bf16" or question.shape.stored_as == name:
-        return shlex.quote(question.shape.name) if question.shape.architecture else "MODEL"
+        own = question.shape.name
+        is_found = "/" in own or Path(own).exists()  # by a server; names of the table are not models of the hub
+        return shlex.quote(own) if is_found else "MODEL"
     return {"fp8": "FP8_CHECKPOINT", "int8": "W8A8_CHECKPOINT"}.get(name, "AWQ_OR_GPTQ_CHECKPOINT")
 
 

@@ -127,7 +127,7 @@ def _fewest(
                 topic="SLO",
                 verdict=f"no number of replicas up to {max(checks)} holds it",
                 reason="More replicas shorten queues, not steps: "
-                + "; ".join(text for text in check.bounds if "missed" in text)
+                + _missed(check)
                 + ". Try more GPUs per replica (--gpus-per-replica), a faster GPU, or a looser bound.",
             )
         )
@@ -161,20 +161,26 @@ def _search(guess: int, most: int, holds: Callable[[int], bool], low: int) -> in
 
 
 def _count_line(guess: int, best: int, checks: dict[int, tuple[Sizing, Check]]) -> Line:
-    missed = next((text for text in checks[guess][1].bounds if "missed" in text), "")
-    reason = f"With {guess} it does not hold: {missed}." if best > guess else f"{best} hold it too."
+    if best > guess:
+        reason = f"With {guess} it does not hold: {_missed(checks[guess][1])}."
+    else:
+        reason = f"With {best} it holds, too."
     below = checks.get(best - 1)
     if below is not None and below[1].holds is False and best < guess:
-        reason += (
-            f" {best - 1} do not: "
-            + next((text for text in below[1].bounds if "missed" in text), "requests failed")
-            + "."
-        )
+        reason += f" With {best - 1} it does not: {_missed(below[1])}."
     return Line(
         topic="corrected by the simulation",
-        verdict=f"{best} replicas instead of the {guess} of the rule of thumb",
+        verdict=f"{best} replica{'s' if best > 1 else ''} instead of the {guess} of the rule of thumb",
         reason=reason,
     )
+
+
+def _missed(check: Check) -> str:
+    """What a check that does not hold its SLO misses."""
+    found = [text for text in check.bounds if text.endswith("missed")]
+    if check.failed:
+        found.append(f"{check.failed} of {check.requests} requests failed or were refused")
+    return "; ".join(found)
 
 
 def _better(question: Question, together: Corrected, split: Corrected) -> Corrected:
@@ -243,7 +249,6 @@ def _one_replica(question: Question, option: Option, on_check: Callable[[str], N
         best = _most_users(most, holds)
     sizing, check = checks[best or most]
     corrected = Corrected(sizing, check, [checks[users][1] for users in sorted(checks)], share_lines)
-    missed = next((text for text in checks[most][1].bounds if "missed" in text), "")
     if best is None:
         corrected.lines.append(
             Line(
@@ -257,7 +262,7 @@ def _one_replica(question: Question, option: Option, on_check: Callable[[str], N
             Line(
                 topic="corrected by the simulation",
                 verdict=f"admit {best} requests at a time instead of the {most} that the rule of thumb allows",
-                reason=f"With {most}: {missed}.",
+                reason=f"With {most}: {_missed(checks[most][1])}.",
             )
         )
     return corrected

@@ -12,7 +12,7 @@ from tonle.advise.choose import HEADROOM, Group, Question, Sizing
 from tonle.advise.lines import Line, Section
 from tonle.advise.option import MOST_ROWS, Option, prompt_cost_s
 from tonle.advise.precision import KV_PRECISIONS
-from tonle.advise.units import bytes_text, flops_text
+from tonle.advise.units import bytes_text, count_text, flops_text
 from tonle.advise.workload import LONG_PROMPT, Workload
 from tonle.bench.slo import Slo, duration_text
 
@@ -32,7 +32,7 @@ def floor_section(question: Question, option: Option) -> Section:
             f"{duration_text(floors['p99'])} on an idle "
             "replica",
             reason="Prompts are bound by arithmetic; queueing comes on top.",
-            arithmetic=f"an average prompt: 2 × {flops_text(shape.active_block_parameters).replace(' G', 'B')} × "
+            arithmetic=f"an average prompt: 2 × {count_text(shape.active_block_parameters)} × "
             f"{own:,.0f} tokens = "
             f"{flops_text(operations)}FLOP at {times.efficiency.products:.0%} of "
             f"{flops_text(times.gpu.rate(times.precision.rate))}"

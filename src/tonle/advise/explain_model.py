@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tonle.advise.capacity import MEMORY_SHARE, RESERVE_BYTES
-from tonle.advise.choose import PARALLEL_PRICE, Question, cost, precision_names
+from tonle.advise.choose import ACCURACY_PRICE, PARALLEL_PRICE, Question, cost, precision_names
 from tonle.advise.lines import Line, Section
 from tonle.advise.option import Option
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
@@ -123,7 +123,10 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
             others.append(f"{best.name} {_cost_text(best, question)}")
     reason = f"Answers: {chosen.times.precision.accuracy}."
     if others:
-        reason += " A lower precision must save at least 10 % (8 bits) or 25 % (4 bits) to be worth its risk."
+        eight, four = ACCURACY_PRICE["fp8"], ACCURACY_PRICE["int4"]
+        reason += (
+            f" A lower precision must save at least {eight:.0%} (8 bits) or {four:.0%} (4 bits) to be worth its risk."
+        )
     if name == "int4":
         reason += " Products run at bf16's rate, so that int4 helps decoding and memory, not prompts."
     if (
@@ -134,7 +137,7 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
         reason = f"Tonle's engine serves it today, which comes first with --engine auto. {reason}"
     return Line(
         topic="precision",
-        verdict=f"{name} ({chosen.times.precision.how} per weight)",
+        verdict=f"{name} ({chosen.times.precision.how})",
         reason=reason,
         arithmetic=f"{chosen.name} {_cost_text(chosen, question)}"
         + (f"; best of others: {', '.join(others)}" if others else ""),
@@ -143,7 +146,7 @@ def _precision_line(question: Question, options: Sequence[Option], chosen: Optio
 
 def _cost_text(option: Option, question: Question) -> str:
     if question.workload.users is None and question.workload.rate is None:
-        return f"{option.gpu_s:.2f} GPU s per request"
+        return f"{option.gpu_s:.3g} GPU s per request"
     count = f"{cost(option, question):.3g}"
     return f"{count} GPU{'' if count == '1' else 's'} for the load"
 

@@ -6,6 +6,7 @@ serving; it belongs to the mathematics, which advice must not import).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from pathlib import Path
@@ -111,7 +112,7 @@ def _read(reader: _Reader) -> GgufHead:
         if name == "token_embd.weight" and sizes:
             vocab_size = sizes[-1]  # the file counts from the innermost
         elif len(sizes) > 1:
-            weights[kind] += sizes[0] * sizes[1]
+            weights[kind] += math.prod(sizes)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not vocab_size:
         raise ModelError(f"{reader.path}: it holds no language model: its architecture or token_embd.weight is missing")

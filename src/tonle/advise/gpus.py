@@ -32,7 +32,7 @@ class DataSheet(msgspec.Struct, frozen=True, kw_only=True):
     most_gpus: int = _MOST_OF_A_SERVER  # of one replica
     deploy_name: str | None = None  # what `tonle deploy` calls it; None: not in its table
     maker: str = "NVIDIA"
-    tonle: bool = True  # whether Tonle's engine has kernels for it
+    served: bool = True  # whether Tonle's engine has kernels for it
     origin: str = "data sheet"
 
     def rate(self, kind: str) -> float:
@@ -81,7 +81,7 @@ _TABLE = (
     _sheet("H100-PCIe", 79, 2000, 756, 1513, 1513, deploy_name="H100", link=_PCIE5, link_name="PCIe 5"),
     _sheet("H200", 139, 4800, 989, 1979, 1979, deploy_name="H200", **_nvlink(450, 4)),
     _sheet("B200", 178, 8000, 2250, 4500, 4500, deploy_name="B200", **_nvlink(900, 5)),
-    _sheet("MI300X", 191, 5300, 1307, 2615, 2615, link=448 * GB, link_name="Infinity Fabric", maker="AMD", tonle=False),
+    _sheet("MI300X", 191, 5300, 1307, 2615, 2615, link=448 * GB, link_name="Infinity Fabric", maker="AMD", served=False),
 )  # fmt: skip
 GPUS = {sheet.name: sheet for sheet in _TABLE}
 _ALSO = {

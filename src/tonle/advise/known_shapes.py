@@ -51,21 +51,27 @@ _TABLE: dict[str, tuple[str, int, int, int, int, int, int, int, dict[str, Any]]]
 }  # fmt: skip
 KNOWN_SHAPES = tuple(_TABLE)
 _PREFIX = re.compile(r"^(meta-)(?=llama)")
-_ENDINGS = re.compile(r"-(instruct|chat|it|hf|base|v\d+(\.\d+)?|\d{4}|awq|gptq|fp8|int4|int8|w4a16|w8a8|gguf)$")
+_STORED_AS = {
+    "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4", "int8": "int8", "w8a8": "int8", "fp8": "fp8",
+}  # fmt: skip
+_ENDINGS = re.compile(rf"-(instruct|chat|it|hf|base|v\d+(\.\d+)?|\d{{4}}|dynamic|gguf|{'|'.join(_STORED_AS)})$")
 
 
-def known_name(name: str) -> str | None:
-    """The name in the table that a user means: `meta-llama/Meta-Llama-3-70B-Instruct` is llama-3-70b."""
+def _known_name(name: str) -> tuple[str | None, str | None]:
+    """The name in the table that a user means, and the precision that an ending such as -AWQ names:
+    `meta-llama/Meta-Llama-3-70B-Instruct` is llama-3-70b."""
     bare = name.rsplit("/", 1)[-1].lower().replace("_", "-")
     bare = _PREFIX.sub("", bare)
-    while bare not in _TABLE and (shorter := _ENDINGS.sub("", bare)) != bare:
-        bare = shorter
-    return bare if bare in _TABLE else None
+    stored_as: str | None = None
+    while bare not in _TABLE and (ending := _ENDINGS.search(bare)) is not None:
+        stored_as = stored_as or _STORED_AS.get(ending[1])  # the last one counts: GPTQ-Int8 is int8
+        bare = bare[: ending.start()]
+    return (bare, stored_as) if bare in _TABLE else (None, None)
 
 
 def known_shape(name: str) -> ModelShape | None:
     """None: no such model in the table."""
-    found = known_name(name)
+    found, stored_as = _known_name(name)
     if found is None:
         return None
     architecture, layers, hidden, heads, kv_heads, intermediate, vocabulary, context, others = _TABLE[found]
@@ -80,5 +86,6 @@ def known_shape(name: str) -> ModelShape | None:
         intermediate_size=intermediate,
         vocab_size=vocabulary,
         context_length=context,
+        stored_as=stored_as,
         **others,
     )

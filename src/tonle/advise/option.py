@@ -16,12 +16,13 @@ from tonle.advise.roofline import RooflineTimes
 from tonle.advise.units import bytes_text
 from tonle.advise.workload import Workload
 from tonle.bench.slo import Slo, duration_text
+from tonle.config.engine import EngineConfig
 from tonle.engine.schedule.limits import SchedulerLimits
 from tonle.telemetry.percentile import percentile
 
-MOST_ROWS = 256  # CUDA graphs of decode steps go so far by default
+# What a server on a GPU has by default: `max_num_seqs`, which CUDA graphs of decode steps go up to; `max_num_batched_tokens`.
+MOST_ROWS, DEFAULT_STEP_TOKENS = EngineConfig(max_batch_size=None).batch_limits(gpu=True)
 MOST_STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 64
-DEFAULT_STEP_TOKENS = 4096  # of `max_num_batched_tokens` on a GPU
 _STEP_ROUND, _FINE_ROUND = 128, 32  # tiles of products: 385 tokens cost as much as 512; finer below 512
 _MARGIN = 0.9  # of an ITL limit is planned with: steps scatter
 _JUDGED = 200  # requests that a floor of whole answers is taken of
@@ -94,7 +95,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 def _why_not_served(times: RooflineTimes) -> str:
     shape = times.shape
-    if not times.gpu.tonle:
+    if not times.gpu.served:
         return f"Tonle's engine has no kernels for {times.gpu.maker} GPUs"
     if shape.experts:
         return "Tonle's engine does not serve mixture-of-experts models"

@@ -30,16 +30,17 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 PRECISIONS: dict[str, Precision] = {
     precision.name: precision
     for precision in (
-        Precision(name="bf16", bytes_per_weight=2.0, how="2 bytes", rate="bf16", served=True,
+        Precision(name="bf16", bytes_per_weight=2.0, how="2 bytes per weight", rate="bf16", served=True,
                   accuracy="as it was trained"),
-        Precision(name="fp8", bytes_per_weight=1.0, how="1 byte", rate="fp8", served=False,
+        Precision(name="fp8", bytes_per_weight=1.0, how="1 byte per weight", rate="fp8", served=False,
                   why_not="Tonle's engine does not read quantized safetensors; vLLM does",
                   accuracy="usually within 1 % of bf16 on benchmarks; measure your own task"),
-        Precision(name="int8", bytes_per_weight=1.0, how="1 byte", rate="int8", served=False,
+        Precision(name="int8", bytes_per_weight=1.0, how="1 byte per weight", rate="int8", served=False,
                   why_not="Tonle's engine does not read quantized safetensors; vLLM does",
                   accuracy="usually within 1 % of bf16 on benchmarks; measure your own task"),
         Precision(name="int4", bytes_per_weight=0.5 + 2.5 / _GROUP,
-                  how=f"half a byte, and 2.5 bytes of scale and zero point per {_GROUP} weights", rate="bf16", served=False,
+                  how=f"half a byte per weight, and 2.5 bytes of scale and zero point for {_GROUP} of them",
+                  rate="bf16", served=False,
                   why_not="Tonle's engine unpacks 4-bit GGUF files to 16 bits on a GPU (on a CPU it computes from them); vLLM "
                           "serves AWQ and GPTQ",
                   accuracy="one to a few per cent below bf16; measure your own task"),

@@ -88,6 +88,11 @@ def shape_of_config(config: dict[str, Any], *, name: str, origin: str) -> ModelS
     numbers = _Numbers(config, origin)
     heads = numbers.need("num_attention_heads")
     experts = numbers.first("num_local_experts", "num_experts", "n_routed_experts") or 0
+    per_token = numbers.first("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+    if experts and not per_token:
+        raise ModelError(
+            f"{origin}: num_experts_per_tok is missing: how many of its {experts} experts a token asks for"
+        )
     wide = numbers.need("intermediate_size")
     shared = (numbers.first("n_shared_experts") or 0) * (numbers.first("moe_intermediate_size") or wide)
     return dense_shape(
@@ -104,7 +109,7 @@ def shape_of_config(config: dict[str, Any], *, name: str, origin: str) -> ModelS
         context_length=numbers.first("max_position_embeddings") or 2048,
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=numbers.first("num_experts_per_tok") or 0,
+        experts_per_token=per_token or 0,
         shared_intermediate=(numbers.first("shared_expert_intermediate_size") or shared) if experts else 0,
         stored_as=_stored_as(quantization),
     )

@@ -64,7 +64,7 @@ def _row(option: OptionReport) -> list[str]:
         duration_text(option.decode_one_ms),
         duration_text(option.tpot_ms),
         duration_text(option.ttft_floor_p95_ms),
-        f"{option.gpu_s_per_request:.2f}",
+        f"{option.gpu_s_per_request:.3g}",
         ("vLLM" if option.not_served_by_tonle else "Tonle") + (", misses the SLO" if option.misses else ""),
     ]
 

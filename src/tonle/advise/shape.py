@@ -70,7 +70,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def read_bytes(self, precision: Precision, tokens: int = 1) -> float:
         """Weights that a step of so many tokens reads: all but the input table; of experts, those that some token needs."""
         blocks = self.active_block_parameters
-        if self.experts and tokens > 1:
+        if self.experts > self.experts_per_token and tokens > 1:
             idle = (1 - self.experts_per_token / self.experts) ** tokens  # chance that no token picks a certain expert
             blocks = self.block_parameters - round(self._expert_parameters * self.experts * idle)
         return blocks * precision.bytes_per_weight + self.head_parameters * _BF16_BYTES
@@ -156,6 +156,10 @@ def shape_of_numbers(
     if heads is None:
         heads = max(kv_heads, round(hidden_size / head_size / kv_heads) * kv_heads)
         guesses.append(f"{heads} heads")
+    experts = 0
+    if active < parameters:  # as if each token asked for one of so many: a large batch reads all of them
+        experts = max(2, round(parameters / active))
+        guesses.append(f"1 of {experts} experts per token")
     ends = (vocab_size or 0) * hidden_size
     if 2 * ends >= active:
         raise ConfigError(
@@ -177,5 +181,6 @@ def shape_of_numbers(
         head_parameters=ends,
         tied=False,
         context_length=context_length or 131_072,
-        experts=0,
+        experts=experts,
+        experts_per_token=min(1, experts),
     )

@@ -11,11 +11,12 @@ import random
 from functools import cached_property
 
 from tonle.bench import Span
+from tonle.config.gateway import GatewayConfig
 from tonle.errors import ConfigError
 from tonle.telemetry.percentile import percentile
 
 _DRAWN = 2000  # requests that statistics are taken of
-LONG_PROMPT = 5000  # tokens: what the gateway's length_threshold is by default
+LONG_PROMPT = GatewayConfig().length_threshold  # tokens
 _MIN_CLASS = 0.05  # share of requests, and of prompt tokens, that makes a class of its own worth having
 
 

@@ -114,7 +114,10 @@ def advise(
     head_size: Annotated[int | None, _model(metavar="N", help="Numbers of a head.")] = None,
     heads: Annotated[int | None, _model(metavar="N", help="Heads of queries. Default: estimated.")] = None,
     hidden_size: Annotated[int | None, _model(metavar="N", help="Of the hidden states. Default: estimated.")] = None,
-    context: Annotated[str | None, _model(metavar="N", help="Longest context: 128k. Default: 131072.")] = None,
+    vocab_size: Annotated[
+        int | None, _model(metavar="N", help="Tokens of the vocabulary. Default: all weights are taken for layers.")
+    ] = None,
+    context: Annotated[str | None, _model(metavar="N", help="Longest context, in tokens. Default: 131072.")] = None,
     simulate: Annotated[
         bool, _report("--simulate/--no-simulate", metavar="", help="Check the sizing in simulation. Default: yes.")
     ] = True,
@@ -130,7 +133,7 @@ def advise(
 
     [dim]Example:[/dim]  tonle advise llama-3.1-70b --gpu H100 --preset long --rate 4 --ttft-p95 8s --itl-p99 250ms --price 3
 
-    Exit status: 0 there is a sizing, 1 nothing fits or the SLO does not hold in simulation, 2 wrong input.
+    Exit status: 0 there is a sizing, 1 nothing fits or the SLO does not hold in simulation, 2 wrong input, 130 Ctrl-C.
     """
     if model == "list" or gpu == "list":
         _print_list(models=model == "list")
@@ -145,7 +148,7 @@ def advise(
                 check_writable(file)
         numbers = {
             "params": params, "active_params": active_params, "layers": layers, "kv_heads": kv_heads, "head_size": head_size,
-            "heads": heads, "hidden_size": hidden_size, "context": context,
+            "heads": heads, "hidden_size": hidden_size, "vocab_size": vocab_size, "context": context,
         }  # fmt: skip
         lengths = {"input_tokens": input_tokens, "output_tokens": output_tokens, "shared": shared_prefix_tokens}
         question = Question(
@@ -196,7 +199,7 @@ def _shape(model: str | None, numbers: dict[str, Any]) -> ModelShape:
                 param="model",
             )
         raise ConfigError(f"to describe a model by its numbers, also give {', '.join(missing)}", param="model")
-    for name in ("layers", "kv_heads", "head_size", "heads", "hidden_size"):
+    for name in ("layers", "kv_heads", "head_size", "heads", "hidden_size", "vocab_size"):
         if name in given and given[name] < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {given[name]}", param=name)
     return shape_of_numbers(
@@ -207,6 +210,7 @@ def _shape(model: str | None, numbers: dict[str, Any]) -> ModelShape:
         head_size=given["head_size"],
         heads=given.get("heads"),
         hidden_size=given.get("hidden_size"),
+        vocab_size=given.get("vocab_size"),
         context_length=parse_count(given["context"], "context") if "context" in given else None,
     )
 

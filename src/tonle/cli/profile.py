@@ -5,6 +5,7 @@ Exit status: 0 the profile was written · 2 it could not start · 130 stopped wi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 COULD_NOT_START = 2
 
-# What the two tables show: rows, prompts, tokens, context of each row, tokens before each chunk.
+# What the table of expected times shows: rows, prompts, tokens, context of each row, tokens before each chunk.
 _EXAMPLES = {
     "decode, 1 row, 256 tokens before": (1, 0, 0, 256, 0),
     "decode, 8 rows": (8, 0, 0, 256, 0),
@@ -131,6 +132,8 @@ def _check_writable(path: Path) -> None:
     """Before a minute is spent. Raises `ConfigError`."""
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent} to write {path.name} to", param="output")
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: name a file in a folder that can be written to", param="output")
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def simulate(
     slo: Slo,
     data: dict[str, Any],
     profile: Annotated[str | None, _servers(metavar="NAME|FILE", help=_PROFILE)] = None,
-    replicas: Annotated[int | None, _servers(metavar="N", help="So many servers behind a gateway. Default: 1.")] = None,
+    replicas: Annotated[
+        int | None, _servers(metavar="N", help="So many servers, behind a gateway if more than one. Default: 1.")
+    ] = None,
     find: Annotated[bool, _servers("--find-replicas", metavar="", help=_FIND)] = False,
     max_replicas: Annotated[
         int, _servers(metavar="N", help="With --find-replicas: no more than this. Default: 256.")
@@ -74,7 +76,10 @@ def simulate(
     ] = None,
     long_prefill_tokens: Annotated[
         int | None,
-        _servers(metavar="N", help="Tokens of one prompt per step, while others are present. Default: as profiled."),
+        _servers(
+            metavar="N",
+            help="Tokens of one prompt per step, while others are present. Default: as profiled, or the same share.",
+        ),
     ] = None,
     max_concurrent: Annotated[
         int | None, _servers(metavar="N", help="Requests that the gateway sends to one server at once. Default: 48.")
@@ -135,7 +140,6 @@ def simulate(
             "max_num_batched_tokens": max_num_batched_tokens,
             "long_prefill_tokens": long_prefill_tokens,
         }
-        gateway: dict[str, Any] = {"max_concurrent": max_concurrent, "max_queued": max_queued}
         servers, profiles = _servers_of(
             profile,
             fleet,
@@ -143,7 +147,8 @@ def simulate(
             {name: value for name, value in limits.items() if value is not None},
             price_per_hour,
         )
-        servers = replace(servers, **{name: value for name, value in gateway.items() if value is not None})
+        gateway = {"max_concurrent": max_concurrent, "max_queued": max_queued}
+        servers = _with_gateway(servers, gateway, wanted=find)
         options = BenchOptions(
             concurrency=users_of(concurrency, open_loop=rate or ramp),
             rates=() if rate is None else parse_numbers(rate, "rate"),
@@ -162,9 +167,8 @@ def simulate(
         )
         options.validate()
         servers.check()
-        if find and (replicas is not None or sweep is not None):
-            raise ConfigError("--find-replicas searches the number itself: give no --replicas and no --sweep",
-                              param="find_replicas")  # fmt: skip
+        if find:
+            _check_search(options, replicas, max_replicas)
         run = _Run(options, servers, profiles, None if quiet else Console(), json_file)
         run.explain(wanted=explained)
         status = run.find(max_replicas) if find else run.levels()
@@ -172,6 +176,26 @@ def simulate(
         show_error(error)
         raise typer.Exit(COULD_NOT_START) from None
     raise typer.Exit(status)
+
+
+def _with_gateway(fleet: Fleet, settings: dict[str, Any], *, wanted: bool) -> Fleet:
+    """With what was set of the gateway. If anything was, or it is `wanted`, one stands before a single server, too."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if (given or wanted) and fleet.gateway is None:
+        given["gateway"] = True
+    return replace(fleet, **given)
+
+
+def _check_search(options: BenchOptions, replicas: int | None, max_replicas: int) -> None:
+    """Of --find-replicas. Raises `ConfigError`."""
+    if replicas is not None or options.sweep is not None:
+        raise ConfigError("--find-replicas searches the number itself: give no --replicas and no --sweep",
+                          param="find_replicas")  # fmt: skip
+    if len(options.levels) > 1:
+        raise ConfigError("--find-replicas looks at one load: give one number with --rate or --concurrency",
+                          param="find_replicas")  # fmt: skip
+    if max_replicas < 1:
+        raise ConfigError(f"--max-replicas must be at least 1, not {max_replicas}", param="max_replicas")
 
 
 def _servers_of(

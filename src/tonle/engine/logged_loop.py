@@ -64,8 +64,9 @@ class LoggedLoop(Loop):
         launching_s = time.monotonic()
         before = len(self._launched)
         super()._launch(plan)
+        launched_s = time.monotonic()
         if len(self._launched) > before:  # else it failed
-            self._flying.append(_Moments(work_of(plan), self._planned_s, launching_s, time.monotonic()))
+            self._flying.append(_Moments(work_of(plan), self._planned_s, launching_s, launched_s))
 
     def _wait(self, launched: LaunchedStep) -> StepResult | None:
         waited_s = time.monotonic()

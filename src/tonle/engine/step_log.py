@@ -1,4 +1,4 @@
-"""The step log: a file with one line of JSON per step, for those who want to know where the time of an engine goes.
+"""The step log: a file with one line of JSON per step, which says where the time of an engine goes.
 
 Does: write lines a few hundred at a time; read them back. Does not: run steps (`logged_loop.py` is the loop that writes it) or
 import torch.
@@ -9,6 +9,8 @@ first token is there (`LoggedRequest`). Moments are `time.monotonic()` seconds, 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import msgspec
 
 from tonle.engine.schedule.step_facts import StepWork
 from tonle.errors import ConfigError
+
+log = logging.getLogger("tonle.engine")
 
 _LINES_AT_ONCE = 256
 
@@ -76,9 +80,11 @@ class StepLog:
     def __init__(self, path: Path, engine: LoggedEngine) -> None:
         """Raises `ConfigError` if the file cannot be written."""
         try:
-            self._file = path.open("wb", buffering=0)
+            self._file = path.open("wb")
         except OSError as error:
             raise ConfigError(f"step_log: cannot write {path}: {error.strerror}", param="step_log") from None
+        self._path = path
+        self._broken = False
         self._lines: list[Line] = []
         self._encode = msgspec.json.Encoder().encode_lines
         self.write(engine)
@@ -90,13 +96,23 @@ class StepLog:
             self.flush()
 
     def flush(self) -> None:
-        if self._lines:
-            self._file.write(self._encode(self._lines))
-            self._lines.clear()
+        """A file that can no longer be written ends the log, not the engine."""
+        if not self._lines:
+            return
+        data = self._encode(self._lines)
+        self._lines.clear()
+        if not self._broken:
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError as error:
+                self._broken = True
+                log.warning("the step log %s ends here: %s", self._path, error.strerror)
 
     def close(self) -> None:
         self.flush()
-        self._file.close()
+        with contextlib.suppress(OSError):  # it is in the log already
+            self._file.close()
 
 
 class StepLogFile(msgspec.Struct, frozen=True):

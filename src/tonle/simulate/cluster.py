@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from tonle.bench.drive import PAUSE_AFTER_FAILURE_S
 from tonle.bench.measure import Sample
 from tonle.engine.request import Request
 from tonle.gateway.backends.backend import Backend
@@ -24,8 +25,6 @@ from tonle.simulate.replica import Ended
 from tonle.simulate.sending import Sending
 from tonle.simulate.server import Server
 from tonle.simulate.trace import Trace, TraceRequest
-
-PAUSE_AFTER_FAILURE_S = 0.05  # of a user, as `tonle bench` does
 
 Then = Callable[[Server, Ended], None]
 Lost = Callable[[Server, list[float]], None]
@@ -192,6 +191,8 @@ class Cluster:
             self.clock.at(now + failure.restart_s, partial(self._restart, server))
 
     def _restart(self, server: Server) -> None:
+        if server.removed_s is not None:
+            return  # the autoscaler has removed it meanwhile
         server.start(self.clock.now)
         self._count()
         self._at_probe(self.clock.now, lambda: self._note_health(server))

@@ -89,7 +89,7 @@ def _profile_lines(profiles: list[Profile]) -> list[str]:
     for profile in {id(each): each for each in profiles}.values():
         server = profile.server
         fits = {fit.kind: fit for fit in profile.fits}
-        error = f"; its steps are told within {fits['all'].median_error:.1%} (median)" if "all" in fits else ""
+        error = f"; steps are predicted within {fits['all'].median_error:.1%} (median)" if "all" in fits else ""
         lines.append(
             f"Step times: {server.model} ({server.dtype}) on {server.device_name}, measured {profile.made_at[:10]} with "
             f"{server.max_num_seqs} requests and {server.max_num_batched_tokens} tokens per step{error}"
@@ -120,9 +120,10 @@ def _fleet_lines(fleet: Fleet) -> list[str]:
         lines.append(_transfer_line(fleet))
     if fleet.autoscaling is not None:
         rule = fleet.autoscaling
+        target = "" if rule.metric == "schedule" else f"target {rule.target:g} per replica, "
         lines.append(
-            f"Autoscaling by {rule.metric}: target {rule.target:g} per replica, {rule.min} to {rule.max} replicas, decided every "
-            f"{rule.every_s:g} s, {rule.cold_start_s:g} s until a new one serves"
+            f"Autoscaling by {rule.metric}: {target}{rule.min} to {rule.max} replicas, decided every {rule.every_s:g} s, "
+            f"{rule.cold_start_s:g} s until a new one serves"
         )
     lines += [
         f"Replica {each.replica} dies at {each.at_s:g} s"
@@ -160,7 +161,10 @@ def _load_line(options: BenchOptions) -> str:
             "counts of tokens"
         )
     if options.file is not None:
-        return f"Requests: those of {options.file}; texts are not tokenized: four characters count as a token"
+        return (
+            f"Requests: those of {options.file}; texts are not tokenized: four ASCII characters, or three bytes of other "
+            "scripts, count as a token"
+        )
     return (
         f"Requests: {options.input_tokens} tokens in, {options.output_tokens} out, the same that `tonle bench` sends with "
         f"--seed {options.seed}"

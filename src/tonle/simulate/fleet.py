@@ -67,6 +67,14 @@ class Autoscaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("target", "every_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscaling: {name} must be more than 0", param="autoscaling")
+        for name in ("cold_start_s", "down_after_s", "tolerance"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"autoscaling: {name} must be at least 0", param="autoscaling")
+        if self.metric == "kv" and self.target > 1:
+            raise ConfigError(
+                f"autoscaling by kv: target is a share of KV blocks, such as 0.8, not {self.target:g}",
+                param="autoscaling",
+            )
         if self.metric == "schedule" and not self.schedule:
             raise ConfigError("autoscaling by schedule needs a schedule: [[seconds, replicas], …]", param="autoscaling")
 
@@ -112,12 +120,13 @@ class Fleet:
         return GatewayConfig(**{name: getattr(self, name) for name in names})
 
     def resized(self, count: int) -> Fleet:
-        """With so many replicas: the first is repeated. Raises `ConfigError` if they differ."""
-        if any(each != self.replicas[0] for each in self.replicas):
+        """With so many replicas: the first is repeated, without its name. Raises `ConfigError` if they differ."""
+        nameless = [replace(each, name=None) for each in self.replicas]
+        if any(each != nameless[0] for each in nameless):
             raise ConfigError(
                 "these replicas are not alike: it is not clear which to add or leave out", param="replicas"
             )
-        return replace(self, replicas=self.replicas[:1] * count)
+        return replace(self, replicas=nameless[:1] * count)
 
     def check(self) -> None:
         """Raises `ConfigError`."""
@@ -134,14 +143,31 @@ class Fleet:
             )
         if self.gateway is False and self.has_several:
             raise ConfigError("several replicas need a gateway in front of them", param="gateway")
+        self._check_limits()
         for failure in self.failures:
             if not 0 <= failure.replica < len(self.replicas):
                 raise ConfigError(
                     f"replica {failure.replica} cannot fail: there are {len(self.replicas)}, counted from 0",
                     param="failures",
                 )
+            if not (failure.at_s >= 0 and (failure.restart_s is None or failure.restart_s >= 0)):
+                raise ConfigError("failures: at_s and restart_s are seconds, and must be at least 0", param="failures")
         if self.autoscaling is not None:
             self.autoscaling.check()
+
+    def _check_limits(self) -> None:
+        limits = [(self.max_concurrent, self.max_queued)]
+        limits += [(each.max_concurrent or self.max_concurrent, each.max_queued or 0) for each in self.replicas]
+        for max_concurrent, max_queued in limits:
+            if max_concurrent < 1:
+                raise ConfigError(f"max_concurrent must be at least 1, not {max_concurrent}", param="max_concurrent")
+            if max_queued < 0:
+                raise ConfigError(f"max_queued must be at least 0, not {max_queued}", param="max_queued")
+        for options in self.replicas:
+            if not 0 <= options.price_per_hour < math.inf:
+                raise ConfigError(
+                    f"price_per_hour must be at least 0, not {options.price_per_hour:g}", param="price_per_hour"
+                )
 
     @property
     def has_several(self) -> bool:

@@ -3,7 +3,7 @@
 Does: read, refuse what it does not know by name, find profiles. Does not: check the fleet as a whole (`Fleet.check`).
 
     replicas:
-      - profile: h200-llama-3.2-3b     # shipped, or a file
+      - profile: llama-3.2-3b-h200     # one that comes with Tonle, or a file
         count: 2
         role: decode                   # any, prefill or decode
         price_per_hour: 4.0

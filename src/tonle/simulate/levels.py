@@ -88,9 +88,11 @@ def simulate_levels(options: BenchOptions, fleet: Fleet, watch: Watch) -> tuple[
 
 def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watch) -> FewestReplicas:
     """The fewest replicas that hold the SLO on the options' first level: doubled until it holds, then halved. Every number is
-    tried on the same requests. Raises `ConfigError` if there is no SLO."""
+    tried on the same requests and behind a gateway, unless `fleet` has none. Raises `ConfigError` if there is no SLO."""
     if not options.slo:
         raise ConfigError("the fewest replicas for what? Give an SLO, such as --ttft-p95 500ms", param="slo")
+    if fleet.gateway is None:
+        fleet = replace(fleet, gateway=True)  # its limits would else begin with the second replica
     load = options.levels[0]
     is_open_end = load.users is not None and options.num_requests(load) is None
     trace = None if is_open_end else trace_of_workload(options)
@@ -102,7 +104,10 @@ def find_replicas(options: BenchOptions, fleet: Fleet, *, most: int, watch: Watc
             watch(tried[count])
         return is_held(tried[count].level)
 
-    low, high = 0, 1  # `low` does not hold it
+    high = 1 + max((failure.replica for failure in fleet.failures), default=0)  # those that fail must be there
+    if high > most:
+        raise ConfigError(f"replica {high - 1} fails, counted from 0: {most} replicas are too few", param="failures")
+    low = high - 1  # does not hold it, or is not tried
     while not holds(high):
         low, high = high, min(high * 2, most)
         if low == most:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tonle.config.engine import EngineConfig
 from tonle.engine.schedule.limits import SchedulerLimits
 from tonle.errors import ConfigError
 from tonle.simulate.fitted_times import FittedTimes
@@ -35,7 +36,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the model of step times tells steps it was not fitted to."""
+    """How well the model of step times predicts steps that it was not fitted to."""
 
     kind: str  # of steps
     steps: int
@@ -54,18 +55,32 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fits: list[Fit] = []
 
     def limits(self, **changes: int) -> SchedulerLimits:
-        """Of the server's scheduler. `changes`: by field, such as max_num_seqs=64."""
-        server = self.server
+        """Of the server's scheduler. `changes`: by field, such as max_num_seqs=64. Without a threshold of its own, the most of
+        one prompt in a step keeps its share of the step, as in a server with that `max_num_batched_tokens`."""
+        server, engine = self.server, self._engine
+        tokens = changes.get("max_num_batched_tokens", server.max_num_batched_tokens)
+        threshold = server.long_prefill_tokens
+        if not engine.long_prefill_token_threshold:
+            threshold = max(1, threshold * tokens // server.max_num_batched_tokens)
         own: dict[str, Any] = {
             "max_num_seqs": server.max_num_seqs,
-            "max_num_batched_tokens": server.max_num_batched_tokens,
+            "max_num_batched_tokens": tokens,
             "context_length": server.context_length,
             "block_size": server.block_size,
-            "long_prefill_tokens": server.long_prefill_tokens,
-            "prefix_caching": server.settings.get("enable_prefix_caching", True),
+            "long_prefill_tokens": threshold,
+            "ageing_s": engine.priority_ageing_s,
+            "prefix_caching": engine.reuses_prefixes,
+            "continuous": engine.enable_continuous_batching,
+            "batch_timeout_s": engine.batch_timeout_ms / 1e3,
             "min_forced": 1 + self.times.lag,
         }
         return SchedulerLimits(**own | changes)
+
+    @property
+    def _engine(self) -> EngineConfig:
+        """The server's settings, as far as this version knows them."""
+        known = EngineConfig.names()
+        return EngineConfig(**{name: value for name, value in self.server.settings.items() if name in known})
 
 
 def shipped_profiles() -> list[str]:

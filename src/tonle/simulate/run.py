@@ -1,6 +1,6 @@
 """`simulate`: a trace over a fleet, to its end.
 
-Does: run a `Cluster` and gather what came of it; find the fewest replicas that hold an SLO. Does not: make traces (`traces.py`).
+Does: run a `Cluster` and gather what came of it. Does not: make traces (`traces.py`), or search for replicas (`levels.py`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,5 @@ def _no_collection() -> Iterator[None]:
 def _rate(trace: Trace) -> float | None:
     """Requests per second that arrive, if they do by themselves."""
     moments = [request.arrival_s for request in trace.requests if request.arrival_s is not None]
-    if not moments or len(moments) < 2 or moments[-1] <= moments[0]:
-        return None
-    return len(moments) / (max(moments) - min(moments))
+    span_s = max(moments) - min(moments) if moments else 0.0
+    return (len(moments) - 1) / span_s if span_s > 0 else None

@@ -63,7 +63,7 @@ class _Turn(Ticket):
 
     def let_in(self) -> None:
         self._waits = False
-        self._sending.begin()
+        self._sending.begin_soon()
 
     def displace(self, error: QueueFull) -> None:
         self._waits = False
@@ -105,6 +105,10 @@ class Sending:
     def refused(self, error: QueueFull) -> None:
         self._ticket = None
         self._end(f"HTTP {error.status}: {error.message}")
+
+    def begin_soon(self) -> None:
+        """As in the gateway, whose event loop wakes the caller later: the one that leaves the gate does not wait for it."""
+        self._cluster.clock.at(self._cluster.clock.now, self.begin)
 
     def begin(self) -> None:
         """It is its turn."""

@@ -18,7 +18,7 @@ from tonle.simulate.replica import Ended, Replica
 from tonle.simulate.result import ReplicaReport
 
 MODEL = "model"
-NO_LIMIT = 1 << 30  # of a server without a gateway: its engine queues by itself
+NO_LIMIT = 1 << 30  # of a server without a gateway: its engine queues by itself, and no breaker pauses it
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
             clock=clock,
         )
         self.backend.breaker = Breaker(
-            max_failures=config.breaker_failures, pause_s=config.breaker_pause_s, clock=clock
+            max_failures=config.breaker_failures if gated else NO_LIMIT, pause_s=config.breaker_pause_s, clock=clock
         )
 
     def start(self, now: float) -> None:
@@ -80,6 +80,8 @@ class Server:
             return []
         assert self._up_since_s is not None
         self._up_s += now - self._up_since_s
+        counts = self.replica.counts  # which has it from before the last steps in which nothing but decoding happened
+        counts.max_kv_usage = max(counts.max_kv_usage, self.replica.kv_usage)
         self._ended.append(self.replica)
         self.replica.stop()
         self.replica = None

@@ -58,11 +58,12 @@ def test_length_classes_come_with_a_file_for_each_and_one_for_the_gateway(tmp_pa
 @pytest.mark.parametrize(
     ("asked", "start"),
     [
-        (question("qwen2.5-7b", "H200", CHAT), "tonle serve qwen2.5-7b --max-model-len 1024"),
+        (question("qwen2.5-7b", "H200", CHAT), "tonle serve MODEL --max-model-len 1024"),
         (question("qwen2.5-7b", "H200", CHAT, engine="vllm"), "vllm serve FP8_CHECKPOINT --max-model-len 1024"),
         (question(), "vllm serve FP8_CHECKPOINT --tensor-parallel-size 2 --max-model-len 22528"),
-        (question(precisions=("bf16",)), "vllm serve llama-3.1-70b --tensor-parallel-size 4"),
-        (question("qwen2.5-7b", "MI300X", CHAT, precisions=("bf16",)), "vllm serve qwen2.5-7b"),
+        (question(precisions=("bf16",)), "vllm serve MODEL --tensor-parallel-size 4"),
+        (question("Qwen/Qwen2.5-7B", "MI300X", CHAT, precisions=("bf16",)), "vllm serve Qwen/Qwen2.5-7B"),
+        (question("Qwen/Qwen2.5-7B-AWQ", "H200", CHAT), "vllm serve Qwen/Qwen2.5-7B-AWQ"),
     ],
 )
 def test_the_command_of_a_server(asked: Question, start: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tonle.advise.gguf_head import read_gguf_head
-from tonle.advise.known_shapes import KNOWN_SHAPES, known_name, known_shape
+from tonle.advise.known_shapes import KNOWN_SHAPES, known_shape
 from tonle.advise.precision import KV_PRECISIONS, PRECISIONS
 from tonle.advise.read_model import find_model
 from tonle.advise.shape import shape_of_numbers
@@ -84,7 +84,21 @@ def test_experts_are_read_as_tokens_ask_for_them() -> None:
     ],
 )
 def test_names_as_people_write_them(name: str, known: str | None) -> None:
-    assert known_name(name) == known
+    shape = known_shape(name)
+    assert (shape and shape.origin) == (known and f"the public sizes of {known}")
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", None),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "int4"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "int8"),
+        ("maker/Llama-3.3-70B-Instruct-FP8-dynamic", "fp8"),
+    ],
+)
+def test_a_name_says_in_which_precision_weights_are_stored(name: str, stored: str | None) -> None:
+    assert find_model(name).stored_as == stored
 
 
 def test_every_known_shape_is_sound() -> None:
@@ -141,6 +155,7 @@ def test_quantized_checkpoints_are_known(tmp_path: Path, quantization: dict[str,
         ({"num_hidden_layers": True}, "num_hidden_layers should be a whole number"),
         ({"kv_lora_rank": 512}, "latent attention"),
         ({"num_key_value_heads": 7}, "cannot share 7 KV heads"),
+        ({"num_local_experts": 8}, "num_experts_per_tok is missing"),
     ],
 )
 def test_configs_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -225,6 +240,20 @@ def test_numbers_of_a_model_card() -> None:
     )
     assert exact.origin == "your numbers"
     assert exact.block_parameters == 70_000_000_000 - 2 * 128_256 * 8192
+
+
+def test_experts_by_numbers_are_all_read_in_a_large_batch() -> None:
+    shape = shape_of_numbers(parameters=47 * 10**9, active_parameters=13 * 10**9, layers=32, kv_heads=8, head_size=128)
+    one, many = (shape.read_bytes(PRECISIONS["bf16"], tokens) for tokens in (1, 1000))
+    assert one == pytest.approx(2 * 13e9)
+    assert many == pytest.approx(2 * 47e9)
+    assert "1 of 4 experts per token" in shape.origin
+
+
+def test_experts_that_every_token_asks_for_are_read_once(tmp_path: Path) -> None:
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2}
+    shape = find_model(str(write_config(tmp_path, **experts)))
+    assert shape.read_bytes(PRECISIONS["bf16"], 1) == shape.read_bytes(PRECISIONS["bf16"], 64)
 
 
 def test_numbers_that_contradict_each_other_are_refused() -> None:

@@ -67,6 +67,17 @@ def test_a_file_that_cannot_be_written_is_an_error_that_says_so(model: Any, tmp_
         InferenceEngine(model, None, config).start()
 
 
+def test_a_log_that_can_no_longer_be_written_ends_and_the_engine_goes_on(model: Any, caplog: Any) -> None:
+    config = EngineConfig(step_log="/dev/full")
+    with InferenceEngine(model, None, config) as engine:
+        asked = GenerationConfig(max_length=4, early_stopping=False)
+        for _ in range(2):
+            assert len(engine.result(engine.submit_request([5, 6, 7], asked), timeout=60).output_ids[0]) == 4
+    assert [record.getMessage() for record in caplog.records if "step log" in record.getMessage()] == [
+        "the step log /dev/full ends here: No space left on device"
+    ]
+
+
 def test_a_file_that_is_no_step_log_is_an_error_that_says_so(tmp_path: Path) -> None:
     other = tmp_path / "other"
     for text in ("", "{}\n", '{"line": "step"}\n', "nothing like it\n"):

@@ -100,6 +100,32 @@ def test_without_a_gateway_a_dead_server_refuses_connections() -> None:
     assert [sample.failure for sample in result.samples[2:]] == ["connection refused: replica-0 is down"] * 2
 
 
+def test_a_server_without_a_gateway_answers_as_soon_as_it_is_back() -> None:
+    """No circuit breaker stands before it, however many connections were refused meanwhile."""
+    fleet = Fleet(replicas=[ONE], failures=[Failure(replica=0, at_s=1.0, restart_s=1.0)])
+    result = run([asked(index, 0.05 * index, 20, 5) for index in range(60)], fleet)
+    assert all("connection" in (sample.failure or "connection") for sample in result.samples)
+    assert not any(sample.failure for sample in result.samples if sample.start_s > 2.0)
+
+
+def test_a_long_queue_of_a_replica_that_dies_goes_to_another_one() -> None:
+    one = replace(ONE, limits=limits(max_num_seqs=2))
+    fleet = Fleet(replicas=[one] * 2, max_concurrent=2, failures=[Failure(replica=0, at_s=0.5)], prefix_affinity=False)
+    result = run([asked(index, 0.0005 * index, 20, 60) for index in range(900)], fleet)
+    failures = [sample.failure or "" for sample in result.samples]
+    assert sum(failure.startswith("truncated stream") for failure in failures) == 2
+    assert all(not failure or "truncated" in failure or "HTTP 429" in failure for failure in failures)
+    assert result.replicas[1].requests > 500
+
+
+def test_a_replica_that_was_removed_while_it_was_down_does_not_come_back() -> None:
+    rule = Autoscaling(metric="schedule", schedule=[(0.0, 2), (3.0, 1)], every_s=1.0, down_after_s=0.0)
+    failure = Failure(replica=1, at_s=1.5, restart_s=4.0)
+    requests = [asked(index, 0.1 * index, 20, 5) for index in range(100)]
+    result = run(requests, Fleet(replicas=[ONE] * 2, failures=[failure], autoscaling=rule))
+    assert result.replicas[1].up_s == pytest.approx(1.5)
+
+
 def test_replicas_are_added_when_requests_wait_and_removed_when_they_do_not() -> None:
     rule = Autoscaling(metric="queue", target=4, max=5, every_s=2.0, cold_start_s=3.0, down_after_s=20.0)
     one = replace(ONE, limits=limits(max_num_seqs=4), price_per_hour=1.0)
@@ -130,6 +156,13 @@ def test_a_schedule_says_how_many() -> None:
         ({"failures": [Failure(replica=2, at_s=1.0)]}, "replica 2 cannot fail: there are 2, counted from 0"),
         ({"autoscaling": Autoscaling(min=3, max=2)}, "1 ≤ min ≤ max"),
         ({"autoscaling": Autoscaling(metric="schedule")}, "needs a schedule"),
+        ({"autoscaling": Autoscaling(metric="kv")}, "target is a share of KV blocks, such as 0.8, not 4"),
+        ({"autoscaling": Autoscaling(cold_start_s=-1.0)}, "cold_start_s must be at least 0"),
+        ({"failures": [Failure(replica=0, at_s=-1.0)]}, "at_s and restart_s are seconds"),
+        ({"failures": [Failure(replica=0, at_s=1.0, restart_s=-1.0)]}, "at_s and restart_s are seconds"),
+        ({"max_concurrent": 0}, "max_concurrent must be at least 1, not 0"),
+        ({"replicas": [replace(ONE, max_queued=-1)]}, "max_queued must be at least 0, not -1"),
+        ({"replicas": [replace(ONE, price_per_hour=-2.0)]}, "price_per_hour must be at least 0, not -2"),
     ],
 )
 def test_a_fleet_that_makes_no_sense_is_refused(changes: dict[str, object], message: str) -> None:
@@ -140,6 +173,9 @@ def test_a_fleet_that_makes_no_sense_is_refused(changes: dict[str, object], mess
 
 def test_only_replicas_that_are_alike_can_be_resized() -> None:
     assert len(Fleet(replicas=[ONE] * 2).resized(5).replicas) == 5
+    named = Fleet(replicas=[replace(ONE, name="a"), replace(ONE, name="b")]).resized(3)
+    named.check()
+    assert [each.name for each in named.replicas] == [None] * 3
     with pytest.raises(ConfigError, match="not alike"):
         Fleet(replicas=[ONE, replace(ONE, length="long")]).resized(3)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,8 @@ from tonle.bench.slo import Slo
 from tonle.cli.app import app
 from tonle.errors import ConfigError
 from tonle.simulate.fitted_times import Curve, FittedTimes
-from tonle.simulate.fleet import Fleet
-from tonle.simulate.fleet_file import read_fleet
+from tonle.simulate.fleet import Autoscaling, Failure, Fleet
+from tonle.simulate.fleet_file import _File, _Row, read_fleet
 from tonle.simulate.levels import find_replicas, simulate_level, simulate_levels
 from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile
 
@@ -73,6 +75,15 @@ def test_the_fewest_replicas_are_found() -> None:
     assert {each.level.requests for _, each in found.levels} == {300}
 
 
+def test_replicas_that_fail_are_among_those_tried() -> None:
+    chosen = options(rates=(2.0,), requests=20, slo=Slo.parse(["ttft-p50=10s"]))
+    fleet = replace(ONE, failures=[Failure(replica=2, at_s=0.5)])
+    found = find_replicas(chosen, fleet, most=6, watch=lambda _: None)
+    assert found.count == 3 and [count for count, _ in found.levels] == [3, 4]
+    with pytest.raises(ConfigError, match="2 replicas are too few"):
+        find_replicas(chosen, fleet, most=2, watch=lambda _: None)
+
+
 def test_no_number_of_replicas_is_enough() -> None:
     chosen = options(rates=(2.0,), requests=20, slo=Slo.parse(["ttft-p95=1ms"]))
     found = find_replicas(chosen, ONE, most=6, watch=lambda _: None)
@@ -98,6 +109,18 @@ failures: [{{replica: 2, at_s: 3}}]
     assert (fleet.replicas[1].limits.max_num_seqs, fleet.replicas[1].price_per_hour) == (8, 2.5)
     assert fleet.replicas[1].targets is not None and not fleet.prefix_affinity
     assert fleet.autoscaling is not None and fleet.autoscaling.metric == "kv" and fleet.failures[0].replica == 2
+
+
+def test_the_fleet_of_the_docs_has_every_setting_of_a_fleet(tmp_path: Path, saved: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text.replace("profile.json", saved).replace("{role: prefill", f"{{profile: {saved}, role: prefill"))
+    fleet, _ = read_fleet(file)
+    assert [each.role for each in fleet.replicas] == ["decode", "decode", "prefill"]
+    for kind in (_File, _Row, Autoscaling, Failure):
+        for name in kind.__struct_fields__:
+            assert re.search(rf"\b{name}\b", text), name
 
 
 @pytest.mark.parametrize(
@@ -142,6 +165,13 @@ def test_the_command_finds_replicas_and_exits_1_where_none_are_enough(saved: str
     assert missed.exit_code == 1 and not missed.output
 
 
+def test_limits_of_the_gateway_hold_for_a_single_server_too(saved: str) -> None:
+    arguments = ["simulate", "--profile", saved, "--concurrency", "8", "--requests", "16"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    done = CliRunner().invoke(app, [*arguments, "--max-concurrent", "2", "--max-queued", "1"])
+    assert done.exit_code == 1 and "HTTP 429" in done.output, done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -150,6 +180,9 @@ def test_the_command_finds_replicas_and_exits_1_where_none_are_enough(saved: str
         (["--profile", "PROFILE", "--replicas", "0"], "replicas must be at least 1"),
         (["--profile", "PROFILE", "--find-replicas"], "Give an SLO"),
         (["--profile", "PROFILE", "--find-replicas", "--replicas", "2", "--slo", "ttft-p50=1s"], "give no --replicas"),
+        (["--profile", "PROFILE", "--find-replicas", "--rate", "1,2", "--slo", "ttft-p50=1s"], "looks at one load"),
+        (["--profile", "PROFILE", "--find-replicas", "--max-replicas", "0", "--slo", "ttft-p50=1s"], "at least 1"),
+        (["--profile", "PROFILE", "--replicas", "2", "--max-concurrent", "0"], "max_concurrent must be at least 1"),
         (["--profile", "PROFILE", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["--fleet", "none.yaml", "--replicas", "2"], "give --fleet alone"),
     ],

@@ -56,6 +56,20 @@ def test_limits_are_the_servers_but_for_what_is_changed() -> None:
     assert not msgspec.structs.replace(PROFILE, server=without).limits().prefix_caching
 
 
+def test_limits_follow_the_settings_that_the_server_was_started_with() -> None:
+    assert PROFILE.limits(max_num_batched_tokens=128).long_prefill_tokens == 64, (
+        "half of a step, as without a threshold"
+    )
+    given: dict[str, Any] = {
+        "long_prefill_token_threshold": 32, "priority_ageing_s": 1.5, "enable_continuous_batching": False,
+        "batch_timeout_ms": 20.0, "a_setting_of_another_version": 1,
+    }  # fmt: skip
+    server = msgspec.structs.replace(SERVER, settings=given)
+    limits = msgspec.structs.replace(PROFILE, server=server).limits(max_num_batched_tokens=128)
+    assert (limits.long_prefill_tokens, limits.ageing_s) == (32, 1.5)
+    assert (limits.continuous, limits.batch_timeout_s) == (False, 0.02)
+
+
 def test_what_is_no_profile_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Make one with `tonle profile -o FILE`"):
         load_profile(str(tmp_path / "none"))
@@ -205,6 +219,7 @@ def test_the_log_of_another_server_is_found_out(made: tuple[Any, Path]) -> None:
         (["--url", "http://127.0.0.1:1", "--step-log", "/nowhere/x"], "cannot read the step log"),
         (["--seconds", "0"], "--seconds must be between"),
         (["-o", "/nowhere/p.json"], "there is no folder /nowhere"),
+        (["-o", "/"], "cannot write /: name a file"),
         (["--", "--port", "80"], "--port does not go with a profile"),
         (["--compare", "no-such"], "cannot read the profile no-such"),
     ],

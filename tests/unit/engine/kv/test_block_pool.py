@@ -1,8 +1,11 @@
 """The block pool's small print; the property tests cover its life."""
 
+import sys
+from hashlib import blake2b
+
 import pytest
 
-from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.kv.block_pool import BlockPool, block_digests, root_digest
 
 
 def test_free_blocks_go_before_idle_ones_and_idle_ones_oldest_first() -> None:
@@ -68,3 +71,18 @@ def test_verify_notices_a_leak() -> None:
     pool.take()
     with pytest.raises(AssertionError, match="refs"):
         pool.verify([])
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_name_of_a_block_covers_all_that_comes_before_it(adapted: bool) -> None:
+    tokens, size = list(range(70_000, 70_011)), 4
+    names, name = [], root_digest(b"tenant", adapted=adapted)
+    for start in (0, 4):  # the last three tokens fill no block
+        block = b"".join(token.to_bytes(4, sys.byteorder) for token in tokens[start : start + size])
+        name = blake2b(name + block, digest_size=16).digest()
+        names.append(name)
+    root = root_digest(b"tenant", adapted=adapted)
+    assert block_digests(root, tokens, size) == names
+    assert block_digests(names[0], tokens[size:], size) == names[1:], "named one after the other, they are the same"
+    for other in (root_digest(b"other", adapted=adapted), root_digest(b"tenant", adapted=not adapted)):
+        assert not set(block_digests(other, tokens, size)) & set(names)
