@@ -7,7 +7,8 @@ Does: start the server, `tonle profile` it, simulate every level and save that t
 client of `tonle bench`, print predicted, measured and error. Does not: change a profile by what was measured.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
-Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows.
+Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens are timed
+by their ids: letters that are held back until they are complete are a matter of the text.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def options_of(arguments: argparse.Namespace, load: Load, requests: int, seed: i
     spans = {"input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}
     users = {"concurrency": (load.users,)} if load.users is not None else {"rates": (load.value,)}
     common = {"requests": requests, "seed": seed, "prompt_kind": "ids", "processes": arguments.clients, "warmup": 4}
-    return BenchOptions(**spans | users | common | ({"url": url} if url else {}))
+    # Tokens are timed when they come: whether a token's text waits for the next one is not simulated.
+    ids = {"extra_body": {"return_token_ids": True}}
+    return BenchOptions(**spans | users | common | ids | ({"url": url} if url else {}))
 
 
 def numbers(level: LevelReport) -> list[float]:

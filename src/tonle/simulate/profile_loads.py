@@ -81,6 +81,7 @@ class _Requests:
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                "return_token_ids": True,  # so that a token is seen when it comes, though its text may wait for the next one
             }
             yield Job(index, PATHS["completions"], msgspec.json.encode(body), output_tokens)
 
