@@ -7,8 +7,8 @@ Does: start the server, `tonle profile` it, simulate every level and save that t
 client of `tonle bench`, print predicted, measured and error. Does not: change a profile by what was measured.
 
 Simulated and real requests have the same lengths in the same order, and at the open loop the same moments. The open loop is a
-Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens are timed
-by their ids: letters that are held back until they are complete are a matter of the text.
+Poisson process at 70 % of the requests per second that the simulator predicts for as many users as the server has rows. Tokens
+are timed by their ids: letters that are held back until they are complete are a matter of the text.
 """
 
 from __future__ import annotations
