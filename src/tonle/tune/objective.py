@@ -126,16 +126,6 @@ class Goal(msgspec.Struct, frozen=True):
     def unit(self) -> str:
         return "output tok/s" if self.maximize == "throughput" else "good requests/s"
 
-    @property
-    def latency(self) -> Bound:
-        """The latency that stands against throughput in pictures. Its limit is infinite if none was asked for."""
-        return self.slo.bounds[0] if self.slo else Bound("e2el", 95, math.inf)
-
-    def latency_ms(self, outcome: Outcome) -> float | None:
-        if outcome.bounds:
-            return outcome.bounds[0].value_ms
-        return None if outcome.e2el_ms is None else outcome.e2el_ms.p95
-
     def __str__(self) -> str:
         if not self.slo:
             return "most output tokens per second"

@@ -43,7 +43,7 @@ def render_page(result: TuneResult) -> str:
         element("p", headline(result), class_="lead"),
         element("p", element("strong", result.verdict.sentence)) if result.verdict is not None else None,
         _section(
-            "Throughput against latency",
+            "What settings give, against latency",
             front_picture(result),
             element("p", "; ".join(legend(result)), class_="legend"),
         ),

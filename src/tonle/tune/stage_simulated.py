@@ -104,16 +104,3 @@ def _alike(one: Outcome, other: Outcome) -> bool:
         if mine is not None and theirs is not None:
             pairs += [(mine.p50, theirs.p50), (mine.p99, theirs.p99)]
     return all(abs(a - b) <= _SAME * max(abs(a), abs(b)) for a, b in pairs)
-
-
-def pareto_front(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """Trials that no other beats in both, throughput and latency; by latency."""
-    points = [(goal.latency_ms(trial.outcome), trial.outcome.output_tokens_per_s, trial) for trial in trials]
-    known = sorted(((ms, value, trial) for ms, value, trial in points if ms is not None), key=lambda p: (p[0], -p[1]))
-    front: list[Trial] = []
-    most = float("-inf")
-    for _, value, trial in known:
-        if value > most:
-            front.append(trial)
-            most = value
-    return front

@@ -19,6 +19,7 @@ from tonle.errors import ConfigError
 from tonle.tune import budget
 from tonle.tune.correction import Correction, corrected, fit_correction
 from tonle.tune.objective import Goal, Outcome, one_line, outcome_of
+from tonle.tune.picture import pareto_front
 from tonle.tune.results import how_known
 from tonle.tune.safe_load import find_safe_load, gateway_limits
 from tonle.tune.search import Search
@@ -34,7 +35,7 @@ from tonle.tune.space import (
     variants,
 )
 from tonle.tune.stage_safe import SafeLoadCheck
-from tonle.tune.stage_simulated import pareto_front, search_simulated, shortlist
+from tonle.tune.stage_simulated import search_simulated, shortlist
 from tonle.tune.state import Trial
 
 
@@ -262,14 +263,14 @@ def test_the_shortlist_has_the_best_of_different_outcomes() -> None:
 
 
 def test_the_front_is_what_a_naive_search_finds() -> None:
-    goal, found = Goal(SLO), trials()
-    points = [(goal.latency_ms(trial.outcome) or 0.0, trial.outcome.output_tokens_per_s) for trial in found]
+    bounds = [trial.outcome.bounds[0].value_ms or 0.0 for trial in trials()]
+    points = list(zip(bounds, (trial.outcome.output_tokens_per_s for trial in trials()), strict=True))
     naive = {
         (ms, rate)
         for ms, rate in points
         if not any(other[0] <= ms and other[1] >= rate and other != (ms, rate) for other in points)
     }
-    front = [(goal.latency_ms(trial.outcome), trial.outcome.output_tokens_per_s) for trial in pareto_front(found, goal)]
+    front = pareto_front(points)
     assert set(front) == naive and front == sorted(front)
 
 
