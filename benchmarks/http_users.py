@@ -45,6 +45,9 @@ class JobList:
     def num_requests(self, level: int, num_jobs: int | None) -> int | None:
         return num_jobs
 
+    def pass_over(self, num_jobs: int) -> None:
+        """There is one level."""
+
     def notes(self) -> list[str]:
         return []
 
