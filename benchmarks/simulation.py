@@ -34,7 +34,6 @@ from tonle.simulate.run_profile import profile_running
 from tonle.simulate.traces import trace_of_workload
 
 SATURATION_SHARE = 0.7
-FEWEST_ROUNDS = 4  # requests of each user
 SEED = 7000  # levels and repeats have seeds of their own: no prompt is sent twice
 COLUMNS = ("tokens/s", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95")
 LIMITS = (0.05, 0.10, 0.10, 0.10, 0.10)
@@ -78,7 +77,7 @@ class Predictor:
 
     def level(self, number: int, load: Load) -> Level:
         """With as many requests as take `--level-seconds`, but some of each user at least."""
-        some = max(40, FEWEST_ROUNDS * (load.users or 0))
+        some = max(40, self._arguments.rounds * (load.users or 0))
         rate = load.value if load.users is None else self._report(load, some, SEED).requests_per_s
         requests = max(some, round(rate * self._arguments.level_seconds))
         repeats = range(self._arguments.repeats)
@@ -201,6 +200,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=25.0,
         help="about so long does a level take; the burst that opens a closed loop should be well below 5 %% of it",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="requests of each user at least; with 40 the first round is beyond p95"
     )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument(
