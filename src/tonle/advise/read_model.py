@@ -14,6 +14,7 @@ from tonle.advise.gguf_head import read_gguf_head
 from tonle.advise.known_shapes import KNOWN_SHAPES, known_shape
 from tonle.advise.shape import ModelShape, dense_shape
 from tonle.config.cache_dir import hub_dir
+from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 
 _MAX_SIZE = 2**31
@@ -26,7 +27,7 @@ def find_model(name: str) -> ModelShape:
         return _of_gguf(path)
     if path.is_dir():
         if (path / "config.json").is_file():
-            return shape_of_config(_read_json(path / "config.json"), name=name, origin=str(path / "config.json"))
+            return shape_of_config(read_json(path / "config.json"), name=name, origin=str(path / "config.json"))
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
             return _of_gguf(files[0])
@@ -35,7 +36,7 @@ def find_model(name: str) -> ModelShape:
             + (f" and {len(files)} GGUF files: name one of them" if files else " and no GGUF file")
         )
     if cached := _cached_config(name):
-        return shape_of_config(_read_json(cached), name=name, origin="config.json in the hub's cache")
+        return shape_of_config(read_json(cached), name=name, origin="config.json in the hub's cache")
     if shape := known_shape(name):
         return shape
     near = difflib.get_close_matches(name.rsplit("/", 1)[-1].lower(), KNOWN_SHAPES, n=1, cutoff=0.5)
@@ -59,18 +60,6 @@ def _cached_config(name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: should hold a JSON object, not a {type(content).__name__}")
-    return content
 
 
 def shape_of_config(config: dict[str, Any], *, name: str, origin: str) -> ModelShape:

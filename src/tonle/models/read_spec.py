@@ -7,7 +7,6 @@ What a config asks for and we do not do is refused here, by name, before any wei
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGMLType, GGUFFile
 from tonle.models.source import ModelSource
@@ -68,18 +68,6 @@ def _read_generation_config(folder: Path) -> Config | None:
         return read_json(folder / "generation_config.json")
     except ModelError:
         return None
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file}: should hold a JSON object, not a {type(content).__name__}")
-    return content
 
 
 def from_hf_config(config: Config, generation: Config | None = None) -> ModelSpec:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import regex
 
+from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 from tonle.models.adapters.adapter import MAX_RANK
-from tonle.models.read_spec import read_json
 
 _MAX_FILE_BYTES = 4 * 2**20
 _MAX_PATTERNS = 2_000  # of one setting: a rank of its own for every matrix of a large model takes some hundreds

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
 from tonle.models.load import default_dtype
-from tonle.models.read_spec import read_json, read_spec
+from tonle.models.read_spec import read_spec
 from tonle.models.safetensors_file import open_safetensors
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
