@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tonle.config import values
-from tonle.config.audit import AuditConfig
+from tonle.config.observe import ObserveConfig
 from tonle.config.setting import CACHE, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, STORED, setting
 from tonle.config.stores import MEMORY, SAME, cache_place, responses_place, state_place
 from tonle.config.values import ValueType
@@ -70,7 +70,7 @@ def log_level_setting(*, engine: str | None = None) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(AuditConfig):
+class ServerConfig(ObserveConfig):
     """What every HTTP server of ours can be told."""
 
     host: str = _server("127.0.0.1", values.text("HOST"), "Address to listen on; 0.0.0.0 for every network interface.")

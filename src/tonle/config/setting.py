@@ -30,13 +30,14 @@ STORED = "Stored responses (/v1/responses)"
 INFERENCE = "Inference service (/api/v1/inference, /health)"
 AUDIT = "Audit"
 LOGGING = "Logging"
+OBSERVE = "Observability"
 PLACE = "Service"
 POD = "Pods"
 SCALING = "Replicas"
 SECRETS = "Secrets"
 GROUPS = (
     MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, STORED, INFERENCE, AUDIT,
-    LOGGING, PLACE, POD, SCALING, SECRETS,
+    OBSERVE, LOGGING, PLACE, POD, SCALING, SECRETS,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ _WORDS: dict[Scope, str] = {
     "models": "use models",
     "metrics": "read metrics",
     "priority": "ask for priority",
+    "dashboard": "see the dashboard",
     "admin": "manage this server",
 }
 

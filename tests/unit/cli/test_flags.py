@@ -37,10 +37,14 @@ ALL = {
     "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
     "state_db": "keys.db",
     "lora": "khmer-qa=/adapters/khmer", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "3",
+    "history_db": "history.db", "price_per_hour": "2.5", "sla_ttft_p95": "200ms", "sla_itl_p95": "50ms",
+    "alert_webhook": "https://hooks.example/tonle", "alert_secret": "s", "otlp_endpoint": "http://127.0.0.1:4318",
+    "otlp_sample": "10%",
     "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
 }  # fmt: skip
 SWITCHES = {
     "strict": "--strict",
+    "dashboard": "--no-dashboard",
     "enable_lora": "--enable-lora",
     "prefix_caching": "--no-prefix-caching",
     "log_json": "--log-json",

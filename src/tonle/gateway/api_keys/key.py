@@ -16,8 +16,8 @@ import msgspec
 PREFIX = "tonle-"
 SECRET_BYTES = 32
 
-Scope = Literal["models", "metrics", "priority", "admin"]
-SCOPES: tuple[Scope, ...] = ("models", "metrics", "priority", "admin")
+Scope = Literal["models", "metrics", "priority", "dashboard", "admin"]
+SCOPES: tuple[Scope, ...] = ("models", "metrics", "priority", "dashboard", "admin")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,56 @@
+"""`SeenRequest`: one request after its end, as the dashboard, the metrics, traces and explanations see it.
+
+Does: hold numbers and names. Never holds a word of a prompt or an answer: those are in the audit trail only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tonle.telemetry.time_spent import TimeSpent
+
+
+class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """Moments are seconds since its arrival; None: it did not get there."""
+
+    id: str
+    arrived: float  # unix seconds
+    path: str
+    model: str = ""  # as it was asked for
+    adapter: str | None = None
+    key_id: str = ""
+    key_name: str = ""
+    owner: str = ""  # whose request it is: the key's tenant, or the key
+    status: str = ""  # as in the audit: ok, cached, failed, refused, cancelled, …
+    http_status: int = 0
+    error: str | None = None  # the code of what went wrong
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cache: str = "bypass"  # the response cache: hit, miss, bypass
+    experiment: str | None = None
+    arm: str | None = None
+    backend: str = ""  # that answered; empty: none was asked
+    is_local: bool = False  # it was the engine of this process
+    why: str = ""  # that backend: only, experiment, length, prefix, load
+    failed: tuple[str, ...] = ()  # backends that failed before it
+    trace_id: str = ""  # W3C, 32 hex digits; empty: none
+    span_id: str = ""  # of this server's span in that trace
+    accepted_s: float | None = None  # read, charged, resolved
+    queued_s: float = 0.0  # how long it waited here for a backend
+    sent_s: float | None = None  # handed to the backend, or the engine
+    first_byte_s: float | None = None  # of the backend's answer
+    ttft_s: float | None = None  # first token
+    last_s: float | None = None  # last token
+    total_s: float = 0.0  # end of the reply
+    engine_s: dict[str, float] | None = None  # queue, prefill, decode: as its engine told, if it did
+    spent: TimeSpent | None = None  # the same in detail, of the engine of this process
+    cost: float | None = None  # in the currency of price_per_hour; None: no price is set
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean gap between two tokens."""
+        if self.ttft_s is None or self.last_s is None or self.completion_tokens < 2:
+            return None
+        return max(0.0, self.last_s - self.ttft_s) / (self.completion_tokens - 1)
