@@ -65,6 +65,7 @@ class TooMany(CapacityError):
 
 class RateLimited(TooMany):
     code = "rate_limit_exceeded"
+    limit = ""  # what the key may do and no more: "make 60 requests per minute"
 
 
 class QueueFull(TooMany):
