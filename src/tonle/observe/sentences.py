@@ -14,13 +14,12 @@ from tonle.observe.spans import (
     DELIVER,
     ENGINE_QUEUE,
     GATEWAY_QUEUE,
-    NEGLIGIBLE_S,
-    NEGLIGIBLE_SHARE,
     PREFILL,
     SEND,
     Span,
     engine_times,
     matters,
+    stands_out,
     waited_s,
 )
 from tonle.observe.time_words import a_prompt, count, listed, ms
@@ -64,7 +63,7 @@ def sentences_of(seen: SeenRequest, spent: TimeSpent | None, spans: list[Span], 
 
 
 def _ending(seen: SeenRequest, spans: list[Span]) -> Iterator[str]:
-    stage = _STAGES[spans[-1].name] if spans else _STAGES[ACCEPT]
+    stage = _STAGES[next((span.name for span in reversed(spans) if matters(span.seconds, seen.total_s)), ACCEPT)]
     code = f" ({seen.error})" if seen.error else ""
     if seen.status == "cached":
         yield f"Answered from the response cache after {ms(seen.total_s)}: no backend was asked."
@@ -107,7 +106,7 @@ def _gateway(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed]:
     waiting_s = took.get(GATEWAY_QUEUE, 0.0)
     queued_s = min(waited_s(seen), waiting_s)
     if seen.status == "cached":
-        if matters(waiting_s, total_s):
+        if stands_out(waiting_s, total_s):
             yield waiting_s, (f"{ms(waiting_s)} of {ms(total_s)}: waited for the cache, or for an identical request that "
                               "was being computed.")  # fmt: skip
         return
@@ -120,12 +119,12 @@ def _gateway(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed]:
         went_on = f"; {seen.backend} was asked next" if seen.backend and seen.backend not in seen.failed else ""
         cost = f", which took {ms(lost_s)}" if matters(lost_s, total_s) else ""
         yield max(lost_s, 0.0), f"{names} failed on this request{cost}{went_on}."
-    elif matters(lost_s, total_s):
+    elif stands_out(lost_s, total_s):
         yield lost_s, f"{ms(lost_s)} of {ms(total_s)}: prepared in the gateway (cache, audit trail, a prefill backend)."
     if seen.why == "hedge":
         yield 0.0, f"Another backend had not begun in time, so {seen.backend} was asked too, and answered first."
     accept_s = took.get(ACCEPT, 0.0)
-    if seen.accepted_s is not None and _stands_out(accept_s, total_s):
+    if seen.accepted_s is not None and stands_out(accept_s, total_s):
         yield accept_s, f"{ms(accept_s)} of {ms(total_s)}: read, checked against its key's limits, and accepted."
 
 
@@ -233,21 +232,24 @@ def _from_outside(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed
     if seen.stream:
         yield decode_s, f"The tokens after the first took {ms(decode_s)} ({tokens} in all)."
     else:
-        yield decode_s, f"{name[:1].upper()}{name[1:]} took {ms(decode_s)} for its whole answer of {tokens}."
+        yield (
+            decode_s,
+            f"{'The engine' if seen.is_local else name} took {ms(decode_s)} for its whole answer of {tokens}.",
+        )
 
 
 def _ways(seen: SeenRequest, spent: TimeSpent | None, took: dict[str, float]) -> Iterator[Weighed]:
     """To the engine and back."""
     total_s = seen.total_s
     send_s, deliver_s = took.get(SEND, 0.0), took.get(DELIVER, 0.0)
-    if _stands_out(send_s, total_s) and engine_times(seen, spent) is not None:
+    if stands_out(send_s, total_s) and engine_times(seen, spent) is not None:
         way = (
             "its prompt was read and made into tokens"
             if seen.is_local
             else f"on the way to {seen.backend}, which read it"
         )
         yield send_s, f"{ms(send_s)} of {ms(total_s)}: {way}."
-    if _stands_out(deliver_s, total_s) and seen.status != "cached":
+    if stands_out(deliver_s, total_s) and seen.status != "cached":
         yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: between the last token and the end of the reply (making text, the "
                           "network, a caller that reads slowly).")  # fmt: skip
 
@@ -257,8 +259,3 @@ def _prompt(seen: SeenRequest) -> str:
         return "The prompt"
     cached = f", {seen.cached_tokens:,} of them found in the prefix cache," if seen.cached_tokens else ""
     return f"The prompt of {count(seen.prompt_tokens, 'token')}{cached}"
-
-
-def _stands_out(seconds: float, total_s: float) -> bool:
-    """For what every request has a little of."""
-    return seconds >= NEGLIGIBLE_S and seconds >= NEGLIGIBLE_SHARE * total_s

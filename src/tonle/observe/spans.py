@@ -37,6 +37,11 @@ def matters(seconds: float, total_s: float) -> bool:
     return seconds > 0 and (seconds >= NEGLIGIBLE_S or seconds >= NEGLIGIBLE_SHARE * total_s)
 
 
+def stands_out(seconds: float, total_s: float) -> bool:
+    """For what every request has a little of."""
+    return seconds >= NEGLIGIBLE_S and seconds >= NEGLIGIBLE_SHARE * total_s
+
+
 class EngineTimes(NamedTuple):
     """Seconds; None: the request ended before, or in, that part."""
 
@@ -98,7 +103,7 @@ def _lay_unsent(tiles: _Tiles, seen: SeenRequest) -> None:
         return
     if seen.status == "cached":
         tiles.until(ACCEPT, seen.accepted_s)
-        if seen.ttft_s is not None and matters(seen.ttft_s - seen.accepted_s, seen.total_s):
+        if seen.ttft_s is not None and stands_out(seen.ttft_s - seen.accepted_s, seen.total_s):
             tiles.until(GATEWAY_QUEUE, seen.ttft_s)  # for the cache, or for the identical request that fills it
         tiles.rest(DELIVER)
     elif waited_s(seen) or seen.failed:
@@ -117,7 +122,7 @@ def _lay_gateway(tiles: _Tiles, seen: SeenRequest, sent_s: float) -> None:
     """Up to the moment it was sent to the backend that answered: failed attempts before that count as waiting."""
     accepted_s = sent_s if seen.accepted_s is None else min(seen.accepted_s, sent_s)
     queued_s = waited_s(seen)
-    if not seen.failed and not matters(sent_s - accepted_s - queued_s, seen.total_s):
+    if not seen.failed and not stands_out(sent_s - accepted_s - queued_s, seen.total_s):
         accepted_s = sent_s - queued_s
     tiles.until(ACCEPT, accepted_s)
     tiles.until(GATEWAY_QUEUE, sent_s)
