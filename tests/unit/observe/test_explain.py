@@ -138,16 +138,16 @@ def test_preemption_is_told() -> None:
         ({"status": "refused", "http_status": 429, "error": "queue_full", "total_s": 0.002},
          "Refused with status 429 after 2.0 ms: the queue was full (queue_full).", ["accept"]),
         ({"status": "cached", "cache": "hit", "ttft_s": 0.0015, "total_s": 0.002},
-         "Answered from the response cache after 2.0 ms: no backend was asked.", ["accept", "gateway queue", "deliver"]),
+         "Answered from the response cache after 2.0 ms: no backend was asked.", ["accept", "deliver"]),
         ({"status": "cancelled", "queued_s": 2.2, "total_s": 2.3},
          "The caller left after 2,300 ms, while it waited in the gateway.", ["accept", "gateway queue"]),
         ({"status": "cancelled", "backend": "b1", "sent_s": 0.1, "engine_s": {}, "is_local": True, "total_s": 2.0},
          "The caller left after 2,000 ms, while it waited in the engine's queue.", ["accept", "gateway queue", "engine queue"]),
         ({"status": "cancelled", "sent_s": 0.001, "engine_s": {"queue": 0.5}, "is_local": True, "total_s": 2.0},
          "The caller left after 2,000 ms, while its prompt was computed.", ["accept", "engine queue", "prefill"]),
-        ({"status": "cancelled", "sent_s": 0.001, "engine_s": {"queue": 0.5, "prefill": 0.1, "decode": 1.0}, "is_local": True,
+        ({"status": "cancelled", "sent_s": 0.001, "engine_s": {"queue": 0.5, "prefill": 0.1, "decode": 1.38}, "is_local": True,
           "ttft_s": 0.61, "last_s": 1.99, "completion_tokens": 12, "stream": True, "total_s": 2.0},
-         "The caller left after 2,000 ms, while its answer was delivered, after 12 tokens.",
+         "The caller left after 2,000 ms, while its answer was written, after 12 tokens.",
          ["accept", "send", "engine queue", "prefill", "decode", "deliver"]),
         ({"status": "interrupted", "sent_s": 0.001, "backend": "b1", "total_s": 2.0},
          "Cut off after 2,000 ms, before any of the answer came: the server was stopped.", ["accept", "send"]),
@@ -181,7 +181,7 @@ def test_a_backend_that_tells_nothing_is_described_from_outside() -> None:
     ]
     whole = told(seen(is_local=False, backend="v", stream=False, ttft_s=None, last_s=None, first_byte_s=1.17), None)
     assert [span.name for span in whole.spans] == ["accept", "decode", "deliver"]
-    assert whole.sentences[0] == "V took 1,169 ms for its whole answer of 64 tokens."
+    assert whole.sentences[0] == "v took 1,169 ms for its whole answer of 64 tokens."
 
 
 def test_a_remote_engine_lies_between_sent_and_last() -> None:
@@ -197,35 +197,29 @@ def test_a_remote_engine_lies_between_sent_and_last() -> None:
 
 def test_an_engine_that_tells_more_than_there_was_time_for_is_cut() -> None:
     found = told(seen(total_s=0.5, last_s=0.5, ttft_s=0.2), SPENT)
-    assert [span.name for span in found.spans] == ["accept", "engine queue", "prefill"] or found.spans[
-        -1
-    ].name == "prefill"
+    assert [span.name for span in found.spans] == ["accept", "engine queue", "prefill"]
     assert abs(sum(span.seconds for span in found.spans) - 0.5) < 1e-12
 
 
 def test_what_is_negligible_is_not_told() -> None:
     spent = TimeSpent(
-        queue_s=0.004, waits=[Wait("rows", 0.004)], prefill_s=0.004, computed_tokens=3, decode_s=1.1, num_steps=63
+        queue_s=0.004, waits=[Wait("rows", 0.004)], prefill_s=0.004, computed_tokens=3, decode_s=1.165, num_steps=63
     )
     found = told(seen(last_s=1.179, ttft_s=0.01), spent)
-    assert found.sentences == ["Decoding took 1,100 ms for 64 tokens in 63 steps.",
-                               "71 ms of 1,180 ms: its prompt was read and made into tokens."] or len(found.sentences) == 1  # fmt: skip
+    assert found.sentences == ["Decoding took 1,165 ms for 64 tokens in 63 steps."]
     nothing = told(SeenRequest(id="x", arrived=0.0, path="/tokenize", status="ok", sent_s=0.0, total_s=0.001), None)
     assert nothing.sentences == ["It took 1.0 ms in all; no part of it stands out."]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.0, "0 ms"), (0.0004, "0.4 ms"), (0.00996, "10 ms"), (0.412, "412 ms"), (1.18, "1,180 ms"), (12.34, "12.3 s")]
-)  # fmt: skip
-def test_durations(seconds: float, said: str) -> None:
-    assert ms(seconds) == said
+DURATIONS = {0.0: "0 ms", 0.0004: "0.4 ms", 0.00996: "10 ms", 0.412: "412 ms", 1.18: "1,180 ms", 12.34: "12.3 s"}
+PROMPTS = {1: "a 1-", 8: "an 8-", 11: "an 11-", 80: "an 80-", 110: "a 110-", 1800: "a 1,800-", 18_000: "an 18,000-"}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "said"), [(1, "a 1-"), (8, "an 8-"), (11, "an 11-"), (18_000, "an 18,000-"), (110, "a 110-"), (6100, "a 6,100-"), (80, "an 80-"), (1800, "a 1,800-")]
-)  # fmt: skip
-def test_articles(tokens: int, said: str) -> None:
-    assert a_prompt(tokens) == f"{said}token prompt"
+def test_numbers_in_words() -> None:
+    assert {seconds: ms(seconds) for seconds in DURATIONS} == DURATIONS
+    assert {tokens: a_prompt(tokens) for tokens in PROMPTS} == {
+        tokens: f"{said}token prompt" for tokens, said in PROMPTS.items()
+    }
 
 
 @pytest.mark.parametrize(
