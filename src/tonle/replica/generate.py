@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -84,7 +83,6 @@ async def generate(
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
     submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt, adapter=adapter)
-    submission.note = partial(replica.handles.note, request.header("x-request-id"))
     answer_format = kind.make_format(asked, envelope, submission, served.text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
     await delivery.run(envelope, first_s)
@@ -100,7 +98,6 @@ class Submission:
         self.num_choices = len(order.parts) * order.n
         self.generations: list[Generation] = []
         self.reasoning_tokens: int | None = None  # of all choices; None: thoughts are not told apart
-        self.note: Callable[[list[int]], None] | None = None  # told the engine's handles
         self._front = front
         self._request_id = request_id
         self._salt = salt
@@ -116,8 +113,6 @@ class Submission:
                     adapter=self._adapter,
                 )  # fmt: skip
                 self.generations.append(generation)
-                if self.note is not None:
-                    self.note(generation.handles)
         except BaseException as failure:
             self.cancel()
             raise self.in_callers_words(failure) from None

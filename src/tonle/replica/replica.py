@@ -17,7 +17,6 @@ from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import strict_refusal
 from tonle.protocol.replies import ModelEntry
 from tonle.replica.chat_style import chat_style
-from tonle.replica.recent_handles import RecentHandles
 from tonle.telemetry.metrics import Metrics
 
 RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
@@ -79,7 +78,6 @@ class Replica:
         self.options = options
         self.chat_style = chat_style(front.text, options.tool_call_parser, options.reasoning_parser)
         self.metrics = Metrics(front.name, front, shared_dir=options.metrics_dir)
-        self.handles = RecentHandles()
         self._listed: _Listed | None = None
         self.started_s = time.monotonic() if options.started_s is None else options.started_s
         self.draining = False  # set when told to stop: finish what runs, take nothing new
