@@ -121,7 +121,7 @@ def _gateway(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed]:
         yield max(lost_s, 0.0), f"{names} failed on this request{cost}{went_on}."
     elif stands_out(lost_s, total_s):
         yield lost_s, f"{ms(lost_s)} of {ms(total_s)}: prepared in the gateway (cache, audit trail, a prefill backend)."
-    if seen.why == "hedge":
+    if seen.why == "hedge" and seen.backend:
         yield 0.0, f"Another backend had not begun in time, so {seen.backend} was asked too, and answered first."
     accept_s = took.get(ACCEPT, 0.0)
     if seen.accepted_s is not None and stands_out(accept_s, total_s):
