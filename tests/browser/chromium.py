@@ -1,7 +1,6 @@
 """Which Chromium there is, and how it is started.
 
-Does: find one on the path, or the one that Playwright installed; install one (`python -m tests.browser.chromium`). Does not: download
-anything unless it is run.
+Does: find one on the path, or the one that Playwright installed; install one if it is run (`python -m tests.browser.chromium`).
 """
 
 from __future__ import annotations
