@@ -71,7 +71,7 @@ class EngineState(Collector):
     def __init__(self, model_name: str, engine: EngineView) -> None:
         self._model_name = model_name
         self._engine = engine
-        self._gpus = GpuMonitor()
+        self.gpus = GpuMonitor()
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
@@ -114,7 +114,7 @@ class EngineState(Collector):
 
     def _gpu(self, uuid: str) -> Iterator[Metric]:
         """Nothing where there is no NVIDIA GPU, or its driver does not tell."""
-        use = self._gpus.read_within(uuid, _GPU_WAIT_S)
+        use = self.gpus.read_within(uuid, _GPU_WAIT_S)
         if use is None:
             return
         if use.utilization is not None:
