@@ -54,7 +54,7 @@ _FIELDS: dict[str, tuple[tuple[bytes, ...], Callable[[list[float]], float]]] = {
     "gpu_memory_used": ((b"tonle:gpu_memory_used_bytes",), _sum),
     "gpu_memory_total": ((b"tonle:gpu_memory_total_bytes",), _sum),
 }
-_MISSED = b"tonle:prefix_missed_tokens_total"
+_MISSED = b"tonle:prefix_cache_missed_tokens_total"
 _REASON = b'reason="'
 
 

@@ -3,7 +3,7 @@
 Does: hand each ended request to what counts it, start and stop that, save history and usage every few seconds. Does not: count,
 or look for what alerts are about (`gateway/alert_sources.py`).
 
-Without a dashboard and without alerts only the latest requests are kept: no timer runs, and no file is written.
+Without a dashboard only the latest requests are kept: no timer runs, and no file is written.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ class Observed:
         history: History,
         alerts: Alerts | None = None,
         tracing: Tracing | None = None,
-        samples: bool = True,
         keeps: bool = True,
     ) -> None:
-        """`samples`: figures are taken each second. `keeps`: these and usage are kept."""
+        """`keeps`: figures are taken each second, and kept, as is usage."""
         self.request_log = RequestLog()
         self.sampler = sampler
         self.history = history
@@ -52,16 +51,14 @@ class Observed:
         self.sla = sla
         self.alerts = alerts
         self.tracing = tracing
-        self.samples = samples or keeps
         self.keeps = keeps
         self._saver: asyncio.Task[None] | None = None
 
     def ended(self, seen: SeenRequest) -> None:
         self.request_log.add(seen)
         self.sla.ended(seen)
-        if self.samples:
-            self.sampler.add(seen)
         if self.keeps:
+            self.sampler.add(seen)
             self.usage.add(seen)
         if self.tracing is not None:
             self.tracing.ended(seen)
@@ -76,9 +73,8 @@ class Observed:
         if self.keeps:
             await asyncio.to_thread(self.history.open)
             self.sampler.listen(self.history.add)
-            self._saver = asyncio.create_task(self._save_often())
-        if self.samples:
             self.sampler.start()
+            self._saver = asyncio.create_task(self._save_often())
 
     async def stop(self) -> None:
         """Requests have ended; what is known of them is saved when this returns."""

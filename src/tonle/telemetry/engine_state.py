@@ -7,7 +7,7 @@ touch the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -33,6 +33,8 @@ class Stats(Protocol):
     def prefix_queries(self) -> int: ...
     @property
     def prefix_hits(self) -> int: ...
+    @property
+    def prefix_missed(self) -> Mapping[str, int]: ...  # by reason
     @property
     def num_preemptions(self) -> int: ...
     @property
