@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tonle.observe.request_log import RequestLog
 
 from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tonle.config.routing import BackendConfig
 from tonle.edge.exchange import Exchange
 from tonle.gateway import explain_page
+from tonle.observe.request_log import RequestLog
 
 ENGINE = {
     "queue_s": 0.4,

@@ -63,7 +63,8 @@ def sentences_of(seen: SeenRequest, spent: TimeSpent | None, spans: list[Span], 
 
 
 def _ending(seen: SeenRequest, spans: list[Span]) -> Iterator[str]:
-    stage = _STAGES[next((span.name for span in reversed(spans) if matters(span.seconds, seen.total_s)), ACCEPT)]
+    last = next((span.name for span in reversed(spans) if stands_out(span.seconds, seen.total_s)), None)
+    stage = _STAGES[last or (spans[-1].name if spans else ACCEPT)]
     code = f" ({seen.error})" if seen.error else ""
     if seen.status == "cached":
         yield f"Answered from the response cache after {ms(seen.total_s)}: no backend was asked."

@@ -146,14 +146,14 @@ def _engine_start(seen: SeenRequest, queue_s: float, prefill_s: float, decode_s:
     """When the engine got it, on the gateway's clock: an engine tells how long its parts took, and not when they were.
 
     Before that lies the way to it, and making tokens of the prompt. The first token tells best where the parts belong; of an
-    answer that came whole there is only its end.
+    answer that came whole there is only the moment it came.
     """
-    sent_s, total_s = seen.sent_s or 0.0, seen.total_s
-    end_s = total_s if seen.last_s is None else min(seen.last_s, total_s)
+    ended_s = seen.last_s if seen.stream else seen.first_byte_s
+    end_s = seen.total_s if ended_s is None else min(ended_s, seen.total_s)
     start_s = end_s - queue_s - prefill_s - decode_s
     if seen.stream and seen.ttft_s is not None:
         start_s = min(start_s, seen.ttft_s - queue_s - prefill_s)
-    return max(sent_s, start_s)
+    return max(seen.sent_s or 0.0, start_s)
 
 
 def _lay_cut_short(tiles: _Tiles, seen: SeenRequest, times: EngineTimes) -> None:

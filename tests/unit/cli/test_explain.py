@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.unit.bench.scripted import Behaviour, json_reply, serving
+from tests.unit.bench.scripted import Behaviour, serving
 from tests.unit.cli.terminal import tonle
 from tonle.cli.explain import _bar
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (json_reply(404, {"detail": "Not Found"}), "does not explain requests; `tonle serve` and `tonle gateway` do"),
-        (json_reply(200, {"status": "ok"}), "does not explain requests"),
-        (json_reply(401, {"error": {"message": "an API key is required"}}), "needs an API key"),
-    ],
-)  # fmt: skip
-def test_other_replies(reply: bytes, said: str) -> None:
-    with serving(Behaviour(script=lambda asked: [reply])) as server:
+def test_a_server_that_explains_nothing() -> None:
+    with serving() as server:
         done = tonle("explain", "req-1", "--url", server.url)
-    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "does not explain requests; `tonle serve` and `tonle gateway` do" in done.stderr
+    assert server.asked[0].path == "/v1/requests/req-1/explain"
+
+
+def test_the_key_is_sent() -> None:
+    with serving(Behaviour(key="secret")) as server:
+        without = tonle("explain", "req-1", "--url", server.url)
+        tonle("explain", "req-1", "--url", server.url, OPENAI_API_KEY="secret")
+    assert without.returncode == 1 and "needs an API key" in without.stderr
+    assert server.asked[-1].headers["authorization"] == "Bearer secret"
 
 
 def test_no_server() -> None:
