@@ -73,7 +73,8 @@ def check(found: dict[str, Any], request_id: str, *spans: str) -> str:
     assert (found["object"], found["id"], found["request"]["id"]) == ("request.explanation", request_id, request_id)
     assert sum(span["seconds"] for span in found["spans"]) == pytest.approx(found["total_s"])
     assert found["total_s"] == found["request"]["total_s"] > 0
-    assert [span["name"] for span in found["spans"]] == list(spans)
+    names = [span["name"] for span in found["spans"]]  # on a slow machine even the gateway's own work stands out
+    assert [name for name in names if name in spans or name != "gateway queue"] == list(spans)
     first: str = found["sentences"][0]
     return first
 
@@ -87,16 +88,17 @@ def test_answers_and_refusals_add_up(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m", owned_by="vllm")) as place:
             assert (await ask(place, "whole", temperature=0)).status_code == 200
-            assert "whole answer" in check(await explained(place, "whole"), "whole", "accept", "decode", "deliver")
+            found = await explained(place, "whole")
+            check(found, "whole", "accept", "decode", "deliver")
+            assert any("for its whole answer of 3 tokens" in said for said in found["sentences"]), found["sentences"]
             assert (await ask(place, "hit", temperature=0)).headers["x-cache"] == "hit"
             assert check(await explained(place, "hit"), "hit", "accept", "deliver").startswith(
                 "Answered from the response"
             )
             await ask(place, "stream", stream=True, use_cache=False)
             found = await explained(place, "stream")
-            names = [span["name"] for span in found["spans"]]
-            assert names[:2] == ["accept", "prefill"] and names[-1] == "deliver"
-            check(found, "stream", *names)
+            several = "decode" in [span["name"] for span in found["spans"]]  # its words may all have come at once
+            check(found, "stream", "accept", "prefill", *(["decode"] if several else []), "deliver")
             assert (await ask(place, "nobody", key="wrong")).status_code == 401
             assert "(invalid_api_key)" in check(await explained(place, "nobody"), "nobody", "accept")
             assert (await ask(place, "unknown", model="other")).status_code == 404
@@ -228,6 +230,7 @@ def test_a_backend_that_tells_nothing_of_use(tmp_path: Path, monkeypatch: pytest
             for body, said in wrong.items():
                 upstream.told = body
                 assert said in await last()
+            upstream.told = b"{}"
             for status, said in {404: "does not remember", 403: "the api_key", 500: "(status 500)"}.items():
                 upstream.told_status = status
                 assert said in await last()
