@@ -37,6 +37,7 @@ ASK_S = 2.0  # that a backend is given
 MAX_ASK_BYTES = 256 * 1024  # of what it replies
 MAX_ASKING = 4  # questions to backends at once; more wait
 MAX_SHOWN_ID = 128  # letters, in a message
+NOTHING_KEPT = "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front, which does"
 
 
 class BackendReply(msgspec.Struct, frozen=True):
@@ -124,7 +125,7 @@ class ExplainPage:
     def _log(self) -> RequestLog:
         """Raises `UnknownRequest` if nothing is remembered."""
         if self._services.observed is None:
-            raise UnknownRequest("this server remembers no requests, so it can explain none")
+            raise UnknownRequest(NOTHING_KEPT)
         return self._services.observed.request_log
 
     async def _engine_part(self, seen: SeenRequest) -> EnginePart:
