@@ -37,7 +37,10 @@ ASK_S = 2.0  # that a backend is given
 MAX_ASK_BYTES = 256 * 1024  # of what it replies
 MAX_ASKING = 4  # questions to backends at once; more wait
 MAX_SHOWN_ID = 128  # letters, in a message
-NOTHING_KEPT = "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front, which does"
+NOTHING_KEPT = (
+    "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front of it, "
+    "which does"
+)
 
 
 class BackendReply(msgspec.Struct, frozen=True):

@@ -127,6 +127,9 @@ def test_preemption_is_told() -> None:
     assert "Set back once, for 35 ms, because KV blocks ran out." in found.sentences
     (decode,) = (span for span in found.spans if span.name == "decode")
     assert [child.name for child in decode.children] == ["stalled", "preempted"]
+    longer = told(seen(), msgspec.structs.replace(spent, preempted_s=5.0))  # some of it during prefill
+    (decode,) = (span for span in longer.spans if span.name == "decode")
+    assert sum(child.seconds for child in decode.children) == pytest.approx(decode.seconds)
 
 
 @pytest.mark.parametrize(
