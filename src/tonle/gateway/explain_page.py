@@ -38,8 +38,8 @@ MAX_ASK_BYTES = 256 * 1024  # of what it replies
 MAX_ASKING = 4  # questions to backends at once; more wait
 MAX_SHOWN_ID = 128  # letters, in a message
 NOTHING_KEPT = (
-    "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front of it, "
-    "which does"
+    "this server remembers no requests: it has several front ends, and none of them sees all; put `tonle gateway` in front "
+    "of it, which does"
 )
 
 
