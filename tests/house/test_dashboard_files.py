@@ -1,4 +1,4 @@
-"""The dashboard's files: vendored ones as published, no address outside this server, nothing inline, readable sizes and colours."""
+"""The dashboard's files: vendored ones as published, nothing inline or from elsewhere, readable sizes and colours."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_a_file_is_small_and_introduced(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
 def test_imports_lead_to_files_and_names_that_exist(path: Path) -> None:
-    for names, target in re.findall(r"(?:import|export)\s*(\{[^}]*\}|\* as \w+|\w+)\s*from \"([^\"]+)\"", path.read_text()):
+    for names, target in re.findall(
+        r"(?:import|export)\s*(\{[^}]*\}|\* as \w+|\w+)\s*from \"([^\"]+)\"", path.read_text()
+    ):
         assert target.startswith("."), "browsers resolve only relative names"
         file = (path.parent / target).resolve()
         assert file.is_file(), target
@@ -83,9 +85,9 @@ def test_imports_lead_to_files_and_names_that_exist(path: Path) -> None:
             continue
         for wanted in re.findall(r"(\w+)(?: as \w+)?", names.replace(" as default", "")):
             text = file.read_text()
-            assert re.search(rf"export (async )?(const|let|function|class) {wanted}\b|export \{{[^}}]*\b{wanted}\b", text), (
-                f"{target} exports no {wanted}"
-            )
+            assert re.search(
+                rf"export (async )?(const|let|function|class) {wanted}\b|export \{{[^}}]*\b{wanted}\b", text
+            ), f"{target} exports no {wanted}"
 
 
 def test_the_page_names_files_that_exist() -> None:

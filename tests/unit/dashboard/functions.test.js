@@ -7,7 +7,7 @@ import { ApiError, get, onLoggedOut, sentence, withParams } from "./static/api.j
 import { bytes, money, number, percent, seconds, short, UNITS } from "./static/format.js";
 import { Ring } from "./static/ring.js";
 import { parseHash } from "./static/router.js";
-import { lastKnown, yRange, yTicks } from "./static/scale.js";
+import { isolated, lastKnown, yRange, yTicks } from "./static/scale.js";
 import { sortRows } from "./static/table.js";
 import { Tracks } from "./static/tracks.js";
 
@@ -115,4 +115,9 @@ test("an error carries the server's words, and 401 means signed out", async () =
     throw new TypeError("failed");
   };
   await assert.rejects(get("/x"), (error) => error.status === 0 && error.message.startsWith("The server cannot be reached"));
+});
+
+test("a value between two gaps is found", () => {
+  assert.deepEqual(isolated([1, null, 2, null, 3, 4, null]), [0, 2]);
+  assert.deepEqual(isolated([null, 5]), [1]);
 });

@@ -19,6 +19,8 @@ def test_functions(tmp_path: Path) -> None:
     shutil.copytree(STATIC, tmp_path / "static")
     (tmp_path / "package.json").write_text('{"type": "module"}')
     files = [shutil.copy(path, tmp_path) for path in sorted(HERE.glob("*.test.js"))]
-    done = subprocess.run([node, "--test", *files], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [node, "--test", *files], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "# pass 0" not in done.stdout

@@ -14,7 +14,7 @@ export default function ModelsPage({ session }) {
   const { event } = useLive();
   const listed = useGet(session.can_use_models ? "/v1/models" : null, {}, 10);
   const rows = modelRows(listed.data?.data, session.server.models, event?.backends ?? []);
-  const readOnly = whyReadOnly(session);
+  const readOnly = session.can_load_adapters ? null : whyReadOnly(session);
   return html`
     <${PageHeading} title=${title} />
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
