@@ -86,7 +86,7 @@ function options(box, { unit, series, height, max, latest }) {
     padding: [8, 8, 0, 0],
     scales: { x: { time: true, range: () => Object.values(visible(latest.current)) }, y: { range: (_, low, high) => yRange(low, high, max) } },
     axes: [
-      { ...axis, size: 26, space: 70, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
+      { ...axis, size: 26, space: 48, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
       { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
     series: [{}, ...series.map((line, i) => ({
@@ -99,7 +99,7 @@ function options(box, { unit, series, height, max, latest }) {
 
 function tickTime(time, span) {
   if (span > 2 * 86400) return dateTime(time).slice(5, 10);
-  return span > 1800 ? clock(time).slice(0, 5) : clock(time);
+  return time % 60 ? clock(time) : clock(time).slice(0, 5);
 }
 
 // A value between two gaps would be a line of no length: it is drawn as a dot.
@@ -136,7 +136,7 @@ function textElement(tag, text) {
 }
 
 // A line without axes, for a cell of a table. `label` says in words what it shows.
-export function Sparkline({ values, label, max = null, width: wide = 96, height = 22 }) {
+export function Sparkline({ values, label, max = null, width: wide = 72, height = 18 }) {
   const canvas = useRef(null);
   useEffect(() => drawSparkline(canvas.current, values, max, wide, height), [values, max]);
   return html`<canvas class="sparkline" ref=${canvas} role="img" aria-label=${label} width=${wide} height=${height}></canvas>`;
@@ -148,7 +148,10 @@ function drawSparkline(canvas, values, max, wide, height) {
   canvas.height = height * ratio;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  pen.strokeStyle = getComputedStyle(canvas).getPropertyValue("--line-1").trim();
+  const style = getComputedStyle(canvas);
+  pen.fillStyle = style.getPropertyValue("--border").trim();
+  pen.fillRect(0, height - 1, wide, 1);
+  pen.strokeStyle = style.getPropertyValue("--line-1").trim();
   pen.lineWidth = 1.25;
   const top = max ?? Math.max(1e-9, ...values.filter((value) => value !== null));
   const step = wide / Math.max(1, values.length - 1);

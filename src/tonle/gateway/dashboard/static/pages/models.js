@@ -52,7 +52,7 @@ const perMinute = (row) => live.models.line(row.id, "requests").slice(-60).reduc
 
 function requestsCell(row) {
   const text = `${number(perMinute(row))}/min`;
-  return html`<span class="with-line"><${Sparkline} values=${live.models.line(row.id, "requests")} label=${`requests of ${row.id}, now ${text}`} /><span>${text}</span></span>`;
+  return html`<span class="with-line">${text}<${Sparkline} values=${live.models.line(row.id, "requests")} label=${`requests of ${row.id}, now ${text}`} /></span>`;
 }
 
 function Unload({ row, readOnly, onDone }) {

@@ -45,7 +45,9 @@ function Load({ series }) {
     <${ChartCard} title="Requests" value=${UNITS.per_s.show(recently("requests_per_s"))} unit="per_s" series=${series} testid="requests-per-s"
       lines=${[["requests_per_s", "ended"], ["failed_per_s", "failed"], ["refused_per_s", "refused"]]} />
     <${ChartCard} title="Output tokens" value=${UNITS.tokens_per_s.show(recently("output_tokens_per_s"))} unit="tokens_per_s" series=${series} testid="output-tokens"
-      lines=${[["output_tokens_per_s", "output"], ["prompt_tokens_per_s", "prompts"]]} />
+      lines=${[["output_tokens_per_s", "output"]]} />
+    <${ChartCard} title="Prompt tokens" value=${UNITS.tokens_per_s.show(recently("prompt_tokens_per_s"))} unit="tokens_per_s" series=${series} testid="prompt-tokens"
+      lines=${[["prompt_tokens_per_s", "prompts"]]} />
     <${ChartCard} title="Running and waiting" unit="count" series=${series} testid="running"
       value=${`${count(newest("running"))} and ${count(newest("waiting"))}`} lines=${[["running", "running"], ["waiting", "waiting"]]} />`;
 }
@@ -74,7 +76,7 @@ function Machine({ series }) {
         lines=${[["gpu_utilization", "busy"]]} />`}
     ${isTold("gpu_memory_used") && html`
       <${ChartCard} title="GPU memory" value=${shareOf(newest("gpu_memory_used"), newest("gpu_memory_total"))} unit="bytes" series=${series}
-        testid="gpu-memory" lines=${[["gpu_memory_used", "used"], ["gpu_memory_total", "there"]]} />`}
+        testid="gpu-memory" lines=${[["gpu_memory_used", "used"], ["gpu_memory_total", "total"]]} />`}
     ${isTold("acceptance") && html`
       <${ChartCard} title="Speculated tokens accepted" value=${percent(newest("acceptance"))} unit="percent" max=${1} series=${series}
         testid="acceptance" lines=${[["acceptance", "accepted"]]} />`}`;

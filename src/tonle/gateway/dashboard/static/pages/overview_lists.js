@@ -29,7 +29,7 @@ function Target({ target }) {
       <dd>
         <b class="number">${seconds(target.value_s)}</b> of ${seconds(target.target_s)}
         <span class="soft" title=${BURN_RATE}> · burn rate ${number(target.burn_rate)}</span>
-        ${target.meets === false && html`<span class="soft">${target.since ? ` · since ${ago(target.since, live.now())}` : ""}</span>`}
+        ${target.since && html`<span class="soft"> · missed for ${seconds(Math.round(live.now() - target.since))}</span>`}
       </dd>
     </div>`;
 }
