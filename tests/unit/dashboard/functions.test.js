@@ -73,7 +73,8 @@ test("a counter's growth is per second, and starts again with the counter", () =
 test("scales begin at zero and have round ticks", () => {
   assert.deepEqual(yRange(null, null, null), [0, 1]);
   assert.deepEqual(yRange(3, 0.5, 1), [0, 1]);
-  assert.deepEqual(yTicks(0, 10, "per_s"), [0, 5, 10]);
+  assert.deepEqual(yTicks(0, 10, "per_s"), [0, 2.5, 5, 7.5, 10]);
+  assert.deepEqual(yTicks(0, 10, "count"), [0, 5, 10]);
   assert.deepEqual(yTicks(0, 1.1, "count"), [0, 1]);
   assert.deepEqual(yTicks(0, 3 * 2 ** 30, "bytes"), [0, 2 ** 30, 2 * 2 ** 30, 3 * 2 ** 30]);
 });

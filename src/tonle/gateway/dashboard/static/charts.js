@@ -19,6 +19,7 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
   const plot = useRef(null);
   const names = series.map((line) => line.name).join(" ");
   const latest = useRef(null);
+  const isSeen = useRef(true); // what is scrolled out of view is drawn when it comes back
   latest.current = { t, series, span };
 
   useLayoutEffect(() => {
@@ -29,18 +30,23 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
     make();
     const sizes = new ResizeObserver(() => plot.current?.setSize({ width: width(box.current), height }));
     sizes.observe(box.current);
+    const view = new IntersectionObserver((entries) => {
+      isSeen.current = entries.at(-1).isIntersecting;
+      if (isSeen.current) plot.current?.setData(data(latest.current));
+    });
+    view.observe(box.current);
     const forget = onThemeChange(make);
     return () => {
       forget();
       sizes.disconnect();
+      view.disconnect();
       plot.current?.destroy();
       plot.current = null;
     };
   }, [names, unit, height, max]);
 
   useEffect(() => {
-    if (!plot.current) return;
-    plot.current.setData(data(latest.current));
+    if (isSeen.current) plot.current?.setData(data(latest.current));
   }, [t, span]);
 
   const { show } = UNITS[unit];
