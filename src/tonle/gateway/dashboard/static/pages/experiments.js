@@ -1,10 +1,143 @@
-// The page "Experiments".
+// The page "Experiments": the arms of each, what was measured with its intervals, start and stop for admins.
 
+import { post } from "../api.js";
+import { count, number, percent, seconds } from "../format.js";
 import { html } from "../html.js";
-import { PageHeading } from "../widgets.js";
+import { ActionButton, Badge, Message, PageHeading, READ_ONLY, useGet } from "../widgets.js";
+import { Interval, scale } from "./interval_plot.js";
 
 export const title = "Experiments";
 
-export default function ExperimentsPage() {
-  return html`<${PageHeading} title=${title} />`;
+const REFRESH_S = 10;
+
+// How a measure is shown, and whether more of it is worse.
+const MEASURES = {
+  failure_rate: { name: "failure rate", show: percent, isCost: true },
+  latency_ms: { name: "latency", show: milliseconds, isCost: true },
+  ttft_ms: { name: "time to first token", show: milliseconds, isCost: true },
+  output_tokens: { name: "output tokens", show: number, isCost: null },
+};
+
+function milliseconds(value) {
+  return seconds(value === null || value === undefined ? null : value / 1000);
+}
+
+const signed = (show, value) => (value > 0 ? `+${show(value)}` : show(value).replace("-", "−"));
+
+export default function ExperimentsPage({ session }) {
+  const { data, error, isLoading, reload } = useGet("/admin/experiments", {}, REFRESH_S);
+  return html`
+    <${PageHeading} title=${title} />
+    ${error && html`<${Message} kind="bad">${error}<//>`}
+    ${isLoading && !data && html`<p class="hint">Loading …</p>`}
+    ${data && !data.experiments.length && html`<${None} session=${session} />`}
+    ${data?.experiments.map((experiment) => html`
+      <${Experiment} key=${experiment.name} experiment=${experiment} session=${session} reload=${reload} />`)}`;
+}
+
+function None({ session }) {
+  return html`<${Message} testid="no-experiments">${session.server.kind === "gateway"
+    ? html`This gateway has no experiments. They are the setting <code>experiments</code>: a name, a model, and arms with weights.`
+    : html`Experiments compare backends of a gateway; this server has one engine. Run <code>tonle gateway</code> in front of it.`}<//>`;
+}
+
+function Experiment({ experiment, session, reload }) {
+  const { name, running } = experiment;
+  const path = `/admin/experiments/${encodeURIComponent(name)}`;
+  const change = async (word) => {
+    await post(`${path}/${word}`);
+    await reload();
+  };
+  const readOnly = session.can_admin ? null : READ_ONLY;
+  return html`<section class="card experiment" data-testid="experiment" data-name=${name}>
+    <div class="experiment-head">
+      <h2>${name} <${Badge} kind=${running ? "good" : "info"}>${running ? "running" : "stopped"}<//></h2>
+      ${running
+        ? html`<${ActionButton} testid="stop-experiment" kind="danger" disabledReason=${readOnly} onRun=${() => change("stop")}
+            confirm=${`Stop ${name}? All its requests are then served as if there were no experiment.`}>Stop<//>`
+        : html`<${ActionButton} testid="start-experiment" disabledReason=${readOnly} onRun=${() => change("start")}
+            confirm=${`Start ${name}? ${percent(experiment.share)} of users take part from now on.`}>Start<//>`}
+    </div>
+    <p>For <code>${experiment.model}</code>; ${percent(experiment.share)} of users take part.</p>
+    <${Arms} experiment=${experiment} />
+    <${Comparisons} experiment=${experiment} />
+  </section>`;
+}
+
+function Arms({ experiment }) {
+  const weights = experiment.arms.reduce((sum, arm) => sum + arm.weight, 0);
+  const results = new Map((experiment.report?.arms ?? []).map((arm) => [arm.name, arm]));
+  const control = experiment.arms[0]?.name;
+  const x = scale([...results.values()].map((arm) => ({ value: arm.failure_rate, interval: arm.failure_interval })), true);
+  return html`<div class="table-box" tabindex="0" role="region" aria-label=${`Arms of ${experiment.name}`}><table>
+    <thead><tr>
+      <th scope="col">Arm</th><th scope="col">Served by</th><th scope="col" class="right">Share</th><th scope="col" class="right">Requests</th>
+      <th scope="col" class="right">Failure rate</th><th scope="col" class="wide">95 % interval</th>
+      <th scope="col" class="right">Latency</th><th scope="col" class="right">TTFT</th><th scope="col" class="right">Output tokens</th>
+    </tr></thead>
+    <tbody>${experiment.arms.map((arm) => {
+      const result = results.get(arm.name);
+      return html`<tr key=${arm.name} data-testid="arm">
+        <th scope="row">${arm.name} ${arm.name === control && html`<span class="hint">control</span>`}</th>
+        <td>${[arm.backend, arm.model].filter(Boolean).join(" · ") || "as usual"}</td>
+        <td class="right">${percent(weights ? arm.weight / weights : null)}</td>
+        <td class="right">${count(result?.requests ?? 0)}</td>
+        <td class="right">${result?.requests ? percent(result.failure_rate) : "–"}</td>
+        <td class="wide">${result?.requests && result.failure_interval ? html`<${Interval} x=${x} value=${result.failure_rate} interval=${result.failure_interval} />
+          <span class="interval-text">${result.failure_interval.map(percent).join(" to ")}</span>` : "–"}</td>
+        <td class="right">${milliseconds(result?.latency_ms)}</td>
+        <td class="right">${milliseconds(result?.ttft_ms)}</td>
+        <td class="right">${number(result?.output_tokens)}</td>
+      </tr>`;
+    })}</tbody>
+  </table></div>`;
+}
+
+function Comparisons({ experiment }) {
+  const comparisons = experiment.report?.comparisons ?? [];
+  const control = experiment.arms[0]?.name;
+  if (!comparisons.length) {
+    return html`<p data-testid="too-few">Too few to tell: each arm needs some answered requests before they can be compared.</p>`;
+  }
+  const arms = [...new Set(comparisons.map((comparison) => comparison.arm))];
+  return arms.map((arm) => html`<${ArmComparison} key=${arm} arm=${arm} control=${control}
+    comparisons=${comparisons.filter((comparison) => comparison.arm === arm)} />`);
+}
+
+function ArmComparison({ arm, control, comparisons }) {
+  return html`<h3>${arm} compared with ${control}</h3>
+    <div class="table-box" tabindex="0" role="region" aria-label=${`${arm} compared with ${control}`}><table>
+      <thead><tr>
+        <th scope="col">Measure</th><th scope="col" class="right">${control}</th><th scope="col" class="right">${arm}</th>
+        <th scope="col" class="right">Difference</th><th scope="col">95 % interval</th><th scope="col">Result</th>
+      </tr></thead>
+      <tbody>${comparisons.map((comparison) => html`<${Comparison} key=${comparison.measure} comparison=${comparison} />`)}</tbody>
+    </table></div>`;
+}
+
+// In words what a comparison says: {kind, text}.
+export function verdict(comparison) {
+  const { isCost = null } = MEASURES[comparison.measure] ?? {};
+  if (comparison.p_value === null || comparison.p_value === undefined) return { kind: "info", text: "too few to tell" };
+  if (!comparison.significant) return { kind: "info", text: "no clear difference" };
+  if (isCost === null) return { kind: "warning", text: comparison.difference > 0 ? "higher" : "lower" };
+  return comparison.difference > 0 ? { kind: "bad", text: "worse" } : { kind: "good", text: "better" };
+}
+
+function Comparison({ comparison }) {
+  const { name, show } = MEASURES[comparison.measure] ?? { name: comparison.measure, show: number };
+  const { interval } = comparison;
+  const difference = comparison.difference ?? comparison.value - comparison.control;
+  const { kind, text } = verdict({ ...comparison, difference });
+  const x = scale([{ value: difference, interval }], false);
+  const drawn = { good: "good", bad: "bad" }[kind] ?? "plain";
+  return html`<tr data-testid="comparison" data-measure=${comparison.measure}>
+    <th scope="row">${name}</th>
+    <td class="right">${show(comparison.control)}</td><td class="right">${show(comparison.value)}</td>
+    <td class="right">${signed(show, difference)}</td>
+    <td>${interval ? html`<${Interval} x=${x} value=${difference} interval=${interval} kind=${drawn} />
+      <span class="interval-text">${interval.map((end) => signed(show, end)).join(" to ")}</span>` : "–"}</td>
+    <td><${Badge} kind=${kind}>${text}<//> ${comparison.p_value !== null && comparison.p_value !== undefined && html`
+      <span class="hint">p ${comparison.p_value < 0.001 ? "< 0.001" : `= ${comparison.p_value.toFixed(3)}`}</span>`}</td>
+  </tr>`;
 }
