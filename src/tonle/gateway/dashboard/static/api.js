@@ -52,9 +52,11 @@ export function onLoggedOut(callback) {
   return () => loggedOutListeners.delete(callback);
 }
 
+// A few answers are a plain sentence instead of JSON.
 async function body(response) {
   if (response.status === 204) return null;
-  return response.json();
+  const isJson = (response.headers.get("Content-Type") ?? "").includes("json");
+  return isJson ? response.json() : response.text();
 }
 
 // Bodies of errors are OpenAI's: {"error": {"message", "code", "param"}}.

@@ -5,7 +5,7 @@
 //
 // `values` has one entry per entry of `t` (unix seconds); null is a gap. Lines differ by dashes as well as by colour.
 
-import { clock, dateTime, NONE, UNITS } from "./format.js";
+import { clock, dateTime, UNITS } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "./html.js";
 import { lastKnown, yRange, yTicks } from "./scale.js";
 import { onThemeChange } from "./theme.js";
@@ -14,7 +14,7 @@ const uPlot = window.uPlot; // vendor/uplot.js, a classic script
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2, 1, 2], [14, 4]];
 const MOST_LINES = DASHES.length;
 
-export function Chart({ label, unit = "number", t, series, span, height = 150, max = null, testid }) {
+export function Chart({ label, unit = "count", t, series, span, height = 150, max = null, testid }) {
   const box = useRef(null);
   const plot = useRef(null);
   const names = series.map((line) => line.name).join(" ");
@@ -42,7 +42,7 @@ export function Chart({ label, unit = "number", t, series, span, height = 150, m
     if (!plot.current) return;
     plot.current.setData(data(latest.current), false);
     plot.current.setScale("x", visible(latest.current));
-  }, [t, series, span]);
+  }, [t, span]);
 
   const { show } = UNITS[unit];
   const spoken = series.map((line) => `${line.label} ${show(lastKnown(line.values))}`).join(", ");
@@ -88,7 +88,7 @@ function options(box, { unit, series, height, max, latest }) {
     scales: { x: { time: true, range: () => Object.values(visible(latest.current)) }, y: { range: (_, low, high) => yRange(low, high, max) } },
     axes: [
       { ...axis, size: 26, space: 70, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
-      { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].show) },
+      { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
     series: [{}, ...series.map((line, i) => ({
       label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], spanGaps: false, points: { show: false },
@@ -117,7 +117,7 @@ function tooltip(unit, latest) {
         const { t, series, span } = latest.current;
         box.hidden = at === null || at === undefined || t[at] === undefined;
         if (box.hidden) return;
-        const rows = series.map((line) => textElement("div", `${line.label}  ${show(line.values[at]) ?? NONE}`));
+        const rows = series.map((line) => textElement("div", `${line.label}  ${show(line.values[at])}`));
         box.replaceChildren(textElement("b", span > 86400 ? dateTime(t[at]) : clock(t[at])), ...rows);
         const isRight = plot.cursor.left > plot.over.clientWidth / 2;
         box.style.left = isRight ? "auto" : `${plot.cursor.left + 12}px`;

@@ -89,14 +89,15 @@ export function ago(time, now = Date.now() / 1000) {
   return passed < 5 ? "just now" : `${seconds(Math.round(passed))} ago`;
 }
 
-// Functions by the name of a unit, as charts and tables ask for them.
+const withUnit = (show, unit) => (value) => (known(value) ? show(value) + unit : NONE);
+
+// By the name of a unit: `show` for a value by itself, `tick` for the axis of a chart, where room is short.
 export const UNITS = {
-  number: { show: number, label: "" },
-  count: { show: count, label: "" },
-  per_s: { show: number, label: "per second" },
-  tokens_per_s: { show: number, label: "tokens/s" },
-  seconds: { show: seconds, label: "" },
-  percent: { show: percent, label: "" },
-  bytes: { show: bytes, label: "" },
-  money: { show: money, label: "" },
+  count: { show: count, tick: count },
+  per_s: { show: withUnit(number, "/s"), tick: number },
+  tokens_per_s: { show: withUnit(number, " tokens/s"), tick: short },
+  seconds: { show: seconds, tick: seconds },
+  percent: { show: percent, tick: percent },
+  bytes: { show: bytes, tick: bytes },
+  money: { show: money, tick: money },
 };

@@ -6,9 +6,10 @@
 import { get } from "./api.js";
 import { useEffect, useState } from "./html.js";
 import { Ring } from "./ring.js";
+import { Tracks } from "./tracks.js";
 
 export const LIVE_SECONDS = 300;
-const BACKEND_SECONDS = 120;
+export const TRACK_SECONDS = 120; // what sparklines show
 const LONGEST_WAIT_S = 15; // between two attempts to connect
 const SILENCE_S = 10; // events come each second: after this long without one the connection is taken for dead
 
@@ -18,7 +19,10 @@ class Live {
     this.state = "connecting"; // open, lost
     this.retryAt = null; // unix seconds of the next attempt, while the connection is lost
     this.ring = new Ring(LIVE_SECONDS);
-    this.backends = new Map(); // name -> Ring of running, waiting, tokens_per_s, kv_usage
+    this.version = 0; // grows with every change
+    this.backends = new Tracks(TRACK_SECONDS); // by name: running, waiting, kv_usage, tokens_per_s
+    this.models = new Tracks(TRACK_SECONDS); // by name: requests that ended
+    this.keys = new Tracks(TRACK_SECONDS); // by id: requests that ended
     this._listeners = new Set();
     this._source = null;
     this._attempts = 0;
@@ -44,7 +48,7 @@ class Live {
     clearTimeout(this._retry);
     this.event = null;
     this.ring.clear();
-    this.backends.clear();
+    for (const tracks of [this.backends, this.models, this.keys]) tracks.clear();
   }
 
   // Returns the function that ends it.
@@ -64,7 +68,7 @@ class Live {
     source.onerror = () => this._lose(source);
   }
 
-  async _receive(event) {
+  _receive(event) {
     this._heard = Date.now();
     this._clockOffset = event.t - Date.now() / 1000;
     const isFirst = this.state !== "open";
@@ -73,7 +77,10 @@ class Live {
     this._attempts = 0;
     this.retryAt = null;
     this.ring.push(event.t, event.values);
-    this._pushBackends(event);
+    this.backends.push(event.t, this._backendFigures(event));
+    const ended = event.requests ?? [];
+    this.models.push(event.t, countBy(ended, (row) => row.model), { requests: 0 });
+    this.keys.push(event.t, countBy(ended, (row) => row.key_id), { requests: 0 });
     if (isFirst) this._loadHistory();
     this._tell();
   }
@@ -89,24 +96,20 @@ class Live {
     }
   }
 
-  _pushBackends(event) {
-    const names = new Set();
-    for (const backend of event.backends ?? []) {
-      names.add(backend.name);
-      let ring = this.backends.get(backend.name);
-      if (!ring) this.backends.set(backend.name, (ring = new Ring(BACKEND_SECONDS)));
-      const state = backend.state ?? {};
-      ring.push(event.t, {
-        running: state.running ?? backend.running,
-        waiting: state.waiting ?? backend.waiting,
-        kv_usage: state.kv_usage,
-        tokens_per_s: growth(ring, state.generation_tokens, state.at ?? event.t),
+  _backendFigures(event) {
+    const figures = new Map();
+    for (const { name, running, waiting, state } of event.backends ?? []) {
+      figures.set(name, {
+        running: state?.running ?? running,
+        waiting: state?.waiting ?? waiting,
+        kv_usage: state?.kv_usage,
+        tokens_per_s: this.backends.growth(name, state?.generation_tokens, state?.at ?? event.t),
       });
     }
-    for (const name of this.backends.keys()) if (!names.has(name)) this.backends.delete(name);
+    return figures;
   }
 
-  async _lose(source) {
+  _lose(source) {
     if (source !== this._source) return;
     source.close();
     this.state = "lost";
@@ -140,19 +143,19 @@ class Live {
 
   // A page in a background tab keeps its figures, and draws them when it is seen again.
   _tell() {
+    this.version += 1;
     if (document.hidden) return;
     for (const callback of this._listeners) callback();
   }
 }
 
-// Per second, from a counter. `at` is when the backend was asked: the same twice means no new figure.
-function growth(ring, total, at) {
-  const before = ring.counter;
-  if (total === null || total === undefined) return null;
-  if (before && at <= before.at) return before.rate;
-  const rate = before && total >= before.total ? (total - before.total) / (at - before.at) : null;
-  ring.counter = { total, at, rate };
-  return rate;
+function countBy(rows, keyOf) {
+  const counts = new Map();
+  for (const row of rows) {
+    const key = keyOf(row);
+    if (key) counts.set(key, { requests: (counts.get(key)?.requests ?? 0) + 1 });
+  }
+  return counts;
 }
 
 export const live = new Live();

@@ -30,7 +30,7 @@ export function Login({ onDone }) {
           aria-describedby="login-help" value=${key} onInput=${(event) => setKey(event.currentTarget.value)} data-testid="login-key" />
         ${error && html`<${Message} kind="bad" testid="login-error">${error}<//>`}
         <button type="submit" class="primary" aria-busy=${isBusy} disabled=${isBusy} data-testid="login-submit">Sign in</button>
-        <p class="hint">Make one on the server: <code>tonle keys create NAME --scope dashboard</code></p>
+        <p class="hint">Make one on the server: <code>tonle keys create --name NAME --scope dashboard</code></p>
       </form>
     </main>`;
 }

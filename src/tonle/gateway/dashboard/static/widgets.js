@@ -129,4 +129,9 @@ function useMounted() {
   return isMounted;
 }
 
-export const READ_ONLY = "This key may only read. Sign in with a key of scope admin to change anything.";
+// Why the reader cannot change anything here, or null if they can.
+export function whyReadOnly(session) {
+  if (session.can_admin) return null;
+  if (!session.key) return "This server has no keys, so it cannot be managed: start it with --admin-key KEY.";
+  return "This key may only read. Sign in with a key of scope admin to change anything.";
+}
