@@ -1,6 +1,6 @@
 // The page "Audit": search, one record (#/audit/ID), the state of the trail, and a verification now.
 
-import { post } from "../api.js";
+import { post, sentence } from "../api.js";
 import { count, seconds } from "../format.js";
 import { html, useState } from "../html.js";
 import { go } from "../router.js";
@@ -13,13 +13,13 @@ export const title = "Audit";
 
 const NO_SEARCH = { text: "", key: "", model: "", status: "", from: "", to: "" };
 const PAGE_ROWS = 50;
-const MOST_ROWS = 1000;
+const MOST_ROWS = 500; // that the server gives
 
 export default function AuditPage({ session, rest }) {
   if (!session.has?.audit) return html`<${PageHeading} title=${title} /><${NoTrail} />`;
   const id = rest[0] ?? null;
   return html`<${PageHeading} title=${title} />
-    ${id ? html`<${OneRecord} key=${id} id=${id} />` : html`<${Search} session=${session} />`}`;
+    ${id ? html`<${OneRecord} key=${id} id=${id} />` : html`<${Search} />`}`;
 }
 
 function NoTrail() {
@@ -27,10 +27,10 @@ function NoTrail() {
     one; each request then leaves a record that cannot be changed unnoticed.<//>`;
 }
 
-function Search({ session }) {
+function Search() {
   const [typed, setTyped] = useState(NO_SEARCH);
   const [asked, setAsked] = useState({ ...NO_SEARCH, limit: PAGE_ROWS });
-  const { data, error, isLoading } = useGet("/dashboard/api/audit", asked);
+  const { data, error, isLoading } = useGet("/dashboard/api/audit", { ...asked, to: endOf(asked.to) });
   const set = (name) => (event) => setTyped({ ...typed, [name]: event.target.value });
   const submit = (event) => {
     event.preventDefault();
@@ -43,7 +43,7 @@ function Search({ session }) {
   const records = data?.records ?? [];
   const hasMore = records.length >= asked.limit && asked.limit < MOST_ROWS;
   return html`
-    ${data && html`<${TrailState} state=${data.state} session=${session} />`}
+    ${data && html`<${TrailState} state=${data.state} />`}
     <form class="filters" role="search" aria-label="Audit records" onSubmit=${submit}>
       <label class="field grow"><span>Text</span><input type="search" dir="auto" data-testid="audit-text" value=${typed.text}
         placeholder="in a prompt or an answer" onInput=${set("text")} /></label>
@@ -60,8 +60,11 @@ function Search({ session }) {
     <${Table} label="Audit records" testid="audit-table" rows=${records} columns=${COLUMNS} rowKey=${(row) => `${row.day}/${row.file}`}
       onOpen=${(row) => go(`#/audit/${encodeURIComponent(row.id ?? row.request_id)}`)}
       empty=${isLoading ? "Searching …" : "No record meets these conditions."} />
-    ${hasMore && html`<button type="button" data-testid="audit-more" onClick=${() => setAsked({ ...asked, limit: asked.limit * 2 })}>Show more</button>`}`;
+    ${hasMore && html`<button type="button" data-testid="audit-more" onClick=${() => setAsked({ ...asked, limit: Math.min(asked.limit * 2, MOST_ROWS) })}>Show more</button>`}`;
 }
+
+// The last day counts, to its end (UTC).
+const endOf = (day) => (day ? `${day}T23:59:59.999999` : "");
 
 const shownTime = (text) => (text ? text.slice(0, 19).replace("T", " ") : "–");
 
@@ -85,10 +88,10 @@ function TrailState({ state }) {
   return html`<section class="card trail" data-testid="trail-state">
     <div class="trail-head"><h2>The trail <${Badge} kind=${state.alarm ? "bad" : "good"}>${state.alarm ? "alarm" : "no alarm"}<//></h2>
       <${ActionButton} testid="verify-now" onRun=${verify}>Verify now<//></div>
-    ${state.alarm && html`<${Message} kind="bad" testid="audit-alarm">${state.alarm}<//>`}
-    <dl class="facts">
+    ${state.alarm && html`<${Message} kind="bad" testid="audit-alarm">${sentence(state.alarm)}<//>`}
+    <dl class="fact-grid">
       <div><dt>Records</dt><dd data-testid="trail-records">${count(state.records)}</dd></div>
-      <div><dt>Last seal</dt><dd data-testid="last-seal">${sealText(state.last_seal)}</dd></div>
+      <div><dt>Last seal</dt><dd data-testid="last-seal">${state.last_seal ? `${shownTime(state.last_seal)} UTC` : "none yet"}</dd></div>
       <div><dt>Fingerprint of the key</dt><dd><code data-testid="fingerprint">${state.key_fingerprint || "–"}</code></dd></div>
       <div><dt>Directory</dt><dd><code>${state.directory}</code></dd></div>
     </dl>
@@ -96,16 +99,9 @@ function TrailState({ state }) {
   </section>`;
 }
 
-// A time, or whatever else the server says of it.
-function sealText(seal) {
-  if (seal === null || seal === undefined) return "none yet";
-  if (typeof seal === "object") return Object.values(seal).join(" ");
-  return /^\d{4}-\d\d-\d\dT/.test(seal) ? `${shownTime(seal)} UTC` : String(seal);
-}
-
 function Report({ report }) {
   return html`<div data-testid="verify-report" data-ok=${report.ok ? "true" : "false"}>
-    <${Message} kind=${report.ok ? "good" : "bad"}>${report.summary} ${count(report.checked)} ${report.checked === 1 ? "record was" : "records were"} checked.<//>
+    <${Message} kind=${report.ok ? "good" : "bad"}>${sentence(report.summary)}<//>
     ${report.findings.length > 0 && html`<ul class="findings" data-testid="findings">${report.findings.map((finding, i) => html`
       <li key=${i}>${finding}</li>`)}</ul>`}
   </div>`;
@@ -123,6 +119,6 @@ function OneRecord({ id }) {
         a record was here, and that the rest of it is unchanged.<//>`}
       ${data.record.request_id && html`<p><a href=${`#/requests/${encodeURIComponent(data.record.request_id)}`}>Where its time went</a>
         <span class="hint"> (for the last 5,000 requests)</span></p>`}
-      <${RecordView} record=${data.record} redacted=${data.redacted} />`}
+      <${RecordView} record=${data.record} />`}
   </article>`;
 }

@@ -3,7 +3,7 @@
 import { post } from "../api.js";
 import { count, number, percent, seconds } from "../format.js";
 import { html } from "../html.js";
-import { ActionButton, Badge, Message, PageHeading, READ_ONLY, useGet } from "../widgets.js";
+import { ActionButton, Badge, Message, PageHeading, useGet, whyReadOnly } from "../widgets.js";
 import { Interval, scale } from "./interval_plot.js";
 
 export const title = "Experiments";
@@ -22,7 +22,9 @@ function milliseconds(value) {
   return seconds(value === null || value === undefined ? null : value / 1000);
 }
 
-const signed = (show, value) => (value > 0 ? `+${show(value)}` : show(value).replace("-", "−"));
+function signed(show, value) {
+  return value > 0 ? `+${show(value)}` : show(value).replace("-", "−");
+}
 
 export default function ExperimentsPage({ session }) {
   const { data, error, isLoading, reload } = useGet("/admin/experiments", {}, REFRESH_S);
@@ -31,6 +33,8 @@ export default function ExperimentsPage({ session }) {
     ${error && html`<${Message} kind="bad">${error}<//>`}
     ${isLoading && !data && html`<p class="hint">Loading …</p>`}
     ${data && !data.experiments.length && html`<${None} session=${session} />`}
+    ${data?.has_records === false && data.experiments.length > 0 && html`<${Message} kind="warning">Nothing is measured: the reports are made
+      from the audit trail, and this gateway keeps none. Start it with --audit-dir DIR.<//>`}
     ${data?.experiments.map((experiment) => html`
       <${Experiment} key=${experiment.name} experiment=${experiment} session=${session} reload=${reload} />`)}`;
 }
@@ -48,7 +52,7 @@ function Experiment({ experiment, session, reload }) {
     await post(`${path}/${word}`);
     await reload();
   };
-  const readOnly = session.can_admin ? null : READ_ONLY;
+  const readOnly = whyReadOnly(session);
   return html`<section class="card experiment" data-testid="experiment" data-name=${name}>
     <div class="experiment-head">
       <h2>${name} <${Badge} kind=${running ? "good" : "info"}>${running ? "running" : "stopped"}<//></h2>
@@ -93,15 +97,17 @@ function Arms({ experiment }) {
   </table></div>`;
 }
 
+const isUnknown = (value) => value === null || value === undefined;
+
 function Comparisons({ experiment }) {
   const comparisons = experiment.report?.comparisons ?? [];
-  const control = experiment.arms[0]?.name;
-  if (!comparisons.length) {
-    return html`<p data-testid="too-few">Too few to tell: each arm needs some answered requests before they can be compared.</p>`;
-  }
-  const arms = [...new Set(comparisons.map((comparison) => comparison.arm))];
-  return arms.map((arm) => html`<${ArmComparison} key=${arm} arm=${arm} control=${control}
-    comparisons=${comparisons.filter((comparison) => comparison.arm === arm)} />`);
+  const isTooFew = comparisons.every((comparison) => isUnknown(comparison.p_value));
+  const arms = [...new Set(comparisons.filter(({ value }) => !isUnknown(value)).map((comparison) => comparison.arm))];
+  return html`
+    ${isTooFew && html`<p data-testid="too-few"><b>Too few to tell.</b> Each arm needs some answered requests before they can be compared.</p>`}
+    ${experiment.report?.complete === false && html`<p class="hint">The trail is still being read; these figures are of its first part.</p>`}
+    ${arms.map((arm) => html`<${ArmComparison} key=${arm} arm=${arm} control=${experiment.arms[0]?.name}
+      comparisons=${comparisons.filter((comparison) => comparison.arm === arm)} />`)}`;
 }
 
 function ArmComparison({ arm, control, comparisons }) {
@@ -118,7 +124,7 @@ function ArmComparison({ arm, control, comparisons }) {
 // In words what a comparison says: {kind, text}.
 export function verdict(comparison) {
   const { isCost = null } = MEASURES[comparison.measure] ?? {};
-  if (comparison.p_value === null || comparison.p_value === undefined) return { kind: "info", text: "too few to tell" };
+  if (isUnknown(comparison.p_value)) return { kind: "info", text: "too few to tell" };
   if (!comparison.significant) return { kind: "info", text: "no clear difference" };
   if (isCost === null) return { kind: "warning", text: comparison.difference > 0 ? "higher" : "lower" };
   return comparison.difference > 0 ? { kind: "bad", text: "worse" } : { kind: "good", text: "better" };
@@ -137,7 +143,7 @@ function Comparison({ comparison }) {
     <td class="right">${signed(show, difference)}</td>
     <td>${interval ? html`<${Interval} x=${x} value=${difference} interval=${interval} kind=${drawn} />
       <span class="interval-text">${interval.map((end) => signed(show, end)).join(" to ")}</span>` : "–"}</td>
-    <td><${Badge} kind=${kind}>${text}<//> ${comparison.p_value !== null && comparison.p_value !== undefined && html`
+    <td><${Badge} kind=${kind}>${text}<//> ${!isUnknown(comparison.p_value) && html`
       <span class="hint">p ${comparison.p_value < 0.001 ? "< 0.001" : `= ${comparison.p_value.toFixed(3)}`}</span>`}</td>
   </tr>`;
 }

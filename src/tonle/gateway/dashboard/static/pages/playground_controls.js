@@ -80,7 +80,7 @@ function JsonArea({ label, name, value, problem, state, example }) {
       aria-invalid=${problem ? "true" : "false"} aria-describedby=${problem ? id : null}
       onInput=${(event) => set(event.target.value)} />
     ${problem && html`<span class="problem" id=${id} data-testid=${`problem-${name}`}>${problem}</span>`}</label>
-    <div class="row">
+    <div class="json-actions">
       ${!value.trim() && html`<button type="button" onClick=${() => set(example)}>Insert an example</button>`}
       ${value.trim() && !problem && html`<button type="button" onClick=${() => set(JSON.stringify(JSON.parse(value), null, 2))}>Format</button>`}
       ${value.trim() && html`<button type="button" onClick=${() => set("")}>Remove</button>`}

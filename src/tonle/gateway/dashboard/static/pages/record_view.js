@@ -2,6 +2,7 @@
 //
 // Does: show. Texts are plain text in the direction of their script. Does not: fetch.
 
+import { sentence } from "../api.js";
 import { html } from "../html.js";
 import { Badge } from "../widgets.js";
 
@@ -46,10 +47,10 @@ function Entry({ name, value, pattern, isRedacted, depth }) {
   </details>`;
 }
 
-// `redacted`: names of fields that were removed. Fields without a value are left out, and counted.
-export function RecordView({ record, redacted = [] }) {
+// Fields without a value are left out, and counted.
+export function RecordView({ record }) {
   const pattern = maskPattern(record.masked);
-  const removed = new Set(redacted);
+  const removed = new Set(Object.keys(record.chain?.redacted ?? {}));
   const entries = Object.entries(record);
   const shown = entries.filter(([name, value]) => value !== null || removed.has(name));
   const numEmpty = entries.length - shown.length;
@@ -70,5 +71,5 @@ const STATES = {
 // Whether a record's hash, chain and signature hold, with the reason.
 export function VerifyState({ verified, detail }) {
   const { kind, text } = STATES[verified] ?? { kind: "warning", text: verified };
-  return html`<p class="verify-state" data-testid="verified"><${Badge} kind=${kind}>${text}<//> ${detail}</p>`;
+  return html`<p class="verify-state" data-testid="verified"><${Badge} kind=${kind}>${text}<//> ${sentence(detail ?? "")}</p>`;
 }

@@ -1,5 +1,6 @@
 // One request: its explanation in sentences and as a waterfall, its numbers, its audit record.
 
+import { sentence } from "../api.js";
 import { count, dateTime, money, NONE, seconds } from "../format.js";
 import { html, useEffect, useRef } from "../html.js";
 import { go } from "../router.js";
@@ -28,9 +29,9 @@ function Detail({ data, session }) {
   const { request, explanation, audit } = data;
   return html`
     <section><h3>Where the time went</h3>
-      ${explanation.sentences?.length > 0 && html`<ul class="sentences" data-testid="sentences">
-        ${explanation.sentences.map((sentence, i) => html`<li key=${i}>${sentence}</li>`)}</ul>`}
-      <${Waterfall} explanation=${explanation} />
+      ${explanation?.sentences.length > 0 && html`<ul class="sentences" data-testid="sentences">
+        ${explanation.sentences.map((text, i) => html`<li key=${i}>${text}</li>`)}</ul>`}
+      ${explanation ? html`<${Waterfall} explanation=${explanation} />` : html`<p class="hint">No times are known for this request.</p>`}
     </section>
     <section><h3>The request</h3><${Facts} request=${request} /></section>
     <section><h3>Audit record</h3><${Audit} audit=${audit} /></section>
@@ -57,7 +58,7 @@ function Facts({ request }) {
     ["Cost", request.cost === null || request.cost === undefined ? null : money(request.cost)],
     ["Trace", request.trace_id && html`<code>${request.trace_id}</code>`],
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return html`<dl class="facts" data-testid="facts">${facts.map(([name, value]) => html`
+  return html`<dl class="fact-grid" data-testid="facts">${facts.map(([name, value]) => html`
     <div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
@@ -78,12 +79,10 @@ function tokens({ prompt_tokens: prompt, cached_tokens: cached, completion_token
 }
 
 function Audit({ audit }) {
-  if (!audit?.record) {
-    return html`<p class="hint" data-testid="no-record">${audit?.detail || "There is no audit record of this request. "}</p>`;
-  }
+  if (!audit?.record) return html`<p class="hint" data-testid="no-record">${sentence(audit?.detail || "there is no record of it")}</p>`;
   return html`<${VerifyState} verified=${audit.verified} detail=${audit.detail} />
     <details class="fold" data-testid="audit-record"><summary>Show the record</summary>
-      <${RecordView} record=${audit.record} redacted=${audit.redacted} /></details>`;
+      <${RecordView} record=${audit.record} /></details>`;
 }
 
 function Commands({ id, session }) {

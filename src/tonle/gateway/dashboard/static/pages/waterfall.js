@@ -1,6 +1,7 @@
 // Where one request's time went: a table of spans, each with its bar on one common scale from 0 to the total.
 //
-// The spans tile the total. Parts of a span (stalled, preempted) are rows below it, and are marked inside its bar.
+// The spans tile the total. Parts of a span (stalled, preempted) are rows below it, and hatched inside its bar: they say how much
+// of it, not when.
 
 import { html } from "../html.js";
 import { seconds } from "../format.js";
@@ -29,11 +30,12 @@ function Bar({ span, total, isPart }) {
 }
 
 function Row({ span, total, isPart = false }) {
+  const note = span.detail || (isPart ? "of the time above, in all" : "");
   return html`<tr class=${isPart ? "is-part" : ""} data-testid=${isPart ? "span-part" : "span"} data-span=${span.name}
       data-start=${span.start_s} data-seconds=${span.seconds}>
     <th scope="row">${span.name}</th>
     <td class="waterfall-cell"><${Bar} span=${span} total=${total} isPart=${isPart} />
-      ${span.detail && html`<div class="hint">${span.detail}</div>`}</td>
+      ${note && html`<div class="hint">${note}</div>`}</td>
     <td class="right wide">${seconds(span.start_s)}</td>
     <td class="right">${seconds(span.seconds)}</td>
   </tr>`;
