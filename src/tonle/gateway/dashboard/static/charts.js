@@ -7,7 +7,7 @@
 
 import { clock, dateTime, UNITS } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "./html.js";
-import { lastKnown, yRange, yTicks } from "./scale.js";
+import { isolated, lastKnown, yRange, yTicks } from "./scale.js";
 import { onThemeChange } from "./theme.js";
 
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
@@ -40,8 +40,7 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
 
   useEffect(() => {
     if (!plot.current) return;
-    plot.current.setData(data(latest.current), false);
-    plot.current.setScale("x", visible(latest.current));
+    plot.current.setData(data(latest.current));
   }, [t, span]);
 
   const { show } = UNITS[unit];
@@ -91,7 +90,7 @@ function options(box, { unit, series, height, max, latest }) {
       { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
     series: [{}, ...series.map((line, i) => ({
-      label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], spanGaps: false, points: { show: false },
+      label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], spanGaps: false, points: { show: true, size: 4, filter: alone },
       stroke: colour(`--line-${(i % MOST_LINES) + 1}`),
     }))],
     plugins: [tooltip(unit, latest)],
@@ -102,6 +101,9 @@ function tickTime(time, span) {
   if (span > 2 * 86400) return dateTime(time).slice(5, 10);
   return span > 1800 ? clock(time).slice(0, 5) : clock(time);
 }
+
+// A value between two gaps would be a line of no length: it is drawn as a dot.
+const alone = (plot, index) => isolated(plot.data[index]);
 
 // Time and all values beside the cursor. It floats over the plot, so that nothing moves.
 function tooltip(unit, latest) {

@@ -32,7 +32,7 @@ export class Ring {
     const names = [...new Set([...Object.keys(series), ...this._values.keys()])];
     const rows = this._rows(names).filter((row) => !t.length || row.t > t[t.length - 1]);
     this.clear();
-    t.forEach((time, i) => this._write(time, Object.fromEntries(Object.keys(series).map((name) => [name, series[name][i]]))));
+    t.forEach((time, i) => this.push(time, Object.fromEntries(Object.keys(series).map((name) => [name, series[name][i]]))));
     for (const row of rows) this.push(row.t, row.values);
   }
 

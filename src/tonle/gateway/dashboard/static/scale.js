@@ -29,3 +29,11 @@ export function lastKnown(values, within = 5) {
   }
   return null;
 }
+
+// Where a value has neither a value before it nor one after it.
+export function isolated(values) {
+  const isNone = (i) => values[i] === null || values[i] === undefined;
+  const found = [];
+  for (let i = 0; i < values.length; i += 1) if (!isNone(i) && isNone(i - 1) && isNone(i + 1)) found.push(i);
+  return found;
+}

@@ -32,31 +32,43 @@ export const Badge = ({ kind = "info", children }) => html`<span class=${`badge 
 // Runs `onRun` (async) when clicked; while it runs the button is busy, and its error is shown beside it.
 // `disabledReason`: the button is disabled, and says why. `confirm`: a question that has to be answered first.
 export function ActionButton({ onRun, disabledReason = null, confirm = null, kind = "", testid, label, children }) {
-  const [state, setState] = useState({ busy: false, error: null, asking: false });
+  const [isBusy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const [isAsking, setAsking] = useState(false);
+  const button = useRef(null);
   const isMounted = useMounted();
   const run = async () => {
-    setState({ busy: true, error: null, asking: false });
-    let error = null;
+    setAsking(false);
+    setBusy(true);
+    setError(null);
     try {
       await onRun();
     } catch (problem) {
-      error = inWords(problem);
+      if (isMounted.current) setError(inWords(problem));
     }
-    if (isMounted.current) setState({ busy: false, error, asking: false });
+    if (isMounted.current) setBusy(false);
   };
-  if (state.asking) {
-    return html`
-      <span class="confirm" role="group" aria-label=${confirm}>
-        <span>${confirm}</span>
-        <button type="button" class="danger" autofocus ref=${(button) => button?.focus()} data-testid=${testid && `${testid}-confirm`} onClick=${run}>Yes</button>
-        <button type="button" onClick=${() => setState({ ...state, asking: false })}>No</button>
-      </span>`;
-  }
+  const refuse = () => {
+    setAsking(false);
+    setTimeout(() => button.current?.focus());
+  };
+  if (isAsking) return html`<${Confirm} question=${confirm} testid=${testid && `${testid}-confirm`} onYes=${run} onNo=${refuse} />`;
   return html`
     <span class="action" title=${disabledReason}>
-      <button type="button" class=${kind} aria-label=${label} aria-busy=${state.busy} disabled=${state.busy || disabledReason !== null}
-        data-testid=${testid} onClick=${() => (confirm ? setState({ ...state, error: null, asking: true }) : run())}>${children}</button>
-      ${state.error && html`<${Message} kind="bad">${state.error}<//>`}
+      <button type="button" ref=${button} class=${kind} aria-label=${label} aria-busy=${isBusy} disabled=${isBusy || disabledReason !== null}
+        data-testid=${testid} onClick=${confirm ? () => setAsking(true) : run}>${children}</button>
+      ${error && html`<${Message} kind="bad">${error}<//>`}
+    </span>`;
+}
+
+function Confirm({ question, testid, onYes, onNo }) {
+  const yes = useRef(null);
+  useEffect(() => yes.current.focus(), []);
+  return html`
+    <span class="confirm" role="group" aria-label=${question} onKeyDown=${(event) => event.key === "Escape" && onNo()}>
+      <span>${question}</span>
+      <button type="button" class="danger" ref=${yes} data-testid=${testid} onClick=${onYes}>Yes</button>
+      <button type="button" onClick=${onNo}>No</button>
     </span>`;
 }
 
@@ -129,9 +141,11 @@ function useMounted() {
   return isMounted;
 }
 
+export const READ_ONLY = "This key may only read. Sign in with a key of scope admin to change anything.";
+const NO_KEYS = "This server has no keys, so it cannot be managed: start it with --admin-key KEY.";
+
 // Why the reader cannot change anything here, or null if they can.
 export function whyReadOnly(session) {
   if (session.can_admin) return null;
-  if (!session.key) return "This server has no keys, so it cannot be managed: start it with --admin-key KEY.";
-  return "This key may only read. Sign in with a key of scope admin to change anything.";
+  return session.key ? READ_ONLY : NO_KEYS;
 }

@@ -22,6 +22,7 @@ export function CreateKey({ models, onDone }) {
   const [isBusy, setBusy] = useState(false);
   const [made, setMade] = useState(null); // the answer with the secret
   const [error, setError] = useState(null);
+  const [isOpen, setOpen] = useState(false);
   const set = (change) => setFields((before) => ({ ...before, ...change }));
   const create = async (event) => {
     event.preventDefault();
@@ -31,6 +32,7 @@ export function CreateKey({ models, onDone }) {
     try {
       setMade(await post("/admin/keys", bodyOf(fields)));
       setFields(EMPTY);
+      setOpen(false);
       await onDone();
     } catch (problem) {
       setError(inWords(problem));
@@ -38,7 +40,7 @@ export function CreateKey({ models, onDone }) {
     setBusy(false);
   };
   return html`
-    <details class="card create" data-testid="create-key" open=${made !== null || null}>
+    <details class="card create" data-testid="create-key" open=${isOpen} onToggle=${(event) => setOpen(event.currentTarget.open)}>
       <summary>Create a key</summary>
       <form onSubmit=${create}>
         <fieldset disabled=${isBusy}>

@@ -28,7 +28,7 @@ function KeyList({ session }) {
   const listed = useGet("/admin/keys", {}, 10);
   const keys = listed.data?.keys ?? [];
   const rows = showsRevoked ? keys : keys.filter((key) => !key.revoked);
-  const numRevoked = keys.length - keys.filter((key) => !key.revoked).length;
+  const numRevoked = keys.filter((key) => key.revoked).length;
   return html`
     <${PageHeading} title=${title}>
       ${numRevoked > 0 && html`

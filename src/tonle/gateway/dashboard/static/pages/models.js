@@ -14,7 +14,7 @@ export default function ModelsPage({ session }) {
   const { event } = useLive();
   const listed = useGet(session.can_use_models ? "/v1/models" : null, {}, 10);
   const rows = modelRows(listed.data?.data, session.server.models, event?.backends ?? []);
-  const readOnly = whyReadOnly(session);
+  const readOnly = session.can_load_adapters ? null : whyReadOnly(session);
   return html`
     <${PageHeading} title=${title} />
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
@@ -22,7 +22,9 @@ export default function ModelsPage({ session }) {
       columns=${columns(readOnly, listed.reload)} sort=${{ id: "name", descending: false }} empty="No backend serves a model now." />
     <p class="hint">Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
       ${session.can_use_models ? "" : " This key may not use models, so only their names are known."}</p>
-    <${LoadAdapter} session=${session} readOnly=${readOnly} bases=${rows.filter((row) => !row.parent)} onDone=${listed.reload} />`;
+    ${session.has.adapters
+      ? html`<${LoadAdapter} readOnly=${readOnly} bases=${rows.filter((row) => !row.parent)} onDone=${listed.reload} />`
+      : html`<${Message}>This server loads no adapters while it runs. Start it with --enable-lora to load them here.<//>`}`;
 }
 
 // From /v1/models where the key may read it, else the names that the session and the backends tell.
@@ -62,10 +64,7 @@ function Unload({ row, readOnly, onDone }) {
     <${ActionButton} disabledReason=${readOnly} testid=${`unload-${row.id}`} label=${`Remove ${row.id}`} confirm="Remove this adapter?" onRun=${unload}>Remove<//>`;
 }
 
-function LoadAdapter({ session, readOnly, bases, onDone }) {
-  if (!session.has.adapters) {
-    return html`<${Message}>This server loads no adapters while it runs. Start it with --enable-lora to load them here.<//>`;
-  }
+function LoadAdapter({ readOnly, bases, onDone }) {
   const [fields, setFields] = useState({ lora_name: "", lora_path: "", base_model: "", load_inplace: false });
   const [answer, setAnswer] = useState(null); // {kind, text}
   const [isBusy, setBusy] = useState(false);

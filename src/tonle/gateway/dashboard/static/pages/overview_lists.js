@@ -5,10 +5,7 @@ import { html, useState } from "../html.js";
 import { live } from "../live.js";
 import { Badge, Card } from "../widgets.js";
 
-const TARGETS = {
-  e2e_p95: "End-to-end latency, p95", ttft_p95: "Time to first token, p95", itl_p95: "Time between tokens, p95",
-  p95: "End-to-end latency, p95", e2e: "End-to-end latency, p95", ttft: "Time to first token, p95", itl: "Time between tokens, p95",
-};
+const TARGETS = { e2e: "End-to-end latency, p95", ttft: "Time to first token, p95", itl: "Time between tokens, p95" };
 const BURN_RATE = "How fast the 5 % of requests that may be slower are used up: at 1 exactly, above 1 too fast.";
 
 export function SlaCard({ sla }) {
