@@ -21,6 +21,7 @@ export class RequestRows {
     this._load = load;
     this._known = new Map(); // id -> row
     this._lastEvent = null; // its time
+    this._isComplete = false; // everything that the server keeps was loaded once
     this._listeners = new Set();
   }
 
@@ -38,8 +39,8 @@ export class RequestRows {
     if (!event || event.t === this._lastEvent) return;
     const isGap = this._lastEvent === null || event.t - this._lastEvent > GAP_S || event.requests.length >= EVENT_ROWS;
     this._lastEvent = event.t;
+    if (isGap) this.fill(); // first: it stops at a page with a row that was known before this event
     this._add(event.requests);
-    if (isGap) this.fill();
     if (event.requests.length) this._show();
   }
 
@@ -67,6 +68,8 @@ export class RequestRows {
       this._isComplete = true;
     } catch (error) {
       this.error = error.message;
+      this._isComplete = false;
+      this._lastEvent = null; // the next event tries again
     }
     this.isLoading = false;
     this._show();
