@@ -47,8 +47,8 @@ function Search() {
     <form class="filters" role="search" aria-label="Audit records" onSubmit=${submit}>
       <label class="field grow"><span>Text</span><input type="search" dir="auto" data-testid="audit-text" value=${typed.text}
         placeholder="in a prompt or an answer" onInput=${set("text")} /></label>
-      <label class="field"><span>Key</span><input data-testid="audit-key" value=${typed.key} placeholder="id" onInput=${set("key")} /></label>
-      <label class="field"><span>Model</span><input data-testid="audit-model" value=${typed.model} onInput=${set("model")} /></label>
+      <label class="field"><span>Key</span><input class="short" data-testid="audit-key" value=${typed.key} placeholder="id" onInput=${set("key")} /></label>
+      <label class="field"><span>Model</span><input class="short" data-testid="audit-model" value=${typed.model} onInput=${set("model")} /></label>
       <label class="field"><span>Status</span><select data-testid="audit-status" value=${typed.status} onChange=${set("status")}>
         <option value="">all</option>${STATUSES.map((status) => html`<option key=${status} value=${status}>${status}</option>`)}</select></label>
       <label class="field"><span>From</span><input type="date" data-testid="audit-from" value=${typed.from} onChange=${set("from")} /></label>

@@ -27,7 +27,8 @@ function signed(show, value) {
 }
 
 export default function ExperimentsPage({ session }) {
-  const { data, error, isLoading, reload } = useGet("/admin/experiments", {}, REFRESH_S);
+  const { data, error, isLoading, reload } = useGet(session.has.experiments ? "/admin/experiments" : null, {}, REFRESH_S);
+  if (!session.has.experiments) return html`<${PageHeading} title=${title} /><${None} session=${session} />`;
   return html`
     <${PageHeading} title=${title} />
     ${error && html`<${Message} kind="bad">${error}<//>`}
@@ -75,26 +76,29 @@ function Arms({ experiment }) {
   const x = scale([...results.values()].map((arm) => ({ value: arm.failure_rate, interval: arm.failure_interval })), true);
   return html`<div class="table-box" tabindex="0" role="region" aria-label=${`Arms of ${experiment.name}`}><table>
     <thead><tr>
-      <th scope="col">Arm</th><th scope="col">Served by</th><th scope="col" class="right">Share</th><th scope="col" class="right">Requests</th>
-      <th scope="col" class="right">Failure rate</th><th scope="col" class="wide">95 % interval</th>
-      <th scope="col" class="right">Latency</th><th scope="col" class="right">TTFT</th><th scope="col" class="right">Output tokens</th>
+      <th scope="col">Arm</th><th scope="col" class="wide">Served by</th><th scope="col" class="right wide">Share</th>
+      <th scope="col" class="right">Requests</th><th scope="col" class="right">Failed</th><th scope="col" class="wide">95 % interval</th>
+      <th scope="col" class="right">Latency</th><th scope="col" class="right wide">TTFT</th><th scope="col" class="right wide">Output tokens</th>
     </tr></thead>
-    <tbody>${experiment.arms.map((arm) => {
-      const result = results.get(arm.name);
-      return html`<tr key=${arm.name} data-testid="arm">
-        <th scope="row">${arm.name} ${arm.name === control && html`<span class="hint">control</span>`}</th>
-        <td>${[arm.backend, arm.model].filter(Boolean).join(" · ") || "as usual"}</td>
-        <td class="right">${percent(weights ? arm.weight / weights : null)}</td>
-        <td class="right">${count(result?.requests ?? 0)}</td>
-        <td class="right">${result?.requests ? percent(result.failure_rate) : "–"}</td>
-        <td class="wide">${result?.requests && result.failure_interval ? html`<${Interval} x=${x} value=${result.failure_rate} interval=${result.failure_interval} />
-          <span class="interval-text">${result.failure_interval.map(percent).join(" to ")}</span>` : "–"}</td>
-        <td class="right">${milliseconds(result?.latency_ms)}</td>
-        <td class="right">${milliseconds(result?.ttft_ms)}</td>
-        <td class="right">${number(result?.output_tokens)}</td>
-      </tr>`;
-    })}</tbody>
+    <tbody>${experiment.arms.map((arm) => html`<${Arm} key=${arm.name} arm=${arm} share=${weights ? arm.weight / weights : null}
+      result=${results.get(arm.name)} x=${x} isControl=${arm.name === control} />`)}</tbody>
   </table></div>`;
+}
+
+function Arm({ arm, share, result, x, isControl }) {
+  const interval = result?.requests ? result.failure_interval : null;
+  return html`<tr data-testid="arm">
+    <th scope="row">${arm.name}${isControl && arm.name !== "control" && html` <span class="hint">control</span>`}</th>
+    <td class="wide">${[arm.backend, arm.model].filter(Boolean).join(" · ") || "as usual"}</td>
+    <td class="right wide">${percent(share)}</td>
+    <td class="right">${count(result?.requests ?? 0)}</td>
+    <td class="right">${result?.requests ? percent(result.failure_rate) : "–"}
+      ${interval && html`<div class="interval-text">${interval.map(percent).join(" to ")}</div>`}</td>
+    <td class="wide">${interval ? html`<${Interval} x=${x} value=${result.failure_rate} interval=${interval} />` : "–"}</td>
+    <td class="right">${milliseconds(result?.latency_ms)}</td>
+    <td class="right wide">${milliseconds(result?.ttft_ms)}</td>
+    <td class="right wide">${number(result?.output_tokens)}</td>
+  </tr>`;
 }
 
 const isUnknown = (value) => value === null || value === undefined;
@@ -114,8 +118,8 @@ function ArmComparison({ arm, control, comparisons }) {
   return html`<h3>${arm} compared with ${control}</h3>
     <div class="table-box" tabindex="0" role="region" aria-label=${`${arm} compared with ${control}`}><table>
       <thead><tr>
-        <th scope="col">Measure</th><th scope="col" class="right">${control}</th><th scope="col" class="right">${arm}</th>
-        <th scope="col" class="right">Difference</th><th scope="col">95 % interval</th><th scope="col">Result</th>
+        <th scope="col">Measure</th><th scope="col" class="right wide">${control}</th><th scope="col" class="right wide">${arm}</th>
+        <th scope="col" class="right">Difference</th><th scope="col" class="wide">95 % interval</th><th scope="col">Result</th>
       </tr></thead>
       <tbody>${comparisons.map((comparison) => html`<${Comparison} key=${comparison.measure} comparison=${comparison} />`)}</tbody>
     </table></div>`;
@@ -133,16 +137,16 @@ export function verdict(comparison) {
 function Comparison({ comparison }) {
   const { name, show } = MEASURES[comparison.measure] ?? { name: comparison.measure, show: number };
   const { interval } = comparison;
-  const difference = comparison.difference ?? comparison.value - comparison.control;
-  const { kind, text } = verdict({ ...comparison, difference });
+  const { difference } = comparison;
+  const { kind, text } = verdict(comparison);
   const x = scale([{ value: difference, interval }], false);
   const drawn = { good: "good", bad: "bad" }[kind] ?? "plain";
   return html`<tr data-testid="comparison" data-measure=${comparison.measure}>
     <th scope="row">${name}</th>
-    <td class="right">${show(comparison.control)}</td><td class="right">${show(comparison.value)}</td>
-    <td class="right">${signed(show, difference)}</td>
-    <td>${interval ? html`<${Interval} x=${x} value=${difference} interval=${interval} kind=${drawn} />
-      <span class="interval-text">${interval.map((end) => signed(show, end)).join(" to ")}</span>` : "–"}</td>
+    <td class="right wide">${show(comparison.control)}</td><td class="right wide">${show(comparison.value)}</td>
+    <td class="right">${signed(show, difference)}
+      ${interval && html`<div class="interval-text">${interval.map((end) => signed(show, end)).join(" to ")}</div>`}</td>
+    <td class="wide">${interval ? html`<${Interval} x=${x} value=${difference} interval=${interval} kind=${drawn} />` : "–"}</td>
     <td><${Badge} kind=${kind}>${text}<//> ${!isUnknown(comparison.p_value) && html`
       <span class="hint">p ${comparison.p_value < 0.001 ? "< 0.001" : `= ${comparison.p_value.toFixed(3)}`}</span>`}</td>
   </tr>`;

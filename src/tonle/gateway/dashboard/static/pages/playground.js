@@ -48,17 +48,18 @@ export default function PlaygroundPage({ session }) {
 function Workbench({ session, models }) {
   const state = usePlayground();
   const problems = problemsOf(state.fields);
+  const isBlocked = Object.keys(problems).length > 0;
   return html`<div class="playground" data-testid="playground">
     <div class="playground-main">
       <div class=${`panes${state.isDouble ? " two" : ""}`}>
         ${state.shown.map((conversation, i) => html`<${Pane} key=${i} number=${i} conversation=${conversation}
-          models=${models} fields=${state.fields} isSingle=${!state.isDouble} isBlocked=${Object.keys(problems).length > 0} />`)}
+          models=${models} fields=${state.fields} isSingle=${!state.isDouble} isBlocked=${isBlocked} />`)}
       </div>
       <${Composer} state=${state} problems=${problems} />
+      <${Code} state=${state} needsKey=${Boolean(session.key)} isBlocked=${isBlocked} />
     </div>
     <aside class="playground-side card" aria-label="Settings of the request">
       <${Controls} state=${state} problems=${problems} />
-      <${Code} state=${state} needsKey=${Boolean(session.key)} isBlocked=${Object.keys(problems).length > 0} />
     </aside>
   </div>`;
 }

@@ -10,10 +10,10 @@ export function Code({ state, needsKey, isBlocked }) {
   const [kind, setKind] = useState("curl");
   const [isOpen, setIsOpen] = useState(false);
   const make = KINDS.find(([id]) => id === kind)[2];
-  return html`<details class="fold" open=${isOpen} onToggle=${(event) => setIsOpen(event.currentTarget.open)} data-testid="code">
-    <summary>Code</summary>
+  return html`<details class="fold playground-code" open=${isOpen} onToggle=${(event) => setIsOpen(event.currentTarget.open)} data-testid="code">
+    <summary>As curl or Python</summary>
     ${isOpen && (isBlocked
-      ? html`<p class="problem">Correct the settings above first.</p>`
+      ? html`<p class="problem">Correct the settings first.</p>`
       : html`
         <div class="choices" role="group" aria-label="Language">
           ${KINDS.map(([id, name]) => html`<button key=${id} type="button" aria-pressed=${kind === id ? "true" : "false"}

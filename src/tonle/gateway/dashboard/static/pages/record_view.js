@@ -39,7 +39,7 @@ function Entry({ name, value, pattern, isRedacted, depth }) {
       ${shown ?? html`<${Scalar} value=${value} pattern=${pattern} />`}</div>`;
   }
   const entries = Object.entries(value);
-  const size = Array.isArray(value) ? `${entries.length} in a list` : `${entries.length} fields`;
+  const size = Array.isArray(value) ? `list of ${entries.length}` : `${entries.length} ${entries.length === 1 ? "field" : "fields"}`;
   return html`<details class="json-entry" open=${entries.length <= OPEN_UP_TO} data-field=${depth ? undefined : name}>
     <summary>${label} <span class="hint">${size}</span></summary>
     <div class="json-nested">${entries.map(([key, inner]) => html`

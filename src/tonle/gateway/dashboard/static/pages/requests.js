@@ -19,10 +19,10 @@ const figure = (id, title, field, show) => (
 const COLUMNS = [
   { id: "time", title: "Time", value: (row) => row.time, show: (row) => clock(row.time), width: "10ch" },
   { id: "status", title: "Status", value: (row) => row.status, show: (row) => html`<${StatusBadge} status=${row.status} />`, width: "12ch" },
-  { id: "model", title: "Model", value: (row) => row.model || null, width: "20ch" },
+  { id: "model", title: "Model", value: (row) => row.model || null, width: "min(20ch, 25vw)" },
   { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "14ch", wide: true },
   { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: true },
-  { id: "prompt", title: "Prompt", value: (row) => row.prompt_tokens, show: prompt, align: "right", width: "12ch", wide: true },
+  { id: "prompt", title: "Prompt", value: (row) => row.prompt_tokens, show: prompt, align: "right", width: "16ch", wide: true },
   figure("answer", "Answer", "completion_tokens", count),
   figure("queue", "Queue", "queue_s", seconds),
   figure("ttft", "TTFT", "ttft_s", seconds),

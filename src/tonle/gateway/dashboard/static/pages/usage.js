@@ -46,7 +46,7 @@ export default function UsagePage({ session }) {
         is the price of an hour of the machine that computes.<//>`}
       ${session.has?.history === "memory" && html`<p class="hint">Usage is kept in memory and begins anew when the server starts; the setting
         <code>history_db</code> names a file for it.</p>`}
-      <section class="card"><h2>${shown.name} per day</h2>
+      <section class="card usage-chart"><h2>${shown.name} per day</h2>
         <${DayBars} days=${days} measure=${shown} show=${SHOWN[shown.unit]} /></section>
       <${UsageTable} key=${group} rows=${rows} group=${group} measures=${measures} />`}`;
 }
@@ -84,6 +84,6 @@ function UsageTable({ rows, group, measures }) {
 
 function Totals({ rows, measures }) {
   const sum = addUp(rows);
-  return html`<dl class="figures totals" data-testid="usage-totals" aria-label="Totals">${measures.map((one) => html`<div key=${one.id}>
-    <dt>${one.name}, total</dt><dd data-testid=${`total-${one.id}`}>${SHOWN[one.unit](sum[one.id])}</dd></div>`)}</dl>`;
+  return html`<section class="card"><h2>Total</h2><dl class="figures totals" data-testid="usage-totals">${measures.map((one) => html`
+    <div key=${one.id}><dt>${one.name}</dt><dd data-testid=${`total-${one.id}`}>${SHOWN[one.unit](sum[one.id])}</dd></div>`)}</dl></section>`;
 }
