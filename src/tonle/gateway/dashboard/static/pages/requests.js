@@ -16,18 +16,19 @@ const figure = (id, title, field, show) => (
   { id, title, value: (row) => row[field], show: (row) => show(row[field]), align: "right", width: "11ch", wide: true }
 );
 
+// The most telling first: where there is no room for all, the table scrolls.
 const COLUMNS = [
   { id: "time", title: "Time", value: (row) => row.time, show: (row) => clock(row.time), width: "10ch" },
   { id: "status", title: "Status", value: (row) => row.status, show: (row) => html`<${StatusBadge} status=${row.status} />`, width: "12ch" },
   { id: "model", title: "Model", value: (row) => row.model || null, width: "min(20ch, 25vw)" },
   { id: "key", title: "Key", value: (row) => keyOf(row) || null, width: "14ch", wide: true },
-  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: true },
-  { id: "prompt", title: "Prompt", value: (row) => row.prompt_tokens, show: prompt, align: "right", width: "16ch", wide: true },
-  figure("answer", "Answer", "completion_tokens", count),
-  figure("queue", "Queue", "queue_s", seconds),
-  figure("ttft", "TTFT", "ttft_s", seconds),
-  figure("itl", "ITL", "itl_s", seconds),
   { ...figure("total", "Total", "total_s", seconds), wide: false },
+  figure("ttft", "TTFT", "ttft_s", seconds),
+  { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "16ch" },
+  figure("answer", "Answer", "completion_tokens", count),
+  figure("itl", "ITL", "itl_s", seconds),
+  figure("queue", "Queue", "queue_s", seconds),
+  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: true },
 ];
 // Beside an open request there is room for these.
 const FEW_COLUMNS = COLUMNS.filter((column) => ["time", "status", "model", "total"].includes(column.id));
