@@ -41,7 +41,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
 from tonle.gateway.cached_reply import CachedReplies
-from tonle.gateway.gateway_metrics import GatewayMetrics, Sla
+from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
@@ -55,6 +55,7 @@ from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
+from tonle.observe.sla import Sla
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -97,7 +98,8 @@ class Gateway:
         auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
-        metrics = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
+        self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
+        metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
         metrics.registry.register(self.shadows.requests)
         if local is not None:
             metrics.registry.register(local.metrics)
