@@ -3,8 +3,8 @@
 Does: hold p95 targets of whole requests (e2e), of the first token (ttft) and of the time between tokens (itl, a request's mean)
 against the requests of the last five minutes. Does not: count refusals, which say nothing about speed, or raise alerts.
 
-`report` is what `/health` shows: the verdict of this moment on whole requests. `verdict` does not flip with a single request: a target
-counts as missed once more than 5 % of at least `MIN_REQUESTS` are beyond it, and as met again after it has held for a minute.
+`report` is what `/health` shows: the verdict of this moment on whole requests. `verdict` does not flip with a single request: a
+target counts as missed once more than 5 % of at least `MIN_REQUESTS` are beyond it, as met again once it has held for a minute.
 """
 
 from __future__ import annotations
@@ -135,14 +135,19 @@ class Sla:
             values = {"e2e": seen.total_s}
         else:
             return
-        parts = parts_of(seen)
+        parts, backend = parts_of(seen), "" if seen.is_local else seen.backend
         for name, value in values.items():
             if value is not None and (target := self._targets.get(name)) is not None:
-                target.window.add(now_s, value, seen.backend, _counted(name, parts, seen))
+                target.count(value)
+                target.window.add(now_s, value, backend, _counted(name, parts, seen))
 
     def _is_beyond(self, name: TargetName, value_s: float | None) -> bool:
         target = self._targets.get(name)
         return target is not None and value_s is not None and value_s > target.window.target_s
+
+    def counts(self) -> dict[TargetName, tuple[int, int]]:
+        """Since the start: requests held against each target, and those beyond it."""
+        return {name: (target.num_counted, target.num_beyond) for name, target in self._targets.items()}
 
     def verdict(self) -> SlaVerdict:
         """Judged once a second at most."""
@@ -169,6 +174,12 @@ class _Target:
         self._missed_since: float | None = None  # unix seconds
         self._held_since_s: float | None = None  # monotonic: a missed target holds since then
         self._cause = ""
+        self.num_counted = 0  # since the start
+        self.num_beyond = 0
+
+    def count(self, value_s: float) -> None:
+        self.num_counted += 1
+        self.num_beyond += value_s > self.window.target_s
 
     def judge(self, now_s: float) -> TargetVerdict:
         state = self.window.read(now_s)

@@ -4,8 +4,8 @@ Does: count those beyond it, estimate a percentile, and say which part of their 
 Does not: read a clock or keep single requests: counts and sums of ten seconds each, so that a request costs the same
 whatever the load.
 
-The excess of a part is what slow requests spent in it beyond what the others spent there on average. The largest part of a slow request
-is often the one that all requests need, and not the one that made it slow.
+The excess of a part is what slow requests spent in it beyond what the others spent there on average. The largest part of a slow
+request is often the one that all requests need, and not the one that made it slow.
 """
 
 from __future__ import annotations

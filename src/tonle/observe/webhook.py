@@ -1,6 +1,6 @@
 """`Webhook`: one address that takes signed posts (Standard Webhooks).
 
-Does: sign, post once, say whether it was taken and whether another try makes sense. Does not: retry, limit or decide what to post.
+Does: sign, post once, tell whether it was taken and whether to try again. Does not: retry, limit, or decide what to post.
 The address is the operator's own setting; redirects are not followed.
 """
 

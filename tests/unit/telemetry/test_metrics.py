@@ -21,6 +21,7 @@ class Stats:
     prefix_queries: int = 10
     prefix_hits: int = 4
     num_preemptions: int = 3
+    num_steps: int = 5
     prompt_tokens: int = 6
     generation_tokens: int = 8
     adaptive: AdaptiveStats | None = None
