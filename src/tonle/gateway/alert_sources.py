@@ -1,7 +1,7 @@
 """`AlertSources`: looks once a second for what alerts are about: missed targets, dead backends, alarms of the audit.
 
-Does: compare states with those before, and tell `Alerts`. Does not: post (`observe/alerts.py`), judge latencies (`observe/sla.py`) or
-probe servers (`backends/backend_pool.py`).
+Does: tell `Alerts` what is wrong and what is right again. Does not: post (`observe/alerts.py`), judge latencies
+(`observe/sla.py`) or probe servers (`backends/backend_pool.py`).
 """
 
 from __future__ import annotations
