@@ -119,6 +119,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         Panel("Prompt tokens found in the prefix cache", "percentunit", (
             ("hits", _share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")),
         ), most=1.0),
+        Panel("Prompt tokens that missed the prefix cache", "short", (
+            ("{{reason}}", _rate("tonle:prefix_cache_missed_tokens_total", by="reason")),
+        ), "Per second. new: no such beginning was computed before. evicted: it was dropped to make room. "
+           "tail: less than a block, or the last token. off: the prefix cache is off."),
         Panel("Prompt tokens by source", "short", (
             ("{{source}}", _rate("vllm:prompt_tokens_by_source_total", by="source")),
         ), "Per second."),

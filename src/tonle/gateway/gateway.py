@@ -42,11 +42,13 @@ from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
+from tonle.gateway.build_observed import build_alerts, build_observed
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
+from tonle.gateway.observing import Observer
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
@@ -58,9 +60,7 @@ from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
 from tonle.observe.alert_metrics import AlertMetrics
-from tonle.observe.alerts import Alerts
 from tonle.observe.sla import Sla
-from tonle.observe.webhook import Webhook
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -105,7 +105,7 @@ class Gateway:
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
         metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
-        self.alerts = _alerts(config)
+        self.alerts = build_alerts(config)
         self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
         metrics.registry.register(AlertMetrics(self.alerts))
         metrics.registry.register(self.shadows.requests)
@@ -115,11 +115,14 @@ class Gateway:
             metrics.registry.register(AuditMetrics(self.trail))
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
+        local_metrics = None if local is None else local.metrics
+        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         under_way = UnderWay()
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
+            observer=Observer(self.observed, self.pool.backends),
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
@@ -134,7 +137,7 @@ class Gateway:
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
-            local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
+            local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 
@@ -168,6 +171,7 @@ class Gateway:
             await self._counter.start()
         self.ring.start()
         await self.pool.start()
+        await self._start_observing()
         await self.server.start(listener, tls=self._tls)
 
     async def stop(self, *, drain_s: float | None = None) -> None:
@@ -177,6 +181,10 @@ class Gateway:
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
         await self.shadows.stop()
+        if self._scraper is not None:
+            await self._scraper.stop()
+        if self.observed is not None:
+            await self.observed.stop()
         await self.pool.stop()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.close)
@@ -189,6 +197,12 @@ class Gateway:
             await self._responses.store.close()
         if self._state is not None:
             await self._state.close()
+
+    async def _start_observing(self) -> None:
+        if self.observed is not None:
+            await self.observed.start()
+        if self._scraper is not None:
+            self._scraper.start()
 
     async def _open(self, state: StateStore) -> None:
         await state.open()
@@ -307,13 +321,6 @@ def _cache(config: GatewayConfig) -> Cache | None:
 def _trail(config: GatewayConfig, on_alarm: Callable[[Alarm], None]) -> AuditTrail | None:
     options = from_config(config)
     return None if options is None else AuditTrail(options, own_process=True, on_alarm=on_alarm)
-
-
-def _alerts(config: GatewayConfig) -> Alerts:
-    if config.alert_webhook is None:
-        return Alerts()
-    webhook = Webhook(config.alert_webhook, config.alert_secret)
-    return Alerts(webhook, source=f"{socket.gethostname()}:{config.port}")
 
 
 def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:

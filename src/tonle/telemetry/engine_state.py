@@ -7,7 +7,7 @@ touch the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from tonle.telemetry.adaptive_state import AdaptiveState, adaptive_metrics
 from tonle.telemetry.gpu import GpuMonitor
+from tonle.telemetry.time_spent import MISS_REASONS
 
 _GPU_WAIT_S = 0.05  # a scrape is rendered on the event loop that answers requests
 
@@ -33,6 +34,8 @@ class Stats(Protocol):
     def prefix_queries(self) -> int: ...
     @property
     def prefix_hits(self) -> int: ...
+    @property
+    def prefix_missed(self) -> Mapping[str, int]: ...  # by reason
     @property
     def num_preemptions(self) -> int: ...
     @property
@@ -73,7 +76,7 @@ class EngineState(Collector):
     def __init__(self, model_name: str, engine: EngineView) -> None:
         self._model_name = model_name
         self._engine = engine
-        self._gpus = GpuMonitor()
+        self.gpus = GpuMonitor()
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
@@ -84,6 +87,7 @@ class EngineState(Collector):
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._missed(stats)
         yield self._counter("num_preemptions", "Times a running sequence was set back.", stats.num_preemptions)
         # As in vLLM the whole prompt counts; the engine counts what it computed and what it found apart.
         prompt_tokens = stats.prompt_tokens + stats.prefix_hits
@@ -105,6 +109,16 @@ class EngineState(Collector):
             if card.max_loras:
                 yield self._adapters(card.max_loras, stats)
             yield from self._gpu(card.gpu)
+
+    def _missed(self, stats: Stats) -> Metric:
+        family = CounterMetricFamily(
+            "tonle:prefix_cache_missed_tokens",
+            "Prompt tokens that were not found in the prefix cache, by why not.",
+            labels=["model_name", "reason"],
+        )
+        for reason in MISS_REASONS:  # a rate needs the zero before the first event
+            family.add_metric([self._model_name, reason], stats.prefix_missed.get(reason, 0))
+        return family
 
     def _by_source(self, stats: Stats) -> Metric:
         family = CounterMetricFamily(
@@ -134,7 +148,7 @@ class EngineState(Collector):
 
     def _gpu(self, uuid: str) -> Iterator[Metric]:
         """Nothing where there is no NVIDIA GPU, or its driver does not tell."""
-        use = self._gpus.read_within(uuid, _GPU_WAIT_S)
+        use = self.gpus.read_within(uuid, _GPU_WAIT_S)
         if use is None:
             return
         if use.utilization is not None:
