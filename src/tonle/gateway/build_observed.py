@@ -6,7 +6,6 @@ Does: decide what is watched and where it is kept. Does not: take part in a requ
 from __future__ import annotations
 
 import logging
-import socket
 from pathlib import Path
 
 from tonle.config.gateway import GatewayConfig
@@ -46,10 +45,7 @@ def build_observed(
 
 def build_alerts(config: GatewayConfig) -> Alerts:
     """Raises `ConfigError`."""
-    if config.alert_webhook is None:
-        return Alerts()
-    webhook = Webhook(config.alert_webhook, config.alert_secret)
-    return Alerts(webhook, source=f"{socket.gethostname()}:{config.port}")
+    return Alerts(None if config.alert_webhook is None else Webhook(config.alert_webhook, config.alert_secret))
 
 
 def _history_path(config: GatewayConfig) -> Path | None:

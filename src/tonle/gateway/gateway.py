@@ -166,6 +166,7 @@ class Gateway:
             await self._open(self._state)
         self._check_exposure()
         if self._local is None or not self._local.metrics.shared:
+            self.alerts.source = f"{socket.gethostname()}:{listener.getsockname()[1]}"
             await self._alert_sources.start()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.start)
