@@ -37,6 +37,7 @@ VERBS = {
     "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
     "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "advise": "Size a deployment: precision, GPUs per replica, replicas, limits, each with its reason, checked in simulation.",
+    "top": "Watch a running server: load, latencies, caches, GPU, backends.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
     "profile": "Measure how long the steps of a server take, for `tonle simulate` and `tonle tune`.",
     "simulate": "Say what servers would do under a load: fewest replicas for an SLO, cost, without a server.",

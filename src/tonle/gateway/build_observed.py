@@ -6,6 +6,7 @@ Does: decide what is watched and where it is kept. Does not: take part in a requ
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 from tonle.config.gateway import GatewayConfig
@@ -18,6 +19,7 @@ from tonle.observe.history import History
 from tonle.observe.observed import Observed
 from tonle.observe.sampler import Sampler
 from tonle.observe.sla import Sla
+from tonle.observe.webhook import Webhook
 from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
@@ -40,6 +42,14 @@ def build_observed(
         sla=sla, sampler=sampler, history=History(_history_path(config)), alerts=alerts, keeps=config.dashboard
     )
     return observed, Scraper(backends, sampler, local) if observed.keeps else None
+
+
+def build_alerts(config: GatewayConfig) -> Alerts:
+    """Raises `ConfigError`."""
+    if config.alert_webhook is None:
+        return Alerts()
+    webhook = Webhook(config.alert_webhook, config.alert_secret)
+    return Alerts(webhook, source=f"{socket.gethostname()}:{config.port}")
 
 
 def _history_path(config: GatewayConfig) -> Path | None:

@@ -350,6 +350,8 @@ class Delivery:
         metrics, order = self._metrics, self._submission.order
         for progress in self._progress:
             metrics.count_finished("error" if failed and progress.reason == "abort" else progress.reason)
+        metrics.num_answers.observe(order.n)
+        metrics.max_tokens.observe(order.max_tokens)
         for place, generation in enumerate(self._submission.generations):
             own = self._progress[place * order.n : (place + 1) * order.n]
             self._observe_generation(generation, own, finished=all(each.reason != "abort" for each in own))
@@ -376,7 +378,9 @@ class Delivery:
         metrics.decode.observe(timings.finished_s - timings.first_token_s)
         metrics.inference.observe(timings.finished_s - timings.scheduled_s)
         metrics.prompt_tokens.observe(usage.prompt_tokens)
+        metrics.computed_tokens.observe(usage.prompt_tokens - usage.cached_tokens)
         metrics.generation_tokens.observe(usage.completion_tokens)
+        metrics.longest_answer.observe(max(each.num_tokens for each in own))
 
 
 def _gap(start_s: float | None, end_s: float | None) -> float | None:

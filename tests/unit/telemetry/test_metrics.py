@@ -26,6 +26,8 @@ class Stats:
     prefix_hits: int = 4
     prefix_missed: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 3
+    num_steps: int = 5
+    prefix_missed: dict[str, int] = field(default_factory=lambda: {"new": 5, "tail": 1})
     prompt_tokens: int = 6
     generation_tokens: int = 8
     adaptive: AdaptiveStats | None = None
