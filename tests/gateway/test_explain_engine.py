@@ -11,11 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import Server, tonle_serve
 from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, run, running_gateway, until
 from tests.unit.cli.terminal import tonle
+from tonle.cli.app import app
 from tonle.config.routing import BackendConfig
 
 COMPLETIONS = "/v1/completions"
@@ -135,14 +137,14 @@ def test_on_the_command_line(replica: Server) -> None:
         for _ in range(200):
             if client.get(f"/v1/requests/{request_id}/explain").status_code == 200:
                 break
-    done = tonle("explain", request_id, "--url", replica.url, COLUMNS="120")
+    where, width = ["--url", replica.url], {"COLUMNS": "120"}
+    done = tonle("explain", request_id, *where, **width)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{request_id}: /v1/completions, m")
+    assert lines[0].startswith(f"{request_id}: /v1/completions, m, ok (200), ")
     assert [line for line in lines if line.startswith("decode") and "30 tokens" in line and "█" in line]
     assert [line for line in lines if line.startswith("- ") and "prompt tokens" in line]
-    raw = tonle("explain", request_id, "--url", replica.url, "--json")
-    assert raw.returncode == 0 and '"object": "request.explanation"' in raw.stdout
-    missing = tonle("explain", "req-none", "--url", replica.url)
-    assert missing.returncode == 1 and "there is no request 'req-none' of yours among the" in missing.stderr
-    assert missing.stderr.count("\n") == 1
+    raw = CliRunner().invoke(app, ["explain", request_id, *where, "--json"])
+    assert raw.exit_code == 0 and '"object": "request.explanation"' in raw.stdout
+    missing = CliRunner().invoke(app, ["explain", "req-none", *where])
+    assert missing.exit_code == 1 and missing.stderr.startswith("Error: the server answered 404: there is no request")

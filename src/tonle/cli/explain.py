@@ -115,7 +115,7 @@ def _title(found: dict[str, Any]) -> str:
     status = row.get("status") or "?"
     if row.get("http_status"):
         status += f" ({row['http_status']})"
-    place = f" at {row['backend']}" if row.get("backend") else ""
+    place = f" at {row['backend']}" if row.get("backend") not in (None, "", "local") else ""
     return f"{found.get('id')}: {row.get('path')}, {row.get('model') or 'no model'}{place}, {status}, {_ms(found.get('total_s'))}"
 
 

@@ -20,7 +20,8 @@ ENGINE_QUEUE, PREFILL, DECODE, DELIVER = "engine queue", "prefill", "decode", "d
 SPAN_NAMES = (ACCEPT, GATEWAY_QUEUE, SEND, ENGINE_QUEUE, PREFILL, DECODE, DELIVER)  # in this order
 STALLED, PREEMPTED = "stalled", "preempted"  # inside decode
 
-NEGLIGIBLE_SHARE, NEGLIGIBLE_S = 0.01, 0.005  # what is below both is not worth a word
+NEGLIGIBLE_SHARE, NEGLIGIBLE_S = 0.01, 0.005  # what is below both is not worth a word,
+LEAST_SHARE = 0.001  # and neither is what is below this
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -34,7 +35,8 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def matters(seconds: float, total_s: float) -> bool:
-    return seconds > 0 and (seconds >= NEGLIGIBLE_S or seconds >= NEGLIGIBLE_SHARE * total_s)
+    least_s = min(NEGLIGIBLE_SHARE * total_s, max(NEGLIGIBLE_S, LEAST_SHARE * total_s))
+    return seconds > 0 and seconds >= least_s
 
 
 def stands_out(seconds: float, total_s: float) -> bool:

@@ -210,6 +210,8 @@ def test_what_is_negligible_is_not_told() -> None:
     )
     found = told(seen(last_s=1.179, ttft_s=0.01), spent)
     assert found.sentences == ["Decoding took 1,165 ms for 64 tokens in 63 steps."]
+    long = told(seen(total_s=100.0), TimeSpent(queue_s=0.05, waits=[Wait("rows", 0.05)], decode_s=99.0))
+    assert not any("max_num_seqs" in sentence for sentence in long.sentences)
     nothing = told(SeenRequest(id="x", arrived=0.0, path="/tokenize", status="ok", sent_s=0.0, total_s=0.001), None)
     assert nothing.sentences == ["It took 1.0 ms in all; no part of it stands out."]
 
