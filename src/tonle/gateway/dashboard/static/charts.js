@@ -13,13 +13,15 @@ import { onThemeChange } from "./theme.js";
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2, 1, 2], [14, 4]];
 const MOST_LINES = DASHES.length;
+const UPDATES_UNSEEN = 5; // of so many, a chart out of view draws one
 
 export function Chart({ label, unit = "count", t, series, span, height = 150, max = null, testid }) {
   const box = useRef(null);
   const plot = useRef(null);
   const names = series.map((line) => line.name).join(" ");
   const latest = useRef(null);
-  const isSeen = useRef(true); // what is scrolled out of view is drawn when it comes back
+  const isSeen = useRef(true); // charts out of view are drawn when they come back, and now and then
+  const updates = useRef(0);
   latest.current = { t, series, span };
 
   useLayoutEffect(() => {
@@ -46,7 +48,8 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
   }, [names, unit, height, max]);
 
   useEffect(() => {
-    if (isSeen.current) plot.current?.setData(data(latest.current));
+    updates.current += 1;
+    if (isSeen.current || updates.current % UPDATES_UNSEEN === 1) plot.current?.setData(data(latest.current));
   }, [t, span]);
 
   const { show } = UNITS[unit];
@@ -95,10 +98,11 @@ function options(box, { unit, series, height, max, latest }) {
       { ...axis, size: 26, space: 48, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
       { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
-    series: [{}, ...series.map((line, i) => ({
-      label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], spanGaps: false, points: { show: true, size: 4, filter: alone },
-      stroke: colour(`--line-${(i % MOST_LINES) + 1}`),
-    }))],
+    series: [{}, ...series.map((line, i) => {
+      const stroke = colour(`--line-${(i % MOST_LINES) + 1}`);
+      const points = { show: true, size: 4, width: 0, fill: stroke, filter: alone };
+      return { label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], stroke, points };
+    })],
     plugins: [tooltip(unit, latest)],
   };
 }
