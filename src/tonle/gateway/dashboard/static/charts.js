@@ -7,7 +7,7 @@
 
 import { clock, dateTime, UNITS } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "./html.js";
-import { isolated, lastKnown, yRange, yTicks } from "./scale.js";
+import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./scale.js";
 import { onThemeChange } from "./theme.js";
 
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
@@ -48,21 +48,22 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
   }, [names, unit, height, max]);
 
   useEffect(() => {
+    const isOther = Math.abs(t.length - (plot.current?.data[0].length ?? 0)) > UPDATES_UNSEEN; // history came
     updates.current += 1;
-    if (isSeen.current || updates.current % UPDATES_UNSEEN === 1) plot.current?.setData(data(latest.current));
+    if (isSeen.current || isOther || updates.current % UPDATES_UNSEEN === 0) plot.current?.setData(data(latest.current));
   }, [t, span]);
 
-  const { show } = UNITS[unit];
-  const spoken = series.map((line) => `${line.label} ${show(lastKnown(line.values))}`).join(", ");
+  const now = series.map((line) => UNITS[unit].show(lastKnown(line.values, pointsOfMinute(t))));
+  const spoken = series.map((line, i) => `${line.label} ${now[i]}`).join(", ");
   return html`
     <figure class="chart" data-testid=${testid}>
       <div class="plot" ref=${box} role="img" aria-label=${`${label}, now: ${spoken}`}
         style=${{ height: `${height}px` }}></div>
-      ${series.length > 1 && html`<${Legend} series=${series} show=${show} />`}
+      ${series.length > 1 && html`<${Legend} series=${series} now=${now} />`}
     </figure>`;
 }
 
-function Legend({ series, show }) {
+function Legend({ series, now }) {
   return html`
     <ul class="legend" aria-hidden="true">
       ${series.map((line, i) => html`
@@ -70,7 +71,7 @@ function Legend({ series, show }) {
           <svg class=${`line line-${i + 1}`} viewBox="0 0 24 6" width="24" height="6" focusable="false">
             <line x1="0" y1="3" x2="24" y2="3" stroke-dasharray=${DASHES[i % MOST_LINES].join(" ")} />
           </svg>
-          <span>${line.label}</span> <b class="number">${show(lastKnown(line.values))}</b>
+          <span>${line.label}</span> <b class="number">${now[i]}</b>
         </li>`)}
     </ul>`;
 }
