@@ -7,7 +7,7 @@ import { ApiError, get, onLoggedOut, sentence, withParams } from "./static/api.j
 import { bytes, money, number, percent, seconds, short, UNITS } from "./static/format.js";
 import { Ring } from "./static/ring.js";
 import { parseHash } from "./static/router.js";
-import { isolated, lastKnown, yRange, yTicks } from "./static/scale.js";
+import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./static/scale.js";
 import { sortRows } from "./static/table.js";
 import { Tracks } from "./static/tracks.js";
 
@@ -80,9 +80,10 @@ test("scales begin at zero and have round ticks", () => {
 });
 
 test("the newest figure is of the last few", () => {
-  assert.equal(lastKnown([1, 2, null]), 2);
+  assert.equal(lastKnown([1, 2, null], 5), 2);
   assert.equal(lastKnown([1, null, null, null], 3), null);
-  assert.equal(lastKnown([0]), 0);
+  assert.equal(lastKnown([0], 5), 0);
+  assert.deepEqual([pointsOfMinute([1, 2]), pointsOfMinute([0, 120]), pointsOfMinute([])], [60, 3, 60]);
 });
 
 test("sorting puts the unknown last in both directions", () => {

@@ -7,19 +7,21 @@
 
 import { clock, dateTime, UNITS } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "./html.js";
-import { isolated, lastKnown, yRange, yTicks } from "./scale.js";
+import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./scale.js";
 import { onThemeChange } from "./theme.js";
 
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2, 1, 2], [14, 4]];
 const MOST_LINES = DASHES.length;
+const UPDATES_UNSEEN = 5; // of so many, a chart out of view draws one
 
 export function Chart({ label, unit = "count", t, series, span, height = 150, max = null, testid }) {
   const box = useRef(null);
   const plot = useRef(null);
   const names = series.map((line) => line.name).join(" ");
   const latest = useRef(null);
-  const isSeen = useRef(true); // what is scrolled out of view is drawn when it comes back
+  const isSeen = useRef(true); // charts out of view are drawn when they come back, and now and then
+  const updates = useRef(0);
   latest.current = { t, series, span };
 
   useLayoutEffect(() => {
@@ -46,20 +48,22 @@ export function Chart({ label, unit = "count", t, series, span, height = 150, ma
   }, [names, unit, height, max]);
 
   useEffect(() => {
-    if (isSeen.current) plot.current?.setData(data(latest.current));
+    const isOther = Math.abs(t.length - (plot.current?.data[0].length ?? 0)) > UPDATES_UNSEEN; // history came
+    updates.current += 1;
+    if (isSeen.current || isOther || updates.current % UPDATES_UNSEEN === 0) plot.current?.setData(data(latest.current));
   }, [t, span]);
 
-  const { show } = UNITS[unit];
-  const spoken = series.map((line) => `${line.label} ${show(lastKnown(line.values))}`).join(", ");
+  const now = series.map((line) => UNITS[unit].show(lastKnown(line.values, pointsOfMinute(t))));
+  const spoken = series.map((line, i) => `${line.label} ${now[i]}`).join(", ");
   return html`
     <figure class="chart" data-testid=${testid}>
       <div class="plot" ref=${box} role="img" aria-label=${`${label}, now: ${spoken}`}
         style=${{ height: `${height}px` }}></div>
-      ${series.length > 1 && html`<${Legend} series=${series} show=${show} />`}
+      ${series.length > 1 && html`<${Legend} series=${series} now=${now} />`}
     </figure>`;
 }
 
-function Legend({ series, show }) {
+function Legend({ series, now }) {
   return html`
     <ul class="legend" aria-hidden="true">
       ${series.map((line, i) => html`
@@ -67,7 +71,7 @@ function Legend({ series, show }) {
           <svg class=${`line line-${i + 1}`} viewBox="0 0 24 6" width="24" height="6" focusable="false">
             <line x1="0" y1="3" x2="24" y2="3" stroke-dasharray=${DASHES[i % MOST_LINES].join(" ")} />
           </svg>
-          <span>${line.label}</span> <b class="number">${show(lastKnown(line.values))}</b>
+          <span>${line.label}</span> <b class="number">${now[i]}</b>
         </li>`)}
     </ul>`;
 }
@@ -95,10 +99,11 @@ function options(box, { unit, series, height, max, latest }) {
       { ...axis, size: 26, space: 48, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },
       { ...axis, size: 58, space: 32, splits: (_, __, low, high) => yTicks(low, high, unit), values: (_, ticks) => ticks.map(UNITS[unit].tick) },
     ],
-    series: [{}, ...series.map((line, i) => ({
-      label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], spanGaps: false, points: { show: true, size: 4, filter: alone },
-      stroke: colour(`--line-${(i % MOST_LINES) + 1}`),
-    }))],
+    series: [{}, ...series.map((line, i) => {
+      const stroke = colour(`--line-${(i % MOST_LINES) + 1}`);
+      const points = { show: true, size: 4, width: 0, fill: stroke, filter: alone };
+      return { label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], stroke, points };
+    })],
     plugins: [tooltip(unit, latest)],
   };
 }

@@ -23,8 +23,14 @@ export function yTicks(low, high, unit) {
   return ticks;
 }
 
-// The newest figure, unless the last few are unknown: then there is none.
-export function lastKnown(values, within = 5) {
+// How many of the last points are of the last minute; of ranges whose points are longer, a few.
+export function pointsOfMinute(t) {
+  const step = t.length > 1 ? t[t.length - 1] - t[t.length - 2] : 1;
+  return Math.max(3, Math.round(60 / step));
+}
+
+// The newest figure among the last ones, or null.
+export function lastKnown(values, within) {
   for (let i = values.length - 1; i >= Math.max(0, values.length - within); i -= 1) {
     if (values[i] !== null && values[i] !== undefined) return values[i];
   }

@@ -45,8 +45,8 @@ function columns(readOnly) {
 }
 
 function nameCell(row) {
-  return html`<b>${row.name}</b> <span class="soft">${row.kind}${row.role ? `, ${row.role}` : ""}</span>
-    ${row.url && row.url !== row.name && html`<div class="hint wide">${row.url}</div>`}`;
+  return html`<b>${row.name}</b> <span class="soft">${row.kind}${row.role && row.role !== "any" ? `, ${row.role}` : ""}</span>
+    ${row.url.startsWith("http") && row.url !== row.name && html`<div class="hint wide">${row.url}</div>`}`;
 }
 
 function stateOf(row) {

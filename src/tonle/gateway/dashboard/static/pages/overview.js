@@ -28,13 +28,13 @@ export default function OverviewPage({ session, params }) {
       <${Alerts} alerts=${event?.alerts} />
     </div>
     <p class="hint">Figures beside the titles are means of the last 10 s, percentiles the newest of the last minute.
-      ${session.has.price ? "" : " Set price_per_hour to see what requests and tokens cost."}</p>`;
+      ${session.has.price ? " Costs are in the currency of price_per_hour." : " Set price_per_hour to see what requests and tokens cost."}</p>`;
 }
 
 // A card with a chart of one or more lines: `lines` are [name, label].
-function ChartCard({ title: name, value, hint, lines, unit, max = null, series, testid, children }) {
+function ChartCard({ title: name, value, lines, unit, max = null, series, testid, children }) {
   return html`
-    <${Card} title=${name} value=${value} hint=${hint} testid=${testid}>
+    <${Card} title=${name} value=${value} testid=${testid}>
       <${Chart} label=${name} unit=${unit} max=${max} t=${series.t} span=${series.span} series=${lines.map((line) => series.line(...line))} />
       ${children}
     <//>`;
@@ -85,15 +85,15 @@ function Machine({ series }) {
 const shareOf = (used, total) => (total ? `${bytes(used)}, ${percent(used / total)}` : bytes(used));
 
 function Caches({ series, event }) {
-  const none = "No request asked it in this time.";
   return html`
     <${ChartCard} title="Prefix cache hit rate" value=${percent(newest("prefix_hit_rate"))} unit="percent" max=${1} series=${series}
       testid="prefix-hit-rate" lines=${[["prefix_hit_rate", "prompt tokens found"]]}>
       <${MissedPrefixes} missed=${event?.prefix_missed} />
     <//>
     <${ChartCard} title="Response cache hit rate" value=${percent(newest("cache_hit_rate"))} unit="percent" max=${1} series=${series}
-      hint=${series.t.length && !series.isKnown("cache_hit_rate") ? none : null}
-      testid="cache-hit-rate" lines=${[["cache_hit_rate", "answers found"]]} />`;
+      testid="cache-hit-rate" lines=${[["cache_hit_rate", "answers found"]]}>
+      ${series.t.length > 0 && !series.isKnown("cache_hit_rate") && html`<p class="hint">No request asked it in this time.</p>`}
+    <//>`;
 }
 
 // Of different sizes, so each has a chart of its own.
