@@ -33,12 +33,15 @@ function Detail({ data, session }) {
         ${explanation.sentences.map((text, i) => html`<li key=${i}>${text}</li>`)}</ul>`}
       ${explanation ? html`<${Waterfall} explanation=${explanation} />` : html`<p class="hint">No times are known for this request.</p>`}
     </section>
-    <section><h3>The request</h3><${Facts} request=${request} /></section>
+    <section><h3>The request</h3><${Facts} request=${request} route=${audit?.record?.route ?? {}} /></section>
     <section><h3>Audit record</h3><${Audit} audit=${audit} /></section>
     <section><h3>The same from a terminal</h3><${Commands} id=${request.id} session=${session} /></section>`;
 }
 
-function Facts({ request }) {
+// `route`: as the audit record has it.
+function Facts({ request, route }) {
+  const why = request.why ?? route.why;
+  const failed = request.failed ?? route.failed ?? [];
   const facts = [
     ["Status", html`<${StatusBadge} status=${request.status} /> ${request.http_status || ""} ${request.error ?? ""}`],
     ["Arrived", dateTime(request.time)],
@@ -51,8 +54,8 @@ function Facts({ request }) {
     ["Between two tokens", request.itl_s === null ? null : seconds(request.itl_s)],
     ["Total", seconds(request.total_s)],
     ["Backend", request.backend],
-    ["Chosen because", WHY[request.why] ?? request.why],
-    ["Failed before it", request.failed?.length ? request.failed.join(", ") : null],
+    ["Chosen because", WHY[why] ?? why],
+    ["Failed before it", failed.join(", ")],
     ["Response cache", request.cache],
     ["Experiment", request.experiment && `${request.experiment}, arm ${request.arm ?? NONE}`],
     ["Cost", request.cost === null || request.cost === undefined ? null : money(request.cost)],
@@ -69,6 +72,7 @@ const WHY = {
   length: "prompts of this length go there",
   prefix: "it has computed the beginning of this prompt before",
   load: "it had the least to do",
+  hedge: "it answered before the one that was asked first",
 };
 
 const named = (name, id) => (name && id && name !== id ? `${name} (${id})` : name || id);
