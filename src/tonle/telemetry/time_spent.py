@@ -64,3 +64,7 @@ class TimeSpent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     preempted_s: float = 0.0  # of `prefill_s` and `decode_s`, without a row
     num_preemptions: int = 0
     device_s: float = 0.0  # its share of the device's time: a step's time is shared equally by the sequences in it
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.decode_s
