@@ -7,7 +7,7 @@ touch the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -33,6 +33,8 @@ class Stats(Protocol):
     def prefix_queries(self) -> int: ...
     @property
     def prefix_hits(self) -> int: ...
+    @property
+    def prefix_missed(self) -> Mapping[str, int]: ...  # by reason
     @property
     def num_preemptions(self) -> int: ...
     @property
@@ -82,6 +84,7 @@ class EngineState(Collector):
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._prefix_missed(stats.prefix_missed)
         yield self._counter("num_preemptions", "Times a running sequence was set back.", stats.num_preemptions)
         # As in vLLM the whole prompt counts; the engine counts what it computed and what it found apart.
         prompt_tokens = stats.prompt_tokens + stats.prefix_hits
@@ -100,6 +103,16 @@ class EngineState(Collector):
             if card.max_loras:
                 yield self._adapters(card.max_loras, stats)
             yield from self._gpu(card.gpu)
+
+    def _prefix_missed(self, missed: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(
+            "tonle:prefix_cache_missed_tokens",
+            "Prompt tokens not found in the prefix cache, by reason: new, evicted, tail (the end of a prompt), off.",
+            labels=["model_name", "reason"],
+        )
+        for reason, tokens in missed.items():
+            family.add_metric([self._model_name, reason], tokens)
+        return family
 
     def _adapters(self, max_loras: int, stats: Stats) -> Metric:
         """As in vLLM the facts are in the labels, and the value is the time they are from."""

@@ -20,6 +20,7 @@ class Stats:
     kv_usage: float = 0.5
     prefix_queries: int = 10
     prefix_hits: int = 4
+    prefix_missed: dict[str, int] = field(default_factory=lambda: {"new": 5, "tail": 1})
     num_preemptions: int = 3
     prompt_tokens: int = 6
     generation_tokens: int = 8
