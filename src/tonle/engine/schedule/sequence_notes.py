@@ -97,8 +97,9 @@ class SequenceNotes:
         steps = self._steps
         self._own_s += steps.step_s
         self._own_share_s += steps.step_share_s
-        self._own_added_s += added_s
-        self._own_steps += num_prompt_steps
+        if self._lost_since_s is None:  # else it was in flight when the row was lost, and counts as lost
+            self._own_added_s += added_s
+            self._own_steps += num_prompt_steps
         self._own_last = steps.num_steps
         if (of_prompt := min(start + size, len(self._request.prompt)) - start) > 0:
             self._num_chunks += 1
@@ -145,6 +146,7 @@ class SequenceNotes:
         assert self._scheduled_s is not None and self._first_s is not None
         steps, lost = self._steps, self._lost
         since_first = _difference(steps.sums(), self._at_first)
+        num_stalled = max(0, since_first.num_prompt_steps - lost.num_prompt_steps - self._own_steps)
         return TimeSpent(
             queue_s=self._scheduled_s - self._request.arrived_s,
             waits=_in_order(self._waits),
@@ -157,8 +159,8 @@ class SequenceNotes:
             prefill_waited_s=self._prefill_waited_s,
             decode_s=steps.now - self._first_s,
             num_steps=num_steps,
-            stalled_s=max(0.0, since_first.added_s - lost.added_s - self._own_added_s),
-            num_stalled=max(0, since_first.num_prompt_steps - lost.num_prompt_steps - self._own_steps),
+            stalled_s=max(0.0, since_first.added_s - lost.added_s - self._own_added_s) if num_stalled else 0.0,
+            num_stalled=num_stalled,
             stalled_by=steps.others(self._request.handle, self._first_s, self._lost_spans, added=True),
             preempted_s=sum((end - begin for begin, end in self._lost_spans), 0.0),
             num_preemptions=self._num_losses,
