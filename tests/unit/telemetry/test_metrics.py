@@ -63,6 +63,8 @@ def test_engine_state_is_read_when_scraped() -> None:
     assert value(metrics, "vllm:prompt_tokens_total") == 10, "computed and cached together"
     engine.stats = Stats(num_running=9)
     assert value(metrics, "vllm:num_requests_running") == 9
+    assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="new") == 5
+    assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="tail") == 1
 
 
 def test_adaptive_tuning_is_exported_where_it_is_on() -> None:

@@ -115,8 +115,7 @@ class SequenceNotes:
         if self._lost_since_s is None:
             return
         self._lost_spans.append((self._lost_since_s, self._steps.now))
-        since = _difference(self._steps.sums(), self._at_loss)
-        self._lost = Sums(*(before + more for before, more in zip(self._lost, since, strict=True)))
+        self._lost = self._lost.plus(self._steps.sums().minus(self._at_loss))
         self._lost_since_s = None
 
     def first_token(self) -> None:
@@ -145,7 +144,7 @@ class SequenceNotes:
         self.get_row_again()
         assert self._scheduled_s is not None and self._first_s is not None
         steps, lost = self._steps, self._lost
-        since_first = _difference(steps.sums(), self._at_first)
+        since_first = steps.sums().minus(self._at_first)
         num_stalled = max(0, since_first.num_prompt_steps - lost.num_prompt_steps - self._own_steps)
         return TimeSpent(
             queue_s=self._scheduled_s - self._request.arrived_s,
@@ -180,12 +179,3 @@ def _in_order(waits: dict[WaitReason, float]) -> list[Wait]:
     first: tuple[WaitReason, ...] = ("step", "grammar")
     order = sorted((why for why in waits if why not in first), key=lambda why: -waits[why])
     return [Wait(why, waits[why]) for why in (*first, *order) if waits.get(why, 0.0) > 0]
-
-
-def _difference(later: Sums, earlier: Sums) -> Sums:
-    return Sums(
-        later.busy_s - earlier.busy_s,
-        later.share_s - earlier.share_s,
-        later.added_s - earlier.added_s,
-        later.num_prompt_steps - earlier.num_prompt_steps,
-    )

@@ -48,6 +48,17 @@ class Sums(NamedTuple):
     added_s: float  # by prompts
     num_prompt_steps: int
 
+    def plus(self, other: Sums, factor: int = 1) -> Sums:
+        return Sums(
+            self.busy_s + factor * other.busy_s,
+            self.share_s + factor * other.share_s,
+            self.added_s + factor * other.added_s,
+            self.num_prompt_steps + factor * other.num_prompt_steps,
+        )
+
+    def minus(self, other: Sums) -> Sums:
+        return self.plus(other, -1)
+
 
 class StepNotes:
     """For each step: `begin_plan`, `end_plan`, `step_ended`, then `first_tokens` where sequences are without a token."""
