@@ -144,7 +144,9 @@ def test_a_key_that_may_only_read_sees_why_it_may_not_change(browser: Browser, h
 
 
 @pytest.mark.parametrize("width", [390, 1400])
-def test_no_page_has_a_serious_accessibility_fault(browser: Browser, house: House, asked: list[str], width: int) -> None:
+def test_no_page_has_a_serious_accessibility_fault(
+    browser: Browser, house: House, asked: list[str], width: int
+) -> None:
     with signed_in(browser, house.url, house.admin_key, "requests", width=width) as page:
         for address in (*PAGES, f"requests/{asked[0]}"):
             go_to(page, address)

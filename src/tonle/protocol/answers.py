@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,9 @@ from tonle.protocol.replies import (
     decode_usage,
     foreign_part,
 )
+
+if TYPE_CHECKING:
+    pass
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
