@@ -61,6 +61,7 @@ class Exchange:
     tokens: tuple[int, int] | None = None  # of the prompt and of the answer
     # From the check of the head:
     key: Any = None  # the caller's API key
+    forwarded_https = False  # a trusted proxy says that its caller used HTTPS
     refusal: Exception | None = None  # to be answered with this; its body is not kept
     wants_body = True  # False: its body, if it has one, is not kept either
     unread: UnreadBody | None = None  # what is known of a body that is not kept

@@ -32,7 +32,7 @@ from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
-from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
+from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, LOCAL_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.apis.responses.build import shared_resources
@@ -41,6 +41,8 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics, Sla
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
@@ -94,7 +96,9 @@ class Gateway:
         router = Router(self.pool, config)
         self._cache = _cache(config)
         replay = CachedReplies(self._cache, by_default=config.cache_by_default)
-        auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
+        sessions = Sessions(self.ring)
+        anonymous = LOCAL_CALLER if local is None else ANONYMOUS_CALLER
+        auth = Auth(self.ring, sessions=sessions, anonymous=anonymous, anywhere=local is not None)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         metrics = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
@@ -119,9 +123,11 @@ class Gateway:
             config, router, lambda: self.server, own_length=None if local is None else local.context_length
         )
         self.routes = Routes(Services(
-            config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
+            config=config, auth=auth, ring=self.ring, sessions=sessions, trail=self.trail, pipeline=self._pipeline,
+            router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
+            experiments=Experiments(config.experiments, router, self.trail),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
@@ -160,9 +166,11 @@ class Gateway:
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
+        self.routes.dashboard.stop()
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
+        await self.routes.dashboard.close()
         await self.shadows.stop()
         await self.pool.stop()
         if self.trail is not None:

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tonle.audit.trail import AuditTrail
 from tonle.config.gateway import GatewayConfig
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
 from tonle.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from tonle.observe.observed import Observed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +37,7 @@ class Services:
 
     config: GatewayConfig
     auth: Auth
+    ring: KeyRing
     pipeline: Pipeline
     router: Router
     pool: BackendPool
@@ -36,9 +45,13 @@ class Services:
     metrics: GatewayMetrics
     admin: Admin
     adapters: AdapterAdmin
+    experiments: Experiments
+    sessions: Sessions
     responses: ResponsesApi
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
+    trail: AuditTrail | None = None
+    observed: Observed | None = None  # what is remembered of requests and load; None: nothing is
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
