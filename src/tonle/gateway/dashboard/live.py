@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,11 @@ from tonle.errors import CapacityError, ShuttingDown
 from tonle.gateway.admin import shown_backend
 from tonle.gateway.services import Services
 from tonle.observe.request_row import row_of
-from tonle.observe.seen_request import SeenRequest
 
 if TYPE_CHECKING:
-    from tonle.observe.observed import Observed
     from tonle.observe.sample import Sample
 
 MAX_STREAMS = 64
-MAX_ROWS = 100  # requests in one event; the page asks for the others
-WINDOW_S = 60  # that errors and missed prefixes are counted over
 SHUTTING_DOWN = "the server is shutting down"
 _STREAM_HEADERS = (("x-accel-buffering", "no"),)  # a proxy must not hold events back
 _encode = msgspec.json.Encoder().encode
@@ -47,8 +42,8 @@ class Live:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._streams: set[_Stream] = set()
-        self._events: _Events | None = None  # while there is a listener
-        self._hush: Callable[[], None] = lambda: None  # ends listening to the sampler
+        self._latest = b""  # event; empty while no page is open
+        self._unlisten: Callable[[], None] = lambda: None
 
     async def stream(self, exchange: Exchange) -> None:
         if not self._services.is_open():
@@ -68,8 +63,8 @@ class Live:
         finally:
             self._streams.discard(stream)
             if not self._streams:
-                self._hush()
-                self._events = None
+                self._unlisten()
+                self._latest = b""
 
     def stop(self) -> None:
         """The server is being stopped."""
@@ -78,18 +73,15 @@ class Live:
 
     def _first(self) -> bytes:
         """A page sees where things stand at once."""
-        if self._events is None:
-            self._events = _Events(self._services)
+        if not self._latest:
             observed = self._services.observed
             if observed is not None:
-                self._hush = observed.sampler.listen(self._tell)
-            self._events.make(None if observed is None else observed.sampler.latest)
-        return self._events.latest
+                self._unlisten = observed.sampler.listen(self._tell)
+            self._latest = _event(self._services, None if observed is None else observed.sampler.latest)
+        return self._latest
 
     def _tell(self, sample: Sample) -> None:
-        if self._events is None:
-            return
-        event = self._events.make(sample)
+        self._latest = event = _event(self._services, sample)
         for stream in self._streams:
             if not self._may_listen(stream.exchange):
                 stream.ended.set()
@@ -102,88 +94,27 @@ class Live:
         return not auth.has_keys or auth.admits_still(exchange, "dashboard")
 
 
-class _Events:
-    """Makes the events, and remembers what it needs for the next one."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._newest: SeenRequest | None = None  # that an event has told of
-        self._errors: deque[tuple[float, Counter[str]]] = deque()  # by the moment of the event
-        self._missed: deque[tuple[float, Counter[str]]] = deque()  # counters as they stood
-        self.latest = b""
-        observed = services.observed
-        if observed is not None:
-            self._begin(observed)
-
-    def _begin(self, observed: Observed) -> None:
-        """Errors of the last minute are known before the first event."""
-        now = time.time()
-        for seen in reversed(observed.request_log.newest(observed.request_log.most)):
-            if seen.error and (ended := seen.arrived + seen.total_s) > now - WINDOW_S:
-                self._errors.append((ended, Counter({seen.error: 1})))
-        self._newest = next(iter(observed.request_log.newest(1)), None)
-
-    def make(self, sample: Sample | None) -> bytes:
-        now, observed = time.time(), self._services.observed
-        body: dict[str, Any] = {
-            "t": now if sample is None else sample.t,
-            "values": {} if sample is None else sample.values(),
-            "errors": {},
-            "prefix_missed": {},
-            "sla": None,
-            "backends": self._backends(observed),
-            "requests": [],
-            "alerts": [],
+def _event(services: Services, sample: Sample | None) -> bytes:
+    """What the page shows of this second."""
+    observed = services.observed
+    states = {} if observed is None else observed.states()
+    body: dict[str, Any] = {
+        "t": time.time() if sample is None else sample.t,
+        "values": {} if sample is None else sample.values(),
+        "errors": {},
+        "prefix_missed": {},
+        "sla": None,
+        "backends": [shown_backend(each) | {"state": states.get(each.name)} for each in services.pool.backends],
+        "requests": [],
+        "alerts": [],
+    }
+    if observed is not None:
+        ended = observed.sampler.ended if sample is observed.sampler.latest else []  # of a stalled second: none
+        body |= {
+            "errors": observed.sampler.errors(),
+            "prefix_missed": observed.sampler.prefix_missed(),
+            "sla": observed.sla.verdict(),
+            "requests": [row_of(seen) for seen in reversed(ended)],
+            "alerts": [] if observed.alerts is None else observed.alerts.latest(),
         }
-        if observed is not None:
-            ended = self._new_requests(observed)
-            body["requests"] = [row_of(seen) for seen in ended[:MAX_ROWS]]
-            body["errors"] = self._count_errors(ended, now)
-            body["prefix_missed"] = self._count_missed(observed, now)
-            body["sla"] = observed.sla.verdict()
-            body["alerts"] = [] if observed.alerts is None else observed.alerts.latest()
-        self.latest = b"event: second\ndata: %b\n\n" % _encode(body)
-        return self.latest
-
-    def _new_requests(self, observed: Observed) -> list[SeenRequest]:
-        """Newest first, those that no event has told of."""
-        log, last = observed.request_log, self._newest
-        count = MAX_ROWS
-        found = log.newest(count)
-        while last is not None and len(found) == count < log.most and all(seen is not last for seen in found):
-            count *= 4
-            found = log.newest(count)
-        new = []
-        for seen in found:
-            if seen is last:
-                break
-            new.append(seen)
-        if new:
-            self._newest = new[0]
-        return new
-
-    def _count_errors(self, ended: list[SeenRequest], now: float) -> dict[str, int]:
-        if found := Counter(seen.error for seen in ended if seen.error):
-            self._errors.append((now, found))
-        while self._errors and self._errors[0][0] < now - WINDOW_S:
-            self._errors.popleft()
-        return dict(sum((counts for _, counts in self._errors), Counter[str]()))
-
-    def _count_missed(self, observed: Observed, now: float) -> dict[str, int]:
-        """Tokens by reason. Counters start again when an engine does: then the window does too."""
-        total: Counter[str] = Counter()
-        for state in observed.states().values():
-            total.update(state.prefix_missed or {})
-        if self._missed and any(total[why] < count for why, count in self._missed[-1][1].items()):
-            self._missed.clear()
-        self._missed.append((now, total))
-        while self._missed[0][0] < now - WINDOW_S:
-            self._missed.popleft()
-        before = self._missed[0][1]
-        return {why: count - before[why] for why, count in total.items()}
-
-    def _backends(self, observed: Observed | None) -> list[dict[str, Any]]:
-        states = {} if observed is None else observed.states()
-        return [
-            shown_backend(backend) | {"state": states.get(backend.name)} for backend in self._services.pool.backends
-        ]
+    return b"event: second\ndata: %b\n\n" % _encode(body)
