@@ -17,6 +17,7 @@ from tonle.config.routing import ExperimentConfig
 from tonle.edge.exchange import Exchange
 from tonle.errors import NotFound
 from tonle.gateway.comparison import MEASURES, ArmResult, Comparison, compare, wilson
+from tonle.gateway.dashboard.background import on_thread
 from tonle.gateway.experiment_records import ExperimentRecords
 from tonle.gateway.routing.router import Router
 
@@ -66,7 +67,7 @@ class Experiments:
         async with self._reading:
             records = self._records
             if records is not None and self._rows and time.monotonic() - self._read_s > FRESH_S:
-                await asyncio.to_thread(records.update)
+                await on_thread(records.update, "tonle-experiments")
                 self._reports = {
                     row.name: _report(row, records.arms.get(row.name, {})) | {"complete": records.is_complete}
                     for row in self._rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
+from tonle.gateway.observing import Observer
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
@@ -53,6 +55,7 @@ class Stages:
     shadows: Shadows
     metrics: GatewayMetrics
     under_way: UnderWay
+    observer: Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,7 @@ class Pipeline:
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
+        results.accepted_s = time.monotonic()
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
@@ -195,6 +199,7 @@ class Pipeline:
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
+        self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:
         """What computed the answer, as its sender tells; if the lists of models say something else, they are old."""

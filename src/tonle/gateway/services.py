@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tonle.audit.trail import AuditTrail
 from tonle.config.gateway import GatewayConfig
@@ -25,10 +24,8 @@ from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
+from tonle.observe.observed import Observed
 from tonle.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from tonle.observe.observed import Observed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,9 +48,9 @@ class Services:
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
     trail: AuditTrail | None = None
-    observed: Observed | None = None  # what is remembered of requests and load; None: nothing is
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+    observed: Observed | None = None  # None: of several front ends none sees all requests
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
 
     @property

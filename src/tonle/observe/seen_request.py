@@ -46,6 +46,7 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     total_s: float = 0.0  # end of the reply
     engine_s: dict[str, float] | None = None  # queue, prefill, decode: as its engine told, if it did
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
+    device_s: float = 0.0  # its share of the device's time: as the engine of this process told, else estimated
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
 
     @property

@@ -119,7 +119,7 @@ ENTRIES = (
         "POST", UNLOAD_PATH, "Remove a LoRA adapter; needs an admin key where there are keys.", UnloadAdapterRequest,
         media="text/plain",
     ),
-    CatalogEntry("GET", "/admin/keys", "List the API keys. Under /admin, GET needs a key of scope dashboard or admin, all else of scope admin."),
+    CatalogEntry("GET", "/admin/keys", "List the API keys. Under /admin, reading needs scope dashboard, all else scope admin."),
     CatalogEntry("POST", "/admin/keys", "Create a key; its secret is shown once.", KeyRequest),
     CatalogEntry("DELETE", "/admin/keys/{id}", "Revoke a key."),
     CatalogEntry("GET", "/admin/backends", "The engine behind this server, its load and health."),

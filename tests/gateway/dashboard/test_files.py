@@ -92,8 +92,8 @@ def test_all_files_of_the_page_are_served_with_their_types(url: str) -> None:
     "target",
     [
         "../pages.py", "..%2fpages.py", "%2e%2e/pages.py", "%2e%2e%2fpages.py", "vendor/../../pages.py", "..\\pages.py",
-        "/etc/passwd", "%2fetc%2fpasswd", "app.js%00", "app.js/", "./app.js", "vendor", "", "APP.JS", "app.js%20", "vendor//preact.js",
-        "....//pages.py", "%252e%252e/pages.py", "file:///etc/passwd",
+        "/etc/passwd", "%2fetc%2fpasswd", "app.js%00", "app.js/", "./app.js", "vendor", "", "APP.JS", "app.js%20",
+        "vendor//preact.js", "....//pages.py", "%252e%252e/pages.py", "file:///etc/passwd",
     ],
 )  # fmt: skip
 def test_no_name_leads_out_of_the_table(url: str, target: str) -> None:

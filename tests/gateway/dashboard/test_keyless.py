@@ -55,13 +55,15 @@ def test_it_is_closed_to_what_a_proxy_passes_on(tmp_path: Path) -> None:
 
 def test_once_there_is_a_key_it_is_needed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running_gateway(tmp_path, Upstream("m"), **NO_KEYS) as place:
-            async with place.client.stream("GET", f"{API}/live") as stream:
-                made = await place.client.post("/admin/keys", json={"name": "first", "scopes": ["admin"]})
-                assert made.status_code == 201
-                assert (await place.client.get(f"{API}/session")).json() == {"needs_login": True}
-                assert (await place.client.get(f"{API}/requests")).status_code == 401
-                await stream.aread()  # ends with the next event
+        async with (
+            running_gateway(tmp_path, Upstream("m"), **NO_KEYS) as place,
+            place.client.stream("GET", f"{API}/live") as stream,
+        ):
+            made = await place.client.post("/admin/keys", json={"name": "first", "scopes": ["admin"]})
+            assert made.status_code == 201
+            assert (await place.client.get(f"{API}/session")).json() == {"needs_login": True}
+            assert (await place.client.get(f"{API}/requests")).status_code == 401
+            await stream.aread()  # ends with the next event
 
     run(main())
 

@@ -1,6 +1,6 @@
 """The audit trail on the page: search, one record with its verification, a verification of everything.
 
-Does: run each on a thread of its own kind, a few at a time, and reply with what was found. Does not: change the trail, or check
+Does: run searches on a thread, one after the other, and one verification at a time; reply with what was found. Does not: change the trail, or check
 who asks (`routes.py`).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +23,7 @@ from tonle.audit.verify import verify
 from tonle.audit.verify_record import NO_RECORD, RecordVerdict, verify_record
 from tonle.edge.exchange import Exchange
 from tonle.errors import CapacityError, NotFound, TonleError
+from tonle.gateway.dashboard.background import on_thread
 from tonle.gateway.dashboard.query import Query
 from tonle.gateway.services import Services
 from tonle.observe.seen_request import SeenRequest
@@ -39,7 +39,7 @@ ResultT = TypeVar("ResultT")
 class AuditPages:
     def __init__(self, services: Services) -> None:
         self._trail = services.trail
-        self._searcher: ThreadPoolExecutor | None = None  # one thread: the index has one writer
+        self._searching = asyncio.Lock()  # the index has one writer
         self._num_waiting = 0
         self._verification: asyncio.Task[Report] | None = None
 
@@ -50,8 +50,7 @@ class AuditPages:
             status=query.text("status") or None, since=query_time(query.text("from") or None),
             until=query_time(query.text("to") or None), limit=query.number("limit", 50, most=MAX_FOUND), newest_first=True,
         )  # fmt: skip
-        rows, num_records = await self._search(lambda: _find(trail.options, wanted))
-        head = await asyncio.to_thread(_last_head, trail.options)
+        rows, num_records, head = await self._search(lambda: _find(trail.options, wanted))
         state = {
             "directory": str(trail.options.directory),
             "records": num_records,
@@ -95,7 +94,7 @@ class AuditPages:
         """All of the trail. Who asks while one runs gets its result."""
         options = self._need_trail().options
         if self._verification is None or self._verification.done():
-            self._verification = asyncio.create_task(asyncio.to_thread(_verify, options))
+            self._verification = asyncio.create_task(on_thread(lambda: _verify(options), "tonle-verify"))
         report = await asyncio.shield(self._verification)
         findings = [str(each) for each in report.findings[:MAX_FINDINGS]]
         num_more = len(report.findings) + report.num_unlisted - len(findings)
@@ -106,34 +105,29 @@ class AuditPages:
             "checked": report.num_records,
         })  # fmt: skip
 
-    async def close(self) -> None:
-        if self._searcher is not None:
-            self._searcher.shutdown(wait=False, cancel_futures=True)
-
     def _need_trail(self) -> AuditTrail:
         if self._trail is None:
             raise NotFound(NO_TRAIL)
         return self._trail
 
     async def _search(self, work: Callable[[], ResultT]) -> ResultT:
-        """On the thread, one after the other. Raises `CapacityError`."""
+        """One after the other. Raises `CapacityError`."""
         if self._num_waiting >= MAX_WAITING:
             raise CapacityError("other searches of the audit trail are running", retry_after_s=2)
-        if self._searcher is None:
-            self._searcher = ThreadPoolExecutor(1, thread_name_prefix="tonle-audit-search")
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._searcher, work)
+            async with self._searching:
+                return await on_thread(work, "tonle-audit-search")
         finally:
             self._num_waiting -= 1
 
 
-def _find(options: AuditOptions, query: IndexQuery) -> tuple[list[Row], int]:
+def _find(options: AuditOptions, query: IndexQuery) -> tuple[list[Row], int, day_ledger.Head | None]:
     try:
         with Index(options.directory) as index:
-            return list(index.find(query)), index.count()
+            return list(index.find(query)), index.count(), _last_head(options)
     except NotFound:  # nothing was recorded yet
-        return [], 0
+        return [], 0, None
 
 
 def _record(options: AuditOptions, name: str, seen: SeenRequest | None) -> tuple[dict[str, Any], RecordVerdict] | None:

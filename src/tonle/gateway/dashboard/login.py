@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from tonle import __version__
-from tonle.config.observe import HISTORY_MEMORY
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, TooLarge
 from tonle.gateway.api_keys.key import Key
@@ -111,7 +110,7 @@ class LoginPages:
                 "experiments": bool(config.experiments),
                 "adapters": has_keys or not is_local or services.enable_lora,
                 "price": config.price_per_hour is not None,
-                "history": "memory" if config.history_db == HISTORY_MEMORY else "file",
+                "history": "memory" if services.observed is None else services.observed.history.kind,
             },
         }
 

@@ -119,10 +119,6 @@ class Dashboard:
         """The server takes nothing new: streams end."""
         self.live.stop()
 
-    async def close(self) -> None:
-        """After the last request."""
-        await self._audit.close()
-
     # -- the page
 
     async def _page(self, exchange: Exchange) -> None:
