@@ -225,7 +225,8 @@ async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable
     found = backends() if backends is not None else rows(*upstreams)
     config = GatewayConfig(**{
         "backends": found, "api_key": (KEY,), "admin_key": (ADMIN,), "audit_dir": str(folder / "audit"),
-        "state_db": str(folder / "state.db"), "drain_s": 5.0, "probe_interval_s": 30.0, **settings,
+        "state_db": str(folder / "state.db"), "history_db": "memory", "drain_s": 5.0,
+        "probe_interval_s": 30.0, **settings,
     })  # fmt: skip
     config.validate()
     gateway = Gateway(config)

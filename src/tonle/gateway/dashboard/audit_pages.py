@@ -1,7 +1,7 @@
 """The audit trail on the page: search, one record with its verification, a verification of everything.
 
-Does: run searches on a thread, one after the other, and one verification at a time; reply with what was found. Does not: change the trail, or check
-who asks (`routes.py`).
+Does: run searches on a thread, one after the other, and one verification at a time; reply with what was found. Does not:
+change the trail, or check who asks (`routes.py`).
 """
 
 from __future__ import annotations
