@@ -75,11 +75,12 @@ def top(
     live = not once and not as_json and console.is_terminal and not console.is_dumb_terminal
     pause_s = interval or (_INTERVAL_S if live or (as_json and not once) else _ONCE_S)
     page = MetricsPage(url, api_key=api_key)
+    asyncio.run(_run(page, pause_s, live=live, as_json=as_json, once=once or not as_json))
+
+
+async def _run(page: MetricsPage, interval_s: float, *, live: bool, as_json: bool, once: bool) -> None:
     try:
-        if live:
-            asyncio.run(_watch(page, pause_s))
-        else:
-            asyncio.run(_print(page, pause_s, as_json=as_json, once=once or not as_json))
+        await (_watch(page, interval_s) if live else _print(page, interval_s, as_json=as_json, once=once))
     finally:
         page.close()
 
