@@ -16,7 +16,9 @@ WIDTH, HEIGHT = 1400, 1000
 
 
 @contextmanager
-def signed_in(browser: Browser, url: str, key: str, page_name: str = "overview", *, width: int = WIDTH) -> Iterator[Page]:
+def signed_in(
+    browser: Browser, url: str, key: str, page_name: str = "overview", *, width: int = WIDTH
+) -> Iterator[Page]:
     """Fails at the end if a script failed, or the content security policy stopped something."""
     context = browser.new_context(viewport={"width": width, "height": HEIGHT})
     page = context.new_page()

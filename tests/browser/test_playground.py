@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 KHMER = "ភ្នំពេញជារាជធានី"
-SCHEMA = {"type": "object", "properties": {"city": {"const": KHMER}}, "required": ["city"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"const": KHMER}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOLS = [{
     "type": "function",
     "function": {

@@ -7,7 +7,7 @@ import { ApiError, get, onLoggedOut, sentence, withParams } from "./static/api.j
 import { bytes, money, number, percent, seconds, short, UNITS } from "./static/format.js";
 import { Ring } from "./static/ring.js";
 import { parseHash } from "./static/router.js";
-import { isolated, lastKnown, yRange, yTicks } from "./static/scale.js";
+import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./static/scale.js";
 import { sortRows } from "./static/table.js";
 import { Tracks } from "./static/tracks.js";
 
@@ -73,15 +73,17 @@ test("a counter's growth is per second, and starts again with the counter", () =
 test("scales begin at zero and have round ticks", () => {
   assert.deepEqual(yRange(null, null, null), [0, 1]);
   assert.deepEqual(yRange(3, 0.5, 1), [0, 1]);
-  assert.deepEqual(yTicks(0, 10, "per_s"), [0, 5, 10]);
+  assert.deepEqual(yTicks(0, 10, "per_s"), [0, 2.5, 5, 7.5, 10]);
+  assert.deepEqual(yTicks(0, 10, "count"), [0, 5, 10]);
   assert.deepEqual(yTicks(0, 1.1, "count"), [0, 1]);
   assert.deepEqual(yTicks(0, 3 * 2 ** 30, "bytes"), [0, 2 ** 30, 2 * 2 ** 30, 3 * 2 ** 30]);
 });
 
 test("the newest figure is of the last few", () => {
-  assert.equal(lastKnown([1, 2, null]), 2);
+  assert.equal(lastKnown([1, 2, null], 5), 2);
   assert.equal(lastKnown([1, null, null, null], 3), null);
-  assert.equal(lastKnown([0]), 0);
+  assert.equal(lastKnown([0], 5), 0);
+  assert.deepEqual([pointsOfMinute([1, 2]), pointsOfMinute([0, 120]), pointsOfMinute([])], [60, 3, 60]);
 });
 
 test("sorting puts the unknown last in both directions", () => {

@@ -107,8 +107,8 @@ function Sidebar({ session, current, onLogout }) {
           </ul>
         </nav>
         <div class="sidebar-foot">
-          <p title=${server.name}>${server.name} <span class="soft">${server.kind} ${server.version}</span></p>
-          ${key && html`<p class="soft">Signed in as ${key.name || key.id}${session.can_admin ? "" : ", read-only"}</p>`}
+          <p>${server.name}<br /><span class="soft">tonle ${server.kind} ${server.version}</span></p>
+          ${key && html`<p class="soft">Key: ${key.name || key.id}${session.can_admin ? "" : ", read-only"}</p>`}
           <${ThemeButton} />
           ${key && html`<${LogoutButton} onLogout=${onLogout} />`}
         </div>

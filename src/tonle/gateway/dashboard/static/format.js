@@ -96,7 +96,7 @@ export const UNITS = {
   count: { show: count, tick: count },
   per_s: { show: withUnit(number, "/s"), tick: number },
   tokens_per_s: { show: withUnit(number, " tokens/s"), tick: short },
-  seconds: { show: seconds, tick: seconds },
+  seconds: { show: seconds, tick: (value) => seconds(value).replace(/\.0+ /, " ") },
   percent: { show: percent, tick: percent },
   bytes: { show: bytes, tick: bytes },
   money: { show: money, tick: money },

@@ -28,11 +28,11 @@ export function useSeries(range) {
 }
 
 // The newest figure of the last minute, whatever range is shown.
-export const newest = (name) => lastKnown(live.ring.columns([name]).series[name], 60);
+export const newest = (name) => lastKnown(live.ring.tail(name, 60), 60);
 
 // The mean of the last ten seconds: what a rate is now.
 export function recently(name) {
-  const values = live.ring.columns([name]).series[name].slice(-10).filter((value) => value !== null);
+  const values = live.ring.tail(name, 10).filter((value) => value !== null);
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 

@@ -38,18 +38,22 @@ export class Ring {
 
   // {t: [...], series: {name: [...]}}, oldest first.
   columns(names = [...this._values.keys()]) {
-    const first = (this._next + this.size - this.length) % this.size;
-    const at = (array, i) => array[(first + i) % this.size];
-    const t = Array.from({ length: this.length }, (_, i) => at(this._t, i));
-    const series = {};
-    for (const name of names) {
-      const values = this._values.get(name);
-      series[name] = t.map((_, i) => {
-        const value = values ? at(values, i) : NaN;
-        return Number.isNaN(value) ? null : value;
-      });
-    }
-    return { t, series };
+    const t = this._tail(this._t, this.length);
+    return { t, series: Object.fromEntries(names.map((name) => [name, this.tail(name)])) };
+  }
+
+  // The last `count` figures of one name, oldest first.
+  tail(name, count = this.length) {
+    const wanted = Math.min(count, this.length);
+    const values = this._values.get(name);
+    if (!values) return new Array(wanted).fill(null);
+    return this._tail(values, wanted).map((value) => (Number.isNaN(value) ? null : value));
+  }
+
+  _tail(array, count) {
+    const from = this._next - count;
+    const newest = array.slice(Math.max(0, from), this._next);
+    return from < 0 ? [...array.slice(this.size + from), ...newest] : [...newest];
   }
 
   _rows(names) {

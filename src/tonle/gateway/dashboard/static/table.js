@@ -6,7 +6,7 @@
 //   ]} sort=${{ id: "time", descending: true }} height=${480} onOpen=${(row) => go(`#/requests/${row.id}`)} />
 //
 // A column: `value(row)` is sorted by, and shown unless there is `show(row)` (text or an element); `sortable: false` for actions;
-// `wide: true` hides it at phone width; `width` (CSS) is needed where `height` is given. A table with `height` scrolls in itself
+// `wide: true` hides it at phone width, `wide: "most"` below 1200 px; `width` (CSS) is needed where `height` is given. A table with `height` scrolls in itself
 // and is virtual: rows are `ROW_PX` high, texts are cut with an ellipsis. With `onOpen`, the first cell is a button.
 
 import { html, useMemo, useRef, useState } from "./html.js";
@@ -29,7 +29,7 @@ export function Table({ label, columns, rows, rowKey, sort = null, height = null
     <div class=${`table-box${height ? " virtual" : ""}`} role="region" aria-label=${label} tabindex="0" data-testid=${testid}
       style=${height ? { maxHeight: `${height}px` } : {}} onScroll=${height ? (event) => setTop(event.currentTarget.scrollTop) : null}>
       <table aria-rowcount=${sorted.length + 1}>
-        <colgroup>${columns.map((column) => html`<col key=${column.id} class=${column.wide ? "wide" : ""} style=${column.width ? { width: column.width } : {}} />`)}</colgroup>
+        <colgroup>${columns.map((column) => html`<col key=${column.id} class=${wideClass(column)} style=${column.width ? { width: column.width } : {}} />`)}</colgroup>
         <thead>
           <tr aria-rowindex="1">${columns.map((column) => html`<${Heading} key=${column.id} column=${column} order=${order} onSort=${sortBy} />`)}</tr>
         </thead>
@@ -78,7 +78,8 @@ function Spacer({ rows, columns }) {
   return html`<tr class="spacer" aria-hidden="true"><td colspan=${columns} style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
 }
 
-const cellClass = (column) => `${column.align === "right" ? "right" : ""}${column.wide ? " wide" : ""}`;
+const wideClass = (column) => (column.wide === "most" ? "wide widest" : column.wide ? "wide" : "");
+const cellClass = (column) => `${column.align === "right" ? "right " : ""}${wideClass(column)}`;
 
 // Arrow keys go from row to row.
 function moveFocus(event, body) {

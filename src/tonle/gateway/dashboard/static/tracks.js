@@ -30,7 +30,7 @@ export class Tracks {
 
   // The line of one figure, oldest first, as long as `size`; null where it is not known.
   line(name, figure) {
-    const known = this._rings.get(name)?.columns([figure]).series[figure] ?? [];
+    const known = this._rings.get(name)?.tail(figure) ?? [];
     return [...new Array(this.size - known.length).fill(null), ...known];
   }
 

@@ -8,11 +8,10 @@ export function PageHeading({ title, children }) {
 }
 
 // A figure with its name. `value` is the text alternative of the chart below it.
-export function Card({ title, value = null, hint = null, wide = false, testid, children }) {
+export function Card({ title, value = null, wide = false, testid, children }) {
   return html`
     <section class=${`card${wide ? " card-wide" : ""}`} data-testid=${testid}>
       <h2>${title}${value !== null && html`<span class="card-value" data-testid=${testid && `${testid}-value`}>${value}</span>`}</h2>
-      ${hint && html`<p class="hint">${hint}</p>`}
       ${children}
     </section>`;
 }

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { Sparkline } from "../charts.js";
-import { count, number, percent, seconds, UNITS } from "../format.js";
+import { count, number, percent } from "../format.js";
 import { html } from "../html.js";
 import { live, TRACK_SECONDS, useLive } from "../live.js";
 import { Table } from "../table.js";
@@ -30,24 +30,23 @@ function columns(readOnly) {
   return [
     { id: "name", title: "Name", value: (row) => row.name, show: nameCell },
     { id: "state", title: "State", value: stateOf, show: stateCell },
-    { id: "models", title: "Models", value: (row) => row.models.join(", "), wide: true },
+    { id: "models", title: "Models", value: (row) => row.models.join(", "), wide: "most" },
     { id: "running", title: "Running", align: "right", value: running, show: (row) => lineCell(row, "running", count(running(row))) },
-    { id: "waiting", title: "Waiting", align: "right", wide: true, value: waiting, show: (row) => lineCell(row, "waiting", count(waiting(row))) },
-    { id: "tokens", title: "Output", align: "right", wide: true, value: tokensPerSecond,
-      show: (row) => lineCell(row, "tokens_per_s", UNITS.tokens_per_s.show(tokensPerSecond(row))) },
+    { id: "waiting", title: "Waiting", align: "right", wide: true, value: waiting, show: (row) => count(waiting(row)) },
+    { id: "tokens", title: "Tokens/s", align: "right", wide: true, value: tokensPerSecond, show: (row) => lineCell(row, "tokens_per_s", number(tokensPerSecond(row))) },
     { id: "kv", title: "KV cache", align: "right", wide: true, value: (row) => state(row, "kv_usage"),
       show: (row) => lineCell(row, "kv_usage", percent(state(row, "kv_usage")), 1) },
-    { id: "gpu", title: "GPU", align: "right", wide: true, value: (row) => state(row, "gpu_utilization"), show: (row) => percent(state(row, "gpu_utilization")) },
-    { id: "prefix", title: "Prefix hits", align: "right", wide: true, value: prefixRate, show: (row) => percent(prefixRate(row)) },
-    { id: "sent", title: "Sent", align: "right", wide: true, value: (row) => row.sent, show: (row) => count(row.sent) },
-    { id: "failed", title: "Failed", align: "right", wide: true, value: (row) => row.failed, show: (row) => count(row.failed) },
+    { id: "gpu", title: "GPU", align: "right", wide: "most", value: (row) => state(row, "gpu_utilization"), show: (row) => percent(state(row, "gpu_utilization")) },
+    { id: "prefix", title: "Prefix hits", align: "right", wide: "most", value: prefixRate, show: (row) => percent(prefixRate(row)) },
+    { id: "sent", title: "Sent", align: "right", wide: "most", value: (row) => row.sent, show: (row) => count(row.sent) },
+    { id: "failed", title: "Failed", align: "right", wide: "most", value: (row) => row.failed, show: (row) => count(row.failed) },
     { id: "action", title: "Action", sortable: false, show: (row) => html`<${Drain} row=${row} readOnly=${readOnly} />` },
   ];
 }
 
 function nameCell(row) {
-  return html`<b>${row.name}</b> <span class="soft">${row.kind}${row.role ? `, ${row.role}` : ""}</span>
-    ${row.url && row.url !== row.name && html`<div class="hint">${row.url}</div>`}`;
+  return html`<b>${row.name}</b> <span class="soft">${row.kind}${row.role && row.role !== "any" ? `, ${row.role}` : ""}</span>
+    ${row.url.startsWith("http") && row.url !== row.name && html`<div class="hint wide">${row.url}</div>`}`;
 }
 
 function stateOf(row) {
@@ -68,8 +67,9 @@ function stateCell(row) {
 
 function lineCell(row, figure, text, max = null) {
   const line = live.backends.line(row.name, figure);
-  return html`<span class="with-line">${line.some((value) => value !== null) && html`
-    <${Sparkline} values=${line} max=${max} label=${`${figure.replaceAll("_", " ")} of ${row.name}, now ${text}`} />`}<span>${text}</span></span>`;
+  const isKnown = line.some((value) => value !== null);
+  return html`<span class="with-line">${text}
+    ${isKnown && html`<${Sparkline} values=${line} max=${max} label=${`${figure.replaceAll("_", " ")} of ${row.name}, now ${text}`} />`}</span>`;
 }
 
 const tokensPerSecond = (row) => live.backends.line(row.name, "tokens_per_s").at(-1);

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { html, useState } from "../html.js";
-import { Card, CopyButton, inWords, Message } from "../widgets.js";
+import { CopyButton, inWords, Message } from "../widgets.js";
 
 const SCOPES = {
   models: "use models",
@@ -49,7 +49,7 @@ export function CreateKey({ models, onDone }) {
             <div class="field"><label for="key-name">Who or what it is for</label>
               <input id="key-name" required value=${fields.name} onInput=${(event) => set({ name: event.currentTarget.value })} data-testid="key-name" /></div>
             <div class="field"><label for="key-models">Models it may use</label>
-              <input id="key-models" list="key-model-names" placeholder="all; or names, separated by commas" value=${fields.models}
+              <input id="key-models" list="key-model-names" placeholder="all, or: name, name" value=${fields.models}
                 onInput=${(event) => set({ models: event.currentTarget.value })} />
               <datalist id="key-model-names">${(models ?? []).map((name) => html`<option key=${name} value=${name}></option>`)}</datalist></div>
             <div class="field"><label for="key-tenant">Tenant (keys of one share cached answers)</label>
@@ -84,14 +84,15 @@ function Scopes({ chosen, onChange }) {
 
 function Secret({ made, onClose }) {
   return html`
-    <${Card} title=${`The key “${made.name}”`} testid="key-made">
+    <section class="card secret-card" data-testid="key-made">
+      <h2>The key “${made.name}”</h2>
       <p role="status">Copy it now: it is shown only this once, and the server keeps no copy.</p>
       <div class="secret">
         <code data-testid="key-secret">${made.key}</code>
         <${CopyButton} text=${made.key} testid="key-copy" />
         <button type="button" onClick=${onClose}>I have it</button>
       </div>
-    <//>`;
+    </section>`;
 }
 
 export function bodyOf({ name, scopes, models, tenant, limits }) {

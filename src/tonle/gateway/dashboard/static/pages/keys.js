@@ -38,7 +38,7 @@ function KeyList({ session }) {
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
     <${Table} label="Keys" testid="keys" rows=${rows} rowKey=${(row) => row.id} columns=${columns(listed.reload)}
       sort=${{ id: "name", descending: false }} empty=${listed.isLoading ? "Loading…" : "No keys yet. Create one above."} />
-    <p class="hint">Days begin at 00:00 UTC. Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
+    <p class="hint">Days begin at 00:00 UTC. Requests with a revoked key are refused at once. Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
       Keys that stand in the server's settings are not listed.</p>`;
 }
 
@@ -49,7 +49,7 @@ function columns(onDone) {
     { id: "used", title: "Tokens today", align: "right", value: (row) => row.tokens_today, show: usedCell },
     { id: "limits", title: "Limits", sortable: false, wide: true, show: limitsCell },
     { id: "requests", title: "Requests", align: "right", wide: true, value: perMinute, show: requestsCell },
-    { id: "created", title: "Created", wide: true, value: (row) => row.created, show: (row) => day(row.created) },
+    { id: "created", title: "Created", wide: true, value: (row) => row.created, show: (row) => html`<span class="number">${day(row.created)}</span>` },
     { id: "action", title: "Action", sortable: false, show: (row) => html`<${Revoke} row=${row} onDone=${onDone} />` },
   ];
 }
@@ -63,7 +63,7 @@ function mayCell(row) {
 function usedCell(row) {
   const limit = row.limits?.tokens_per_day;
   if (!limit) return count(row.tokens_today);
-  return html`${count(row.tokens_today)} <span class="soft">of ${count(limit)}, ${percent(row.tokens_today / limit)}</span>`;
+  return html`${count(row.tokens_today)}<div class="hint">${percent(row.tokens_today / limit)} of ${count(limit)}</div>`;
 }
 
 const LIMITS = { requests_per_minute: "requests/min", tokens_per_minute: "tokens/min", max_concurrent: "at once", tokens_per_day: "tokens/day" };
@@ -78,7 +78,7 @@ const perMinute = (row) => live.keys.line(row.id, "requests").slice(-60).reduce(
 
 function requestsCell(row) {
   const text = `${number(perMinute(row))}/min`;
-  return html`<span class="with-line"><${Sparkline} values=${live.keys.line(row.id, "requests")} label=${`requests of ${row.name}, now ${text}`} /><span>${text}</span></span>`;
+  return html`<span class="with-line">${text}<${Sparkline} values=${live.keys.line(row.id, "requests")} label=${`requests of ${row.name}, now ${text}`} /></span>`;
 }
 
 function Revoke({ row, onDone }) {
@@ -89,5 +89,5 @@ function Revoke({ row, onDone }) {
   };
   return html`
     <${ActionButton} kind="danger" testid=${`revoke-${row.id}`} label=${`Revoke ${row.name}`} onRun=${revoke}
-      confirm=${`Revoke “${row.name}” for good? Requests with it are refused at once.`}>Revoke<//>`;
+      confirm="Revoke it for good?">Revoke<//>`;
 }

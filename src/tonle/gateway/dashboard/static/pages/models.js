@@ -19,7 +19,7 @@ export default function ModelsPage({ session }) {
     <${PageHeading} title=${title} />
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
     <${Table} label="Models and adapters" testid="models" rows=${rows} rowKey=${(row) => row.id}
-      columns=${columns(readOnly, listed.reload)} sort=${{ id: "name", descending: false }} empty="No backend serves a model now." />
+      columns=${columns(rows.some((row) => row.parent), readOnly, listed.reload)} sort=${{ id: "name", descending: false }} empty="No backend serves a model now." />
     <p class="hint">Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
       ${session.can_use_models ? "" : " This key may not use models, so only their names are known."}</p>
     ${session.has.adapters
@@ -36,7 +36,7 @@ export function modelRows(entries, names, backends) {
   return [...all].map((id) => ({ id, parent: null, backends: servedBy(id) }));
 }
 
-function columns(readOnly, onDone) {
+function columns(hasAdapters, readOnly, onDone) {
   return [
     { id: "name", title: "Name", value: (row) => row.id, show: (row) => html`<b>${row.id}</b>` },
     { id: "kind", title: "Kind", value: (row) => row.parent ?? "",
@@ -44,15 +44,15 @@ function columns(readOnly, onDone) {
     { id: "context", title: "Context, tokens", align: "right", wide: true, value: (row) => row.max_model_len ?? null, show: (row) => count(row.max_model_len) },
     { id: "backends", title: "Served by", wide: true, value: (row) => row.backends.join(", "), show: (row) => row.backends.join(", ") || "–" },
     { id: "requests", title: "Requests", align: "right", wide: true, value: perMinute, show: requestsCell },
-    { id: "action", title: "Action", sortable: false, show: (row) => row.parent && html`<${Unload} row=${row} readOnly=${readOnly} onDone=${onDone} />` },
-  ];
+    hasAdapters && { id: "action", title: "Action", sortable: false, show: (row) => row.parent && html`<${Unload} row=${row} readOnly=${readOnly} onDone=${onDone} />` },
+  ].filter(Boolean);
 }
 
 const perMinute = (row) => live.models.line(row.id, "requests").slice(-60).reduce((sum, times) => sum + (times ?? 0), 0);
 
 function requestsCell(row) {
   const text = `${number(perMinute(row))}/min`;
-  return html`<span class="with-line"><${Sparkline} values=${live.models.line(row.id, "requests")} label=${`requests of ${row.id}, now ${text}`} /><span>${text}</span></span>`;
+  return html`<span class="with-line">${text}<${Sparkline} values=${live.models.line(row.id, "requests")} label=${`requests of ${row.id}, now ${text}`} /></span>`;
 }
 
 function Unload({ row, readOnly, onDone }) {
@@ -94,9 +94,9 @@ function LoadAdapter({ readOnly, bases, onDone }) {
         <fieldset disabled=${readOnly !== null || isBusy}>
           <legend class="unseen">Adapter</legend>
           <div class="fields">
-            <div class="field"><label for="lora-name">Name that requests give as model</label>
+            <div class="field"><label for="lora-name">Name, as requests give it</label>
               <input id="lora-name" required value=${fields.lora_name} onInput=${set("lora_name")} data-testid="lora-name" /></div>
-            <div class="field"><label for="lora-path">PEFT folder on the server's machine</label>
+            <div class="field"><label for="lora-path">PEFT folder on the server</label>
               <input id="lora-path" required value=${fields.lora_path} onInput=${set("lora_path")} data-testid="lora-path" /></div>
             ${bases.length > 1 && html`
               <div class="field"><label for="lora-base">Model it is for</label>

@@ -28,13 +28,13 @@ export default function OverviewPage({ session, params }) {
       <${Alerts} alerts=${event?.alerts} />
     </div>
     <p class="hint">Figures beside the titles are means of the last 10 s, percentiles the newest of the last minute.
-      ${session.has.price ? "" : " Set price_per_hour to see what requests and tokens cost."}</p>`;
+      ${session.has.price ? " Costs are in the currency of price_per_hour." : " Set price_per_hour to see what requests and tokens cost."}</p>`;
 }
 
 // A card with a chart of one or more lines: `lines` are [name, label].
-function ChartCard({ title: name, value, hint, lines, unit, max = null, series, testid, children }) {
+function ChartCard({ title: name, value, lines, unit, max = null, series, testid, children }) {
   return html`
-    <${Card} title=${name} value=${value} hint=${hint} testid=${testid}>
+    <${Card} title=${name} value=${value} testid=${testid}>
       <${Chart} label=${name} unit=${unit} max=${max} t=${series.t} span=${series.span} series=${lines.map((line) => series.line(...line))} />
       ${children}
     <//>`;
@@ -45,7 +45,9 @@ function Load({ series }) {
     <${ChartCard} title="Requests" value=${UNITS.per_s.show(recently("requests_per_s"))} unit="per_s" series=${series} testid="requests-per-s"
       lines=${[["requests_per_s", "ended"], ["failed_per_s", "failed"], ["refused_per_s", "refused"]]} />
     <${ChartCard} title="Output tokens" value=${UNITS.tokens_per_s.show(recently("output_tokens_per_s"))} unit="tokens_per_s" series=${series} testid="output-tokens"
-      lines=${[["output_tokens_per_s", "output"], ["prompt_tokens_per_s", "prompts"]]} />
+      lines=${[["output_tokens_per_s", "output"]]} />
+    <${ChartCard} title="Prompt tokens" value=${UNITS.tokens_per_s.show(recently("prompt_tokens_per_s"))} unit="tokens_per_s" series=${series} testid="prompt-tokens"
+      lines=${[["prompt_tokens_per_s", "prompts"]]} />
     <${ChartCard} title="Running and waiting" unit="count" series=${series} testid="running"
       value=${`${count(newest("running"))} and ${count(newest("waiting"))}`} lines=${[["running", "running"], ["waiting", "waiting"]]} />`;
 }
@@ -74,7 +76,7 @@ function Machine({ series }) {
         lines=${[["gpu_utilization", "busy"]]} />`}
     ${isTold("gpu_memory_used") && html`
       <${ChartCard} title="GPU memory" value=${shareOf(newest("gpu_memory_used"), newest("gpu_memory_total"))} unit="bytes" series=${series}
-        testid="gpu-memory" lines=${[["gpu_memory_used", "used"], ["gpu_memory_total", "there"]]} />`}
+        testid="gpu-memory" lines=${[["gpu_memory_used", "used"], ["gpu_memory_total", "total"]]} />`}
     ${isTold("acceptance") && html`
       <${ChartCard} title="Speculated tokens accepted" value=${percent(newest("acceptance"))} unit="percent" max=${1} series=${series}
         testid="acceptance" lines=${[["acceptance", "accepted"]]} />`}`;
@@ -83,15 +85,15 @@ function Machine({ series }) {
 const shareOf = (used, total) => (total ? `${bytes(used)}, ${percent(used / total)}` : bytes(used));
 
 function Caches({ series, event }) {
-  const none = "No request asked it in this time.";
   return html`
     <${ChartCard} title="Prefix cache hit rate" value=${percent(newest("prefix_hit_rate"))} unit="percent" max=${1} series=${series}
       testid="prefix-hit-rate" lines=${[["prefix_hit_rate", "prompt tokens found"]]}>
       <${MissedPrefixes} missed=${event?.prefix_missed} />
     <//>
     <${ChartCard} title="Response cache hit rate" value=${percent(newest("cache_hit_rate"))} unit="percent" max=${1} series=${series}
-      hint=${series.t.length && !series.isKnown("cache_hit_rate") ? none : null}
-      testid="cache-hit-rate" lines=${[["cache_hit_rate", "answers found"]]} />`;
+      testid="cache-hit-rate" lines=${[["cache_hit_rate", "answers found"]]}>
+      ${series.t.length > 0 && !series.isKnown("cache_hit_rate") && html`<p class="hint">No request asked it in this time.</p>`}
+    <//>`;
 }
 
 // Of different sizes, so each has a chart of its own.
