@@ -19,6 +19,7 @@ from typing import Any
 
 from tonle.audit.audit_metrics import AuditMetrics
 from tonle.audit.audit_options import from_config
+from tonle.audit.audit_stats import Alarm
 from tonle.audit.trail import AuditTrail
 from tonle.cache import Cache, ResponseCache
 from tonle.cache.redis_client import RedisClient
@@ -32,6 +33,7 @@ from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
+from tonle.gateway.alert_sources import AlertSources
 from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, LOCAL_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
@@ -40,7 +42,7 @@ from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
-from tonle.gateway.build_observed import build_observed
+from tonle.gateway.build_observed import build_alerts, build_observed
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.dashboard.sessions import Sessions
 from tonle.gateway.experiments import Experiments
@@ -59,6 +61,7 @@ from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
+from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
@@ -80,6 +83,7 @@ class LocalServer:
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
     enable_lora: bool = False  # without keys, every caller may load and remove adapters
+    request_of: Callable[[int], str | None] | None = None  # the id of the request that an engine's handle belongs to
 
 
 class Gateway:
@@ -92,7 +96,7 @@ class Gateway:
         self._tls = tls_context(config)
         self._state = _state(config, is_local=local is not None)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
-        self.trail = _trail(config)
+        self.trail = _trail(config, lambda alarm: self._alert_sources.on_alarm(alarm))
         self.limiter, self._counter = _counting(config, self._state)
         shared = self.limiter if isinstance(self.limiter, SharedLimiter) else None
         self.pool = _pool(config, local)
@@ -106,6 +110,9 @@ class Gateway:
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
         metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
+        self.alerts = build_alerts(config)
+        self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
+        metrics.registry.register(AlertMetrics(self.alerts))
         metrics.registry.register(self.shadows.requests)
         if local is not None:
             metrics.registry.register(local.metrics)
@@ -114,7 +121,7 @@ class Gateway:
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
         local_metrics = None if local is None else local.metrics
-        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla)
+        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         under_way = UnderWay()
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
@@ -138,6 +145,7 @@ class Gateway:
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
+            trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 
@@ -163,6 +171,9 @@ class Gateway:
         if self._state is not None:
             await self._open(self._state)
         self._check_exposure()
+        if self._local is None or not self._local.metrics.shared:
+            self.alerts.source = f"{socket.gethostname()}:{listener.getsockname()[1]}"
+            await self._alert_sources.start()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.start)
         if self._counter is not None:
@@ -176,6 +187,7 @@ class Gateway:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
         self.routes.dashboard.stop()
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
+        await self._alert_sources.stop()
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
         await self.shadows.stop()
@@ -316,9 +328,9 @@ def _cache(config: GatewayConfig) -> Cache | None:
     return RedisCache(client, config.cache_ttl_s)
 
 
-def _trail(config: GatewayConfig) -> AuditTrail | None:
+def _trail(config: GatewayConfig, on_alarm: Callable[[Alarm], None]) -> AuditTrail | None:
     options = from_config(config)
-    return None if options is None else AuditTrail(options, own_process=True)
+    return None if options is None else AuditTrail(options, own_process=True, on_alarm=on_alarm)
 
 
 def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:

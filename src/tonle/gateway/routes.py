@@ -23,6 +23,10 @@ from tonle.gateway.apis.translated import TRANSLATED, call_for
 from tonle.gateway.dashboard.pages import PREFIX, Dashboard
 from tonle.gateway.entry import NOTHING, Entry, Found
 from tonle.gateway.experiments import PATH as EXPERIMENTS
+from tonle.gateway.explain_page import PATTERN as EXPLAIN
+from tonle.gateway.explain_page import PREFIX as REQUESTS
+from tonle.gateway.explain_page import SUFFIX as EXPLAINED
+from tonle.gateway.explain_page import ExplainPage
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
@@ -53,7 +57,7 @@ class Routes:
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
-        admin, pages = services.admin, OwnPages(services)
+        admin, pages, explain = services.admin, OwnPages(services), ExplainPage(services)
         loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", pages.models)},
@@ -86,12 +90,14 @@ class Routes:
         self._input_items = Found(
             f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
         )
+        # It looks for a key itself: one that may use models, or one that may see the dashboard.
+        self._explain = Found(EXPLAIN, {"GET": Entry(None, explain.reply)})
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
         self._start = Found(f"{EXPERIMENTS}/{{name}}/start", {"POST": Entry("admin", services.experiments.start)})
         self._stop = Found(f"{EXPERIMENTS}/{{name}}/stop", {"POST": Entry("admin", services.experiments.stop)})
-        self.dashboard = Dashboard(services)
+        self.dashboard = Dashboard(services, explain)
 
     @property
     def paths(self) -> list[str]:
@@ -102,7 +108,8 @@ class Routes:
     def patterns(self) -> list[str]:
         """Without those of the dashboard: its own page alone asks them."""
         named = (
-            self._model, self._response, self._input_items, self._key, self._drain, self._resume, self._start, self._stop,
+            self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume, self._start,
+            self._stop,
         )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
@@ -152,6 +159,8 @@ class Routes:
         if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
             _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
             return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
+        if path.startswith(REQUESTS) and path.endswith(EXPLAINED):
+            return self._explain
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):

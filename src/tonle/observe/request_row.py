@@ -22,6 +22,8 @@ def row_of(seen: SeenRequest) -> dict[str, Any]:
         "key": seen.key_name,
         "key_id": seen.key_id,
         "backend": seen.backend,
+        "why": seen.why,
+        "failed": seen.failed,
         "status": seen.status,
         "http_status": seen.http_status,
         "error": seen.error,

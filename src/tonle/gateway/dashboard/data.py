@@ -18,6 +18,7 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest, NotFound
 from tonle.gateway.dashboard.audit_pages import AuditPages
 from tonle.gateway.dashboard.query import Query
+from tonle.gateway.explain_page import ExplainPage
 from tonle.gateway.services import Services
 from tonle.observe.request_row import row_of
 
@@ -33,9 +34,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute a cel
 
 
 class DataPages:
-    def __init__(self, services: Services, audit: AuditPages) -> None:
+    def __init__(self, services: Services, audit: AuditPages, explain: ExplainPage) -> None:
         self._services = services
         self._audit = audit
+        self._explain = explain
 
     async def history(self, exchange: Exchange) -> None:
         wanted = Query(exchange.query).number("range", 3600, most=RANGES[-1])
@@ -64,8 +66,8 @@ class DataPages:
         seen = None if observed is None else observed.request_log.find(name)
         if seen is None:
             raise NotFound("this request is not among the latest ones; the audit trail may have a record of it")
-        audit = await self._audit.of_request(seen)
-        _send(exchange, {"request": row_of(seen), "explanation": None, "audit": audit})
+        audit, explanation = await self._audit.of_request(seen), await self._explain.explanation(seen)
+        _send(exchange, {"request": row_of(seen), "explanation": explanation, "audit": audit})
 
     # -- usage
 

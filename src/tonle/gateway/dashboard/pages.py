@@ -15,6 +15,7 @@ from tonle.gateway.dashboard.files import INDEX, StaticFiles
 from tonle.gateway.dashboard.live import Live
 from tonle.gateway.dashboard.login import LoginPages
 from tonle.gateway.entry import NOTHING, Entry, Found, Handle
+from tonle.gateway.explain_page import ExplainPage
 from tonle.gateway.refusals import Forbidden, ForeignPage, NotServedHere
 from tonle.gateway.services import Services
 from tonle.gateway.web_pages import is_from_own_page
@@ -55,16 +56,16 @@ FOREIGN = "web pages of other sites may not see the dashboard"
 
 
 class Dashboard:
-    def __init__(self, services: Services, files: StaticFiles | None = None) -> None:
+    def __init__(self, services: Services, explain: ExplainPage) -> None:
         self._services = services
         self._is_on = services.config.dashboard
         local = services.local_metrics
         self._is_one_of_several = local is not None and local.shared
-        self._files = files or (StaticFiles() if self._is_on else None)
+        self._files = StaticFiles() if self._is_on else None
         self.live = Live(services)
         self._login = LoginPages(services, self.admit_without_key)
         self._audit = AuditPages(services)
-        self._data = DataPages(services, self._audit)
+        self._data = DataPages(services, self._audit, explain)
         self._exact = self._table()
         self._static = Found(f"{STATIC}{{path}}", {"GET": Entry(None, self._file, is_probe=True)}, HEADERS)
         self._request = _data(f"{REQUEST}{{id}}", self._data.request)
