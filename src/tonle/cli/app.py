@@ -30,6 +30,7 @@ VERBS = {
     "keys": "Create, list and revoke the API keys of a gateway.",
     "ab": "Compare the arms of an A/B experiment, from the audit trail.",
     "audit": "Check, search, export, replay and prune the audit trail.",
+    "explain": "Say where the time of one request went.",
     "chat": "Chat with a model in the terminal.",
     "run": "Answer one prompt and exit.",
     "pull": "Download a model, so that it can start without a network later.",

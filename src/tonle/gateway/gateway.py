@@ -81,6 +81,7 @@ class LocalServer:
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
     enable_lora: bool = False  # without keys, every caller may load and remove adapters
+    request_of: Callable[[int], str | None] | None = None  # the id of the request that an engine's handle belongs to
 
 
 class Gateway:
@@ -138,6 +139,7 @@ class Gateway:
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
+            trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 

@@ -43,13 +43,14 @@ class Observer:
         answer: Answer,
         *,
         error: dict[str, Any] | None = None,
+        limit: str = "",
     ) -> None:
-        """`error`: what went wrong on our side, as the record has it."""
+        """`error`: what went wrong on our side, as the record has it. `limit`: of its key, that refused it."""
         if self._observed is None:
             return
         try:
             backend = self._backends.get(results.backend)
-            self._observed.ended(_seen(call, facts, results, status, answer, error, backend))
+            self._observed.ended(_seen(call, facts, results, status, answer, error, limit, backend))
         except Exception:
             log.exception("what can be seen of a request could not be noted, id %s", call.request_id)
 
@@ -61,6 +62,7 @@ def _seen(
     status: str,
     answer: Answer,
     error: dict[str, Any] | None,
+    limit: str,
     backend: Backend | None,
 ) -> SeenRequest:
     exchange, request, model, sent = call.exchange, results.request, results.model, results.sent
@@ -83,6 +85,7 @@ def _seen(
         status=status,
         http_status=exchange.status,
         error=_error_code(status, exchange.status, answer, error),
+        limit=limit,
         stream=request is not None and request.stream,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,

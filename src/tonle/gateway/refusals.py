@@ -4,6 +4,7 @@ CallerError    ├── Unauthorized      no key, or an unknown one            
                ├── Forbidden         the key may not do this              403
                ├── ForeignPage       a web page of another site asks      403
                ├── NoHandler         unknown path, or wrong method        404, 405
+               ├── UnknownRequest    not remembered, or not the caller's  404
                ├── NoLength          a body whose length is not told      411
                └── NotJson           a body that is not JSON              415
 CapacityError  ├── TooMany                                                429
@@ -17,7 +18,7 @@ InternalError  └── UpstreamFailed    a backend failed                     
 
 from __future__ import annotations
 
-from tonle.errors import CallerError, CapacityError, InternalError
+from tonle.errors import CallerError, CapacityError, InternalError, NotFound
 from tonle.protocol.errors import ErrorReply
 
 
@@ -40,6 +41,10 @@ class NoHandler(CallerError):
     def __init__(self, reply: ErrorReply) -> None:
         super().__init__(reply.body.error.message)
         self.reply = reply
+
+
+class UnknownRequest(NotFound):
+    code = "request_not_found"
 
 
 class NoLength(CallerError):
@@ -65,6 +70,7 @@ class TooMany(CapacityError):
 
 class RateLimited(TooMany):
     code = "rate_limit_exceeded"
+    limit = ""  # what the key may do and no more: "make 60 requests per minute"
 
 
 class QueueFull(TooMany):

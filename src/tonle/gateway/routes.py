@@ -23,6 +23,10 @@ from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.responses.api import INPUT_ITEMS
 from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
+from tonle.gateway.explain_page import PATTERN as EXPLAIN
+from tonle.gateway.explain_page import PREFIX as REQUESTS
+from tonle.gateway.explain_page import SUFFIX as EXPLAINED
+from tonle.gateway.explain_page import ExplainPage
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
@@ -110,6 +114,8 @@ class Routes:
         self._input_items = Found(
             f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
         )
+        # It looks for a key itself: one that may use models, or one that may see the dashboard.
+        self._explain = Found(EXPLAIN, {"GET": Entry(None, ExplainPage(services).reply)})
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
@@ -121,7 +127,9 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
-        named = (self._model, self._response, self._input_items, self._key, self._drain, self._resume)
+        named = (
+            self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume,
+        )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
     def check_head(self, exchange: Exchange) -> None:
@@ -169,6 +177,8 @@ class Routes:
         if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
             _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
             return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
+        if path.startswith(REQUESTS) and path.endswith(EXPLAINED):
+            return self._explain
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):

@@ -44,6 +44,8 @@ class Services:
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
     observed: Observed | None = None  # None: of several front ends none sees all requests
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
+    trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose request it is
+    request_of: Callable[[int], str | None] | None = None  # the request that a handle of such an engine belongs to
 
     @property
     def is_local(self) -> bool:

@@ -99,6 +99,7 @@ ENTRIES = (
     *TRANSLATED_ENTRIES,
     CatalogEntry("GET", "/v1/models", "The names of the model, and its LoRA adapters.", reply=ModelList),
     CatalogEntry("GET", "/v1/models/{id}", "One of these.", reply=ModelInfo),
+    CatalogEntry("GET", "/v1/requests/{id}/explain", "Where the time of a request went; the id is X-Request-Id of its reply."),
     CatalogEntry(
         "POST", "/tokenize", "Split a prompt or a conversation into tokens.", TokenizeRequest, Tokens,
         example={"prompt": "Hello, world", "return_token_strs": True},
