@@ -59,6 +59,7 @@ class Exchange:
     # Of the class, so that they cost nothing where there is nothing to tell. For the log:
     problem: str | None = None  # why it failed
     tokens: tuple[int, int] | None = None  # of the prompt and of the answer
+    trace: Any = None  # the W3C trace it belongs to: a `TraceContext`, set when its work begins
     # From the check of the head:
     key: Any = None  # the caller's API key
     refusal: Exception | None = None  # to be answered with this; its body is not kept

@@ -55,6 +55,8 @@ from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
+from tonle.observe.trace_context import TraceContext
+from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -106,10 +108,12 @@ class Gateway:
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
         under_way = UnderWay()
+        self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
+            begin_trace=TraceContext.of if self._tracing is None else self._tracing.begin,
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt

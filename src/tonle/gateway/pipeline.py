@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
+from tonle.gateway.log_fields import about
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
@@ -36,6 +38,7 @@ from tonle.gateway.sending import Sender
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.stage_results import BYPASS, AcceptedRequest, CacheLookup, StageResults
 from tonle.gateway.under_way import UnderWay
+from tonle.observe.trace_context import TraceContext
 from tonle.protocol.adapters import ADAPTER_HEADER, digest_in
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
@@ -53,6 +56,7 @@ class Stages:
     shadows: Shadows
     metrics: GatewayMetrics
     under_way: UnderWay
+    begin_trace: Callable[[Mapping[str, str]], TraceContext | None] = TraceContext.of  # of the headers of a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class Pipeline:
     async def run(self, call: Call) -> None:
         """The whole life of one generation request."""
         results, refusal = StageResults(), None
+        call.exchange.trace = self._stages.begin_trace(call.exchange.headers)
         try:
             accepted = await self._accept(call, results)
         except (Exception, asyncio.CancelledError) as error:
@@ -180,7 +185,12 @@ class Pipeline:
             answer = relay.answer()
         except Exception as error:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
-            log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
+            log.exception(
+                "what %s answered could not be read, id %s",
+                results.backend,
+                call.request_id,
+                extra=about(call.exchange),
+            )
             answer = Answer()
             ending = Ending(ending.status, ending.failure or error, ending.problem)
         if ending.failure is None and (answer.error is not None or relay.status >= 400):
@@ -209,7 +219,7 @@ def _shown(call: Call, results: StageResults, failure: Exception, *, began: bool
     if isinstance(failure, UpstreamError):
         return _explained(failure, results, began=began)
     if not isinstance(failure, TonleError):
-        log.error("%s failed, id %s", call.path, call.request_id, exc_info=failure)
+        log.error("%s failed, id %s", call.path, call.request_id, exc_info=failure, extra=about(call.exchange))
     return failure
 
 

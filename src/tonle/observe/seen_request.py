@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tonle.observe.trace_facts import TraceFacts
 from tonle.telemetry.time_spent import TimeSpent
 
 
@@ -46,6 +47,7 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     total_s: float = 0.0  # end of the reply
     engine_s: dict[str, float] | None = None  # queue, prefill, decode: as its engine told, if it did
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
+    trace: TraceFacts | None = None  # what only its spans tell; None: it is not traced
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
 
     @property

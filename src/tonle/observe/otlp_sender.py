@@ -1,0 +1,194 @@
+"""`OtlpSender`: spans and metrics on their way to a collector, by OpenTelemetry's exporters (OTLP over HTTP).
+
+Does: queue spans (bounded, the oldest are dropped), send them from a thread, send metrics from time to time; one warning when
+a collector stops answering, one line when it answers again; end within a bound. Does not: make spans (`otel_spans.py`).
+
+What is not set here the exporters read from the SDK's own variables: OTEL_EXPORTER_OTLP_HEADERS, …_TIMEOUT, …_CERTIFICATE,
+…_COMPRESSION, OTEL_BSP_… for the queue, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import Histogram
+from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExportResult, MetricsData
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from tonle import __version__
+from tonle.observe.otel_metrics import GenAiMetrics
+from tonle.observe.otel_spans import SCOPE_NAME, SpanMaker
+from tonle.observe.seen_request import SeenRequest
+from tonle.telemetry.logs import one_line
+
+log = logging.getLogger("tonle.observe")
+
+METRICS_EVERY_S = 15.0
+FLUSH_S = 3.0  # the longest that a server waits at its end for what is still queued
+
+
+class OtlpSender:
+    """Its methods are called on the event loop's thread."""
+
+    def __init__(self, endpoint: str, service: str) -> None:
+        """`endpoint`: of the collector, without `/v1/…`."""
+        resource = Resource(
+            {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+        ).merge(OTELResourceDetector().detect())  # what its operator says of it comes last
+        _last_words.take_over()
+        self._make = SpanMaker(resource, __version__)
+        self._exporter = _WatchedExporter(OTLPSpanExporter(f"{endpoint}/v1/traces"), endpoint)
+        self._spans = BatchSpanProcessor(self._exporter)
+        self._metric_exporter = OTLPMetricExporter(f"{endpoint}/v1/metrics")
+        self._metric_outage = _Outage("metrics", endpoint)
+        temporality = (self._metric_exporter._preferred_temporality or {}).get(
+            Histogram, AggregationTemporality.CUMULATIVE
+        )  # OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE, which the SDK's readers take from here, too
+        self._metrics = GenAiMetrics(resource, InstrumentationScope(SCOPE_NAME, __version__), temporality)
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, seen: SeenRequest) -> None:
+        self._metrics.add(seen)
+        for span in self._make.spans(seen):
+            self._spans.on_end(span)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._send_metrics())
+
+    async def stop(self) -> None:
+        """What is queued is sent if the collector takes it within `FLUSH_S`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        rest = self._metrics.collect()
+        flushed, _ = await asyncio.gather(
+            _on_thread(self._spans.shutdown, within_s=FLUSH_S),
+            _on_thread(partial(self._export, rest), within_s=FLUSH_S),
+        )
+        if not flushed:
+            self._exporter.give_up()
+        self._metric_exporter.shutdown()
+
+    async def _send_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(METRICS_EVERY_S)
+            found = self._metrics.collect()
+            await _on_thread(partial(self._export, found))
+
+    def _export(self, found: MetricsData | None) -> None:
+        """On a thread of its own."""
+        if found is None:
+            return
+        _last_words.forget()
+        result = self._metric_exporter.export(found)
+        self._metric_outage.note(fine=result is MetricExportResult.SUCCESS)
+
+
+class _WatchedExporter(SpanExporter):
+    """Tells when sending begins to fail, and when it works again. After `shutdown` nothing is sent."""
+
+    def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:
+        self._exporter = exporter
+        self._outage = _Outage("traces", endpoint)
+        self._closed = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self._closed:
+            return SpanExportResult.FAILURE
+        _last_words.forget()
+        result = self._exporter.export(spans)
+        if not self._closed:
+            self._outage.note(fine=result is SpanExportResult.SUCCESS)
+        return result
+
+    def shutdown(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._exporter.shutdown()
+
+    def give_up(self) -> None:
+        """Whatever is still tried ends at once."""
+        self._outage.note(fine=False, reason=f"the last ones were not taken within {FLUSH_S:g} s")
+        self.shutdown()
+
+
+class _Outage:
+    """One line when it begins, one when it ends."""
+
+    def __init__(self, what: str, endpoint: str) -> None:
+        self._what = what
+        self._endpoint = endpoint
+        self._lasts = False
+
+    def note(self, *, fine: bool, reason: str | None = None) -> None:
+        if fine and self._lasts:
+            log.info("%s are sent to %s again", self._what, self._endpoint)
+        elif not fine and not self._lasts:
+            log.warning(
+                "%s cannot be sent to %s and are dropped until it takes them (otlp_endpoint): %s",
+                self._what, self._endpoint, one_line(reason or _last_words.said or "it gives no reason"),
+            )  # fmt: skip
+        self._lasts = not fine
+
+
+class _SdkLog(logging.Handler):
+    """What the SDK has to say, one line per failed try and dropped span: kept as the reason for our one warning, and written
+    at level DEBUG only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = threading.local()  # each exporter has its thread
+
+    def take_over(self) -> None:
+        logger = logging.getLogger("opentelemetry")
+        if self not in logger.handlers:
+            logger.addHandler(self)
+            logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING and self.said is None:
+            self._own.said = message
+        log.debug("OpenTelemetry: %s", one_line(message))
+
+    @property
+    def said(self) -> str | None:
+        """The first complaint on this thread since `forget`: those after it are its consequences."""
+        return getattr(self._own, "said", None)
+
+    def forget(self) -> None:
+        self._own.said = None
+
+
+_last_words = _SdkLog()
+
+
+async def _on_thread(work: Callable[[], None], *, within_s: float | None = None) -> bool:
+    """`work` on a thread that is left behind if it takes longer: no executor, which the end of the process would wait for.
+    False: it was left behind."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # telemetry must not end a server
+            log.debug("OpenTelemetry: %s", one_line(repr(error)))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="otlp", daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await done.wait()
+    return done.is_set()
