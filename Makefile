@@ -21,10 +21,10 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test fuzz chaos structured examples model check format clean
+.PHONY: help serve chat bench test test-browser fuzz chaos structured examples model check format clean
 
 help: ## Show this
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(INSTALLED) ## Serve a model: make serve ARGS="MODEL --port 9000"
 	@$(BIN)/tonle serve $(ARGS)
@@ -39,6 +39,10 @@ bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 
 # longest single tests, and one process would wait for the other.
 test: check model ## Checks, then all tests
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-browser: model ## The dashboard in a real browser; installs Chromium if there is none
+	@$(BIN)/python -m tests.browser.chromium
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 20000 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)

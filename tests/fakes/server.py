@@ -1,4 +1,4 @@
-"""A real `tonle serve` in a process of its own, on a free loopback port."""
+"""A real `tonle serve` or `tonle gateway` in a process of its own, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -48,12 +48,21 @@ class Server:
         raise AssertionError(f"the server did not become ready:\n{self.log.read_text()}")
 
 
-@contextlib.contextmanager
-def tonle_serve(model: str | Path | None = None, *flags: str) -> Iterator[Server]:
+def tonle_serve(model: str | Path | None = None, *flags: str) -> contextlib.AbstractContextManager[Server]:
     """Ready when entered; stopped by SIGTERM when left."""
+    return _tonle("serve", *([str(model)] if model else []), *flags)
+
+
+def tonle_gateway(*flags: str) -> contextlib.AbstractContextManager[Server]:
+    """The same of a gateway."""
+    return _tonle("gateway", *flags)
+
+
+@contextlib.contextmanager
+def _tonle(*arguments: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", "tonle", "serve", *([str(model)] if model else []), "--port", "0", *flags]
+        command = [sys.executable, "-m", "tonle", *arguments, "--port", "0"]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT,
                                        env={**os.environ, "OMP_NUM_THREADS": "2"})  # fmt: skip
