@@ -12,9 +12,9 @@ import pytest
 
 from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway
 from tonle.gateway.call import ReplyFacts
-from tonle.gateway.gateway_metrics import Sla
 from tonle.gateway.inference_service import Message, WrappedReply, kept_history
 from tonle.gateway.refusals import UpstreamFailed
+from tonle.observe.sla import Sla
 
 PATH = "/api/v1/inference"
 

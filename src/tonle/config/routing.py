@@ -36,6 +36,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_concurrent: Positive | None = None  # default: the gateway's
     max_queued: Annotated[int, Meta(ge=0)] | None = None
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    price_per_hour: Annotated[float, Meta(ge=0)] | None = None  # of its machine; default: the gateway's
 
 
 class ArmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

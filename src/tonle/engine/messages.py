@@ -131,6 +131,7 @@ class LoopStats(msgspec.Struct, array_like=True):
     kv_usage: float = 0.0  # share of blocks that running requests hold, 0..1
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
+    prefix_missed: dict[str, int] = {}  # prompt tokens not found, by `MissReason`
     num_preemptions: int = 0
     num_steps: int = 0
     prompt_tokens: int = 0  # computed, not counting cache hits

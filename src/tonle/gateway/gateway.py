@@ -40,11 +40,13 @@ from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
+from tonle.gateway.build_observed import build_observed
 from tonle.gateway.cached_reply import CachedReplies
-from tonle.gateway.gateway_metrics import GatewayMetrics, Sla
+from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
+from tonle.gateway.observing import Observer
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
@@ -55,7 +57,7 @@ from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
-from tonle.observe.trace_context import TraceContext
+from tonle.observe.sla import Sla
 from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
@@ -99,7 +101,8 @@ class Gateway:
         auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
-        metrics = GatewayMetrics(Sla(config.sla_p95_s), self.pool.backends, replay.cache, process=local is None)
+        self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
+        metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
         metrics.registry.register(self.shadows.requests)
         if local is not None:
             metrics.registry.register(local.metrics)
@@ -107,13 +110,15 @@ class Gateway:
             metrics.registry.register(AuditMetrics(self.trail))
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
+        local_metrics = None if local is None else local.metrics
+        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla)
         under_way = UnderWay()
         self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
-            begin_trace=TraceContext.of if self._tracing is None else self._tracing.begin,
+            observer=Observer(self.observed, self.pool.backends, self._tracing),
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
@@ -128,7 +133,7 @@ class Gateway:
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
-            local_metrics=None if local is None else local.metrics, enable_lora=local is not None and local.enable_lora,
+            local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 
@@ -160,6 +165,7 @@ class Gateway:
             await self._counter.start()
         self.ring.start()
         await self.pool.start()
+        await self._start_observing()
         await self.server.start(listener, tls=self._tls)
 
     async def stop(self, *, drain_s: float | None = None) -> None:
@@ -168,6 +174,10 @@ class Gateway:
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
         await self.shadows.stop()
+        if self._scraper is not None:
+            await self._scraper.stop()
+        if self.observed is not None:
+            await self.observed.stop()
         await self.pool.stop()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.close)
@@ -180,6 +190,16 @@ class Gateway:
             await self._responses.store.close()
         if self._state is not None:
             await self._state.close()
+        if self._tracing is not None:
+            await self._tracing.stop()  # last: it may wait for a collector
+
+    async def _start_observing(self) -> None:
+        if self._tracing is not None:
+            await self._tracing.start()
+        if self.observed is not None:
+            await self.observed.start()
+        if self._scraper is not None:
+            self._scraper.start()
 
     async def _open(self, state: StateStore) -> None:
         await state.open()

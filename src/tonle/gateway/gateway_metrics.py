@@ -1,13 +1,11 @@
-"""What operators watch: counters and histograms of the gateway, and whether its latency target is met.
+"""What operators watch: counters and histograms of the gateway.
 
-Does: observe requests as they end, read backends and cache when scraped. Does not: keep more than a window of latencies.
+Does: observe requests as they end, read backends, cache and latency targets when scraped. Does not: judge (`observe/sla.py`).
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,57 +18,11 @@ from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
+from tonle.observe.sla import Sla
 from tonle.protocol.answers import Answer
 from tonle.telemetry.metrics import exposition
-from tonle.telemetry.percentile import percentile
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-WINDOW = 1000  # requests
-WINDOW_S = 300.0
-
-
-class Sla:
-    """The latest requests, and how long each waited, began and was written. `target_p95_s` is the latency target."""
-
-    def __init__(self, target_p95_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.target_p95_s = target_p95_s
-        self._clock = clock
-        self._calls: deque[tuple[float, float, float, float, bool]] = deque(maxlen=WINDOW)
-
-    def add(self, total_s: float, queue_s: float, first_s: float, *, failed: bool) -> None:
-        """`first_s`: from arrival to the first byte."""
-        self._calls.append((self._clock(), total_s, queue_s, first_s, failed))
-
-    def report(self) -> dict[str, object]:
-        """`meets_sla`, percentiles in seconds, and, if the target is missed, where the time went."""
-        since_s = self._clock() - WINDOW_S
-        calls = [call for call in self._calls if call[0] >= since_s]
-        totals = sorted(call[1] for call in calls)
-        p50, p95, p99 = (round(percentile(totals, percent), 6) for percent in (50, 95, 99))
-        meets = p95 <= self.target_p95_s
-        slow = [call for call in calls if call[1] > self.target_p95_s]
-        report: dict[str, object] = {
-            "meets_sla": meets,
-            "sla_target_p95_s": self.target_p95_s,
-            "requests": len(calls),
-            "failed": sum(call[4] for call in calls),
-            "latency_s": {"p50": p50, "p95": p95, "p99": p99},
-            # 1 = exactly 5 % of the requests are slower than the target
-            "burn_rate": round(len(slow) / len(calls) / 0.05, 3) if calls else 0.0,
-        }
-        if not meets:
-            report["why_not"] = _why(slow)
-        return report
-
-
-def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, object]:
-    """Where the slow requests spent their time, on average."""
-    count = len(slow)
-    queue_s = sum(call[2] for call in slow) / count
-    first_s = sum(max(0.0, call[3] - call[2]) for call in slow) / count
-    rest_s = sum(max(0.0, call[1] - call[3]) for call in slow) / count
-    parts = {"queue": round(queue_s, 4), "prefill": round(first_s, 4), "decode": round(rest_s, 4)}
-    return {"mostly": max(parts, key=lambda name: parts[name]), "mean_s": parts, "slow_requests": count}
 
 
 class GatewayMetrics:

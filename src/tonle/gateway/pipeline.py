@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.log_fields import about
+from tonle.gateway.observing import Observer
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
@@ -38,7 +39,6 @@ from tonle.gateway.sending import Sender
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.stage_results import BYPASS, AcceptedRequest, CacheLookup, StageResults
 from tonle.gateway.under_way import UnderWay
-from tonle.observe.trace_context import TraceContext
 from tonle.protocol.adapters import ADAPTER_HEADER, digest_in
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
@@ -56,7 +56,7 @@ class Stages:
     shadows: Shadows
     metrics: GatewayMetrics
     under_way: UnderWay
-    begin_trace: Callable[[Mapping[str, str]], TraceContext | None] = TraceContext.of  # of the headers of a request
+    observer: Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Pipeline:
     async def run(self, call: Call) -> None:
         """The whole life of one generation request."""
         results, refusal = StageResults(), None
-        call.exchange.trace = self._stages.begin_trace(call.exchange.headers)
+        self._stages.observer.began(call.exchange)
         try:
             accepted = await self._accept(call, results)
         except (Exception, asyncio.CancelledError) as error:
@@ -143,6 +143,7 @@ class Pipeline:
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
+        results.accepted_s = time.monotonic()
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
@@ -205,6 +206,7 @@ class Pipeline:
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
+        self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:
         """What computed the answer, as its sender tells; if the lists of models say something else, they are old."""

@@ -20,6 +20,7 @@ from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
+from tonle.observe.observed import Observed
 from tonle.telemetry.metrics import Metrics
 
 
@@ -41,6 +42,7 @@ class Services:
     is_open: Callable[[], bool]  # False while it is being stopped
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+    observed: Observed | None = None  # None: of several front ends none sees all requests
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
 
     @property

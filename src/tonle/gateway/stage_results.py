@@ -114,6 +114,7 @@ class StageResults(msgspec.Struct):
     shadow: ShadowCopy | None = None
     adapter_digest: str | None = None  # of the adapter that computed the answer, as its server tells
     owner: str | None = None  # whose request it is; None: it was not accepted
+    accepted_s: float | None = None  # monotonic; when it was read, charged and resolved
 
     @property
     def backend(self) -> str:

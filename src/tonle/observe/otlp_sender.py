@@ -115,7 +115,7 @@ class _WatchedExporter(SpanExporter):
     def shutdown(self) -> None:
         if not self._closed:
             self._closed = True
-            self._exporter.shutdown()
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
         """Whatever is still tried ends at once."""

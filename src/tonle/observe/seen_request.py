@@ -48,6 +48,7 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     engine_s: dict[str, float] | None = None  # queue, prefill, decode: as its engine told, if it did
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
     trace: TraceFacts | None = None  # what only its spans tell; None: it is not traced
+    device_s: float = 0.0  # its share of the device's time: as the engine of this process told, else estimated
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,9 @@ from tonle.protocol.replies import (
     decode_usage,
     foreign_part,
 )
+
+if TYPE_CHECKING:
+    from tonle.telemetry.time_spent import TimeSpent
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
@@ -89,6 +92,7 @@ class Answer:
     first_s: float | None = None  # monotonic; the first text
     last_s: float | None = None
     engine_s: dict[str, float] | None = None  # queue, prefill, decode, where an engine in this process tells them
+    spent: TimeSpent | None = None  # the same in detail
     complete: bool = False  # False: the reply broke off
     cut: bool = False  # there was more text than is kept
 

@@ -7,7 +7,7 @@ touch the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -33,6 +33,8 @@ class Stats(Protocol):
     def prefix_queries(self) -> int: ...
     @property
     def prefix_hits(self) -> int: ...
+    @property
+    def prefix_missed(self) -> Mapping[str, int]: ...  # by reason
     @property
     def num_preemptions(self) -> int: ...
     @property
@@ -71,7 +73,7 @@ class EngineState(Collector):
     def __init__(self, model_name: str, engine: EngineView) -> None:
         self._model_name = model_name
         self._engine = engine
-        self._gpus = GpuMonitor()
+        self.gpus = GpuMonitor()
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
@@ -114,7 +116,7 @@ class EngineState(Collector):
 
     def _gpu(self, uuid: str) -> Iterator[Metric]:
         """Nothing where there is no NVIDIA GPU, or its driver does not tell."""
-        use = self._gpus.read_within(uuid, _GPU_WAIT_S)
+        use = self.gpus.read_within(uuid, _GPU_WAIT_S)
         if use is None:
             return
         if use.utilization is not None:

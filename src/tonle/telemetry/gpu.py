@@ -47,11 +47,11 @@ class GpuMonitor:
     def read(self, uuid: str) -> GpuUse | None:
         """`uuid` is the engine's word for its GPU (`ModelCard.gpu`); empty: it has none."""
         if self._is_recent(uuid):
-            return self._known(uuid)
+            return self.known(uuid)
         with self._reading:
             if not self._is_recent(uuid):
                 self._refresh(uuid)
-        return self._known(uuid)
+        return self.known(uuid)
 
     def read_within(self, uuid: str, wait_s: float) -> GpuUse | None:
         """As `read`, for an event loop: a driver that takes longer is not waited for, and the last reading is given."""
@@ -59,23 +59,24 @@ class GpuMonitor:
             thread = threading.Thread(target=self.read, args=(uuid,), name="tonle-gpu", daemon=True)
             thread.start()
             thread.join(wait_s)
-        return self._known(uuid)
+        return self.known(uuid)
+
+    def known(self, uuid: str) -> GpuUse | None:
+        """As it was read last; None also if it never was."""
+        last = self._last.get(uuid)
+        return None if last is None else last[1]
 
     def _is_recent(self, uuid: str) -> bool:
         """Or there is nothing to ask about."""
         last = self._last.get(uuid)
         return not uuid or (last is not None and self._clock() - last[0] < _MAX_AGE_S)
 
-    def _known(self, uuid: str) -> GpuUse | None:
-        last = self._last.get(uuid)
-        return None if last is None else last[1]
-
     def _refresh(self, uuid: str) -> None:
         asked_s = self._clock()
         try:
             self._last[uuid] = (asked_s, self._ask(uuid))
         except Exception as error:  # no driver, no NVIDIA GPU, a GPU that is lost: NVML has a class for each
-            if uuid not in self._last or self._known(uuid) is not None:
+            if uuid not in self._last or self.known(uuid) is not None:
                 log.info("the use of GPU %s cannot be read: %s", uuid, error)
             self._last[uuid] = (asked_s, None)
 

@@ -20,10 +20,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from tonle.telemetry.engine_state import EngineState, EngineView
+from tonle.telemetry.fine_buckets import bucket_of, upper_bound
 
 # Upper bounds of the buckets. Seconds for a wait of the caller, seconds for one token, tokens.
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_SHORT_GAP_S, _LONG_GAP_S = 1e-4, 100.0  # between which gaps are counted finely
 _TOKENS = tuple(float(2**exponent) for exponent in range(18))
 
 # vLLM's word for the engine's, where they differ.
@@ -44,27 +46,37 @@ def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 class TokenGaps:
     """Gaps between the tokens of answers, counted here and handed to a histogram when an answer ends: observing each
-    one costs more than making its text, several times so where processes count together."""
+    one costs more than making its text, several times so where processes count together.
+
+    They are counted in finer buckets than the histogram's, which are sums of them, for percentiles that are shown."""
 
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
         self._histogram = histogram
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum_s = 0.0
+        fine = {upper_bound(bucket) for bucket in range(bucket_of(_SHORT_GAP_S), bucket_of(_LONG_GAP_S) + 1)}
+        self._bounds = sorted(fine | set(bounds))
+        self.counts = [0] * (len(self._bounds) + 1)  # since the start
+        # The bucket of `fine_buckets.py` that each of them lies in
+        self.buckets = [bucket_of(bound * (1 - 1e-9)) for bound in (*self._bounds, 2 * self._bounds[-1])]
+        ends = [*(self._bounds.index(bound) + 1 for bound in bounds), len(self.counts)]
+        self._parts = list(zip([0, *ends[:-1]], ends, strict=True))  # of `counts`, for each bucket of the histogram
+        self._flushed = [0] * len(ends)
+        self._sum_s = 0.0  # since the last flush
 
     def add(self, gap_s: float, count: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, gap_s)] += count
+        self.counts[bisect_left(self._bounds, gap_s)] += count
         self._sum_s += gap_s * count
 
     def flush(self) -> None:
         # prometheus_client has no way to observe a value many times; a test holds these two names.
         if not self._sum_s:
             return
-        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
-            if count:
-                bucket.inc(count)
+        counts, flushed = self.counts, self._flushed
+        for place, (start, end) in enumerate(self._parts):
+            total = sum(counts[start:end])
+            if total != flushed[place]:
+                self._histogram._buckets[place].inc(total - flushed[place])
+                flushed[place] = total
         self._histogram._sum.inc(self._sum_s)
-        self._counts = [0] * len(self._counts)
         self._sum_s = 0.0
 
 
@@ -75,8 +87,11 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()  # what this process counts
         self.shared = shared_dir is not None  # several processes count together
         self._model_name = model_name
+        self.engine = engine
         self._scraped = self.registry if shared_dir is None else CollectorRegistry()
-        self._scraped.register(EngineState(model_name, engine))
+        state = EngineState(model_name, engine)
+        self.gpus = state.gpus
+        self._scraped.register(state)
         if shared_dir is None:
             ProcessCollector(registry=self.registry)
         else:

@@ -31,6 +31,7 @@ class Backend:
         self.name = backend_name(row)
         self.transport = transport or _http(row)
         self.local = transport is not None  # in this process: it tells what it answers
+        self.price_per_hour = config.price_per_hour if row.price_per_hour is None else row.price_per_hour
         self.timeout_s = row.timeout_s or config.backend_timeout_s
         self._list_models = list_models
         self._models = {name: ModelEntry(id=name) for name in row.models}
@@ -59,8 +60,13 @@ class Backend:
         self._models = models
 
     @property
+    def is_up(self) -> bool:
+        """It runs, whether or not it gets requests."""
+        return self.unhealthy_reason is None
+
+    @property
     def available(self) -> bool:
-        return self.unhealthy_reason is None and not self.draining and self.breaker.allows
+        return self.is_up and not self.draining and self.breaker.allows
 
     @property
     def load(self) -> float:

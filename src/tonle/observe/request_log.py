@@ -1,0 +1,82 @@
+"""`RequestLog`: the latest requests, in memory.
+
+Does: keep the last 5,000, find one by its id, filter. Does not: outlive the process (the audit trail does).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from tonle.observe.seen_request import SeenRequest
+
+MOST = 5000
+
+
+class RequestLog:
+    """For the thread of the event loop."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self._requests: deque[SeenRequest] = deque()
+        self._by_id: dict[str, SeenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, seen: SeenRequest) -> None:
+        if len(self._requests) >= self.most:
+            oldest = self._requests.popleft()
+            if self._by_id.get(oldest.id) is oldest:  # callers may choose ids, and choose one twice
+                del self._by_id[oldest.id]
+        self._requests.append(seen)
+        self._by_id[seen.id] = seen
+
+    def find(self, id: str) -> SeenRequest | None:
+        """The newest of that id."""
+        return self._by_id.get(id)
+
+    def newest(
+        self,
+        limit: int = 100,
+        *,
+        before: str | None = None,
+        text: str = "",
+        status: str = "",
+        model: str = "",
+        key: str = "",
+        backend: str = "",
+    ) -> list[SeenRequest]:
+        """Newest first, those that ended before the request `before`. Empty filters let all pass; `status` is a word or an HTTP
+        status, `key` an id or a name, `text` a part of any id or name."""
+        found: list[SeenRequest] = []
+        wanted = text.casefold()
+        for seen in self._from(before):
+            if len(found) >= limit:
+                break
+            if (
+                (not status or status in (seen.status, str(seen.http_status)))
+                and (not model or model in (seen.model, seen.adapter))
+                and (not key or key in (seen.key_id, seen.key_name))
+                and (not backend or backend == seen.backend)
+                and (not wanted or _mentions(seen, wanted))
+            ):
+                found.append(seen)
+        return found
+
+    def _from(self, before: str | None) -> Iterator[SeenRequest]:
+        requests = reversed(self._requests)
+        if before:
+            last = self._by_id.get(before)
+            if last is None:  # it is no longer kept, and neither are those before it
+                return
+            for seen in requests:
+                if seen is last:
+                    break
+        yield from requests
+
+
+def _mentions(seen: SeenRequest, text: str) -> bool:
+    texts = (seen.id, seen.model, seen.key_name, seen.key_id, seen.backend, seen.path, seen.status, seen.error,
+             seen.experiment, seen.arm, seen.adapter, seen.trace_id)  # fmt: skip
+    return any(text in part.casefold() for part in texts if part)

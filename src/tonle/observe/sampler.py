@@ -1,0 +1,278 @@
+"""`Sampler`: what happens in the current second; when that is over, a `Sample` of it.
+
+Does: count ended requests, read the backends' state, close a second by a timer of the event loop, tell listeners. Does not:
+keep samples (`history.py`) or fetch what backends tell (`gateway/backends/scraper.py`).
+
+Tokens are counted once: by the counters of a backend where it tells them, which is smooth, else when a request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tonle.observe.backend_counters import BackendCounters
+from tonle.observe.backend_state import BackendState
+from tonle.observe.sample import Sample, reading
+from tonle.observe.seen_request import SeenRequest
+
+log = logging.getLogger("tonle.observe")
+
+SCRAPE_S = 5.0  # between two readings of a backend elsewhere
+RECENT_S = 60  # of errors and prefix misses by reason
+MOST_SHOWN = 100  # requests of a second that are passed on whole
+MOST_ERRORS = 50  # codes that are told apart in a second: a backend may invent them
+_OTHER = "other"
+_MOST_STALLED_S = 60  # an event loop that stands still for longer leaves a gap, as a machine that sleeps does
+_HOUR_S = 3600.0
+
+Listener = Callable[[Sample], None]
+
+
+class Queue(Protocol):
+    @property
+    def num_inside(self) -> int: ...
+    @property
+    def num_queued(self) -> int: ...
+
+
+class WatchedBackend(Protocol):
+    """The part of a gateway's `Backend` that is looked at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def local(self) -> bool: ...
+    @property
+    def is_up(self) -> bool: ...
+    @property
+    def gate(self) -> Queue: ...
+    @property
+    def price_per_hour(self) -> float | None: ...
+
+
+class Gaps(Protocol):
+    """Gaps between tokens, of an engine in this process: `telemetry.metrics.TokenGaps`."""
+
+    @property
+    def counts(self) -> list[int]: ...
+    @property
+    def buckets(self) -> list[int]: ...
+
+
+class Sampler:
+    """For the thread of the event loop."""
+
+    def __init__(
+        self,
+        backends: Sequence[WatchedBackend] = (),
+        *,
+        read_local: Callable[[], BackendState] | None = None,
+        gaps: Gaps | None = None,
+        burn_rate: Callable[[], float | None] = lambda: None,
+        patience_s: float = 2.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`read_local`: the state of the engine in this process. `patience_s`: a caller that gave up after longer counts as a
+        latency."""
+        self._backends = backends
+        self._read_local = read_local
+        self._gaps = gaps
+        self._gaps_before = [] if gaps is None else gaps.counts.copy()
+        self._burn_rate = burn_rate
+        self._patience_s = patience_s
+        self._clock = clock  # unix seconds
+        self._counters = {backend.name: BackendCounters(1.0 if backend.local else SCRAPE_S) for backend in backends}
+        self.states: dict[str, BackendState] = {}  # by backend; absent: it does not tell
+        self._open = Sample(int(clock()))
+        self._ended: deque[SeenRequest] = deque(maxlen=MOST_SHOWN)
+        self._errors: Counter[str] = Counter()
+        self._past_errors: deque[Counter[str]] = deque(maxlen=RECENT_S)
+        self._past_missed: deque[dict[str, int]] = deque(maxlen=RECENT_S)
+        self.ended: list[SeenRequest] = []  # in the second that was closed last, the latest 100 at most
+        self.latest: Sample | None = None  # that was closed
+        self._listeners: list[Listener] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- what is told
+
+    def add(self, seen: SeenRequest) -> None:
+        """A request has ended."""
+        sample, status = self._open, seen.status
+        self._ended.append(seen)
+        sample.requests += 1
+        if status in ("failed", "interrupted"):
+            sample.failed += 1
+        elif status == "refused":
+            sample.refused += 1
+        if seen.error:
+            self._count_error(seen.error)
+        if seen.cache != "bypass":
+            sample.cache_lookups += 1
+            sample.cache_hits += seen.cache == "hit"
+        if seen.cost is not None:
+            sample.cost += seen.cost
+            sample.num_priced += 1
+        if status != "cached":
+            self._count_tokens(sample, seen)
+        self._count_latency(sample, seen)
+
+    def _count_error(self, code: str) -> None:
+        errors = self._errors
+        errors[code if code in errors or len(errors) < MOST_ERRORS else _OTHER] += 1
+
+    def _count_tokens(self, sample: Sample, seen: SeenRequest) -> None:
+        counters = self._counters.get(seen.backend)
+        if counters is not None and (counters.count_tokens or seen.arrived + (seen.sent_s or 0.0) < counters.since):
+            return
+        sample.prompt_tokens += seen.prompt_tokens
+        sample.output_tokens += seen.completion_tokens
+
+    def _count_latency(self, sample: Sample, seen: SeenRequest) -> None:
+        """As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long."""
+        if seen.status == "cancelled":
+            if seen.total_s > self._patience_s:
+                sample.e2e.add(seen.total_s)
+            return
+        if seen.status not in ("ok", "cached", "failed"):
+            return
+        sample.e2e.add(seen.total_s)
+        if seen.ttft_s is not None:
+            sample.ttft.add(seen.ttft_s)
+        if (self._gaps is None or not seen.is_local) and seen.status != "cached" and (gap_s := seen.itl_s) is not None:
+            sample.itl.add(gap_s, seen.completion_tokens - 1)
+
+    def told(self, state: BackendState) -> None:
+        """A backend has told its state."""
+        self.states[state.name] = state
+        self._counters[state.name].told(state)
+
+    def lost(self, name: str) -> None:
+        """It could not be asked."""
+        self.states.pop(name, None)
+        self._counters[name].lost(self._clock())
+
+    # -- what can be asked
+
+    def errors(self) -> dict[str, int]:
+        """Requests that ended with an error in the last minute, by its code; most frequent first."""
+        return dict(sum(self._past_errors, Counter()).most_common())
+
+    def prefix_missed(self) -> dict[str, int]:
+        """Prompt tokens that were not found in prefix caches in the last minute, by reason."""
+        total: Counter[str] = Counter()
+        for missed in self._past_missed:
+            total.update(missed)
+        return dict(total)
+
+    def listen(self, callback: Listener) -> Callable[[], None]:
+        """Have it called with each sample. Returns the function that ends that."""
+        self._listeners.append(callback)
+
+        def end() -> None:
+            if callback in self._listeners:
+                self._listeners.remove(callback)
+
+        return end
+
+    # -- the end of a second
+
+    def start(self) -> None:
+        self._open.t = int(self._clock())
+        self._schedule()
+
+    def stop(self) -> None:
+        """The second under way is closed early."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.close_until(self._open.t + 1)
+
+    def _schedule(self) -> None:
+        now = self._clock()
+        self._timer = asyncio.get_running_loop().call_later(1.001 - now % 1, self._tick)
+
+    def _tick(self) -> None:
+        try:
+            self.close_until(int(self._clock()))
+        except Exception:
+            log.exception("a second could not be summed up")
+        self._schedule()
+
+    def close_until(self, now: int) -> None:
+        """Close the seconds before `now`, in unix seconds."""
+        closed = self._open
+        if now == closed.t:
+            return
+        if now < closed.t:  # the clock was set back
+            closed.t = now
+            return
+        self._open = Sample(now)
+        self._finish(closed)
+        self.latest = closed
+        self._tell(closed)
+        stalled_s = now - closed.t - 1
+        if stalled_s <= _MOST_STALLED_S:
+            for t in range(closed.t + 1, now):  # the server ran, though nothing could be counted
+                self._tell(Sample(t))
+
+    def _finish(self, sample: Sample) -> None:
+        self.ended = list(self._ended)
+        self._ended.clear()
+        self._past_errors.append(self._errors)
+        self._errors = Counter()
+        if self._read_local is not None:
+            self.told(self._read_local())
+        missed: Counter[str] = Counter()
+        for backend in self._backends:
+            missed.update(self._counters[backend.name].take(sample))
+            if backend.price_per_hour is not None and backend.is_up:
+                sample.machine_cost += backend.price_per_hour / _HOUR_S
+        self._past_missed.append(missed)
+        self._add_gaps(sample)
+        self._read_states(sample)
+        sample.burn_rate = reading(self._burn_rate())
+
+    def _add_gaps(self, sample: Sample) -> None:
+        if self._gaps is None or self._gaps.counts == self._gaps_before:
+            return
+        before, self._gaps_before = self._gaps_before, self._gaps.counts.copy()
+        for bucket, old, new in zip(self._gaps.buckets, before, self._gaps_before, strict=True):
+            if new != old:
+                sample.itl.add_bucket(bucket, new - old)
+
+    def _read_states(self, sample: Sample) -> None:
+        """Of all backends together: sums of requests and memory, means of shares."""
+        running = waiting = 0
+        for backend in self._backends:
+            state, queue = self.states.get(backend.name), backend.gate
+            told = None if state is None else state.running
+            running += queue.num_inside if told is None else told
+            waiting += queue.num_queued + (0 if state is None else state.waiting or 0)
+        sample.running, sample.waiting = reading(running), reading(waiting)
+        states = self.states.values()
+        sample.kv_usage = reading(_mean([state.kv_usage for state in states]))
+        sample.gpu_utilization = reading(_mean([state.gpu_utilization for state in states]))
+        sample.gpu_memory_used = reading(_sum([state.gpu_memory_used for state in states]))
+        sample.gpu_memory_total = reading(_sum([state.gpu_memory_total for state in states]))
+
+    def _tell(self, sample: Sample) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(sample)
+            except Exception:
+                log.exception("a listener of samples failed")
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,282 @@
+"""`Sla`: whether requests meet their latency targets, since when not, how fast the allowance is used up, and why.
+
+Does: hold p95 targets of whole requests (e2e), of the first token (ttft) and of the time between tokens (itl, a request's mean)
+against the requests of the last five minutes. Does not: count refusals, which say nothing about speed, or raise alerts.
+
+`report` is what `/health` shows: the verdict of this moment on whole requests. `verdict` does not flip with a single request: a
+target counts as missed once more than 5 % of at least `MIN_REQUESTS` are beyond it, as met again once it has held for a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from tonle.observe.seen_request import SeenRequest
+from tonle.observe.target_window import Excess, Part, Parts, TargetWindow, WindowState
+from tonle.telemetry.percentile import percentile
+
+WINDOW = 1000  # requests of `report`
+WINDOW_S = 300.0
+MIN_REQUESTS = 20  # before a target counts as missed
+HOLD_S = 60.0  # a missed target must hold for so long
+ALLOWED = 0.05  # share of requests that may be beyond a p95 target
+_MAX_AGE_S = 1.0  # of a verdict
+
+TargetName = Literal["e2e", "ttft", "itl"]
+TITLES: dict[TargetName, str] = {"e2e": "Latency", "ttft": "TTFT", "itl": "ITL"}
+_CAUSES: dict[Part, str] = {
+    "gateway": "work in the gateway",
+    "queueing": "queueing",
+    "prefill": "prefill",
+    "backend": "queueing or prefill",
+    "decode": "decode",
+    "stalls": "decode stalled by prompts",
+    "preemption": "preemption",
+    "delivery": "delivery to callers",
+}
+
+
+class TargetVerdict(msgspec.Struct, frozen=True):
+    name: TargetName
+    target_s: float
+    value_s: float | None  # p95 of the last five minutes; None: no request
+    meets: bool
+    since: float | None  # unix seconds: missed since then; None: met
+    burn_rate: float  # share of requests beyond the target / 5 %
+    cause: str  # "queueing at b"; empty: met
+    requests: int = 0  # that were counted
+
+    @property
+    def sentence(self) -> str:
+        title, target = TITLES[self.name], _seconds(self.target_s)
+        if not self.meets and self.since is not None:
+            began = time.strftime("%H:%M", time.localtime(self.since))
+            cause = f": {self.cause}" if self.cause else ""
+            return f"{title} p95 over {target} since {began}{cause}"
+        if self.value_s is None:
+            return f"{title} p95 target {target}: no request in five minutes"
+        few = f", of {self.requests} requests only" if self.requests < MIN_REQUESTS else ""
+        return f"{title} p95 {_seconds(self.value_s)}, target {target}{few}"
+
+
+class SlaVerdict(msgspec.Struct, frozen=True):
+    meets: bool
+    burn_rate: float  # of the worst target
+    targets: list[TargetVerdict]
+    sentence: str
+
+
+class Sla:
+    """`target_p95_s` is the target of whole requests; the others are off unless given."""
+
+    def __init__(
+        self,
+        target_p95_s: float,
+        *,
+        ttft_p95_s: float | None = None,
+        itl_p95_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.target_p95_s = target_p95_s
+        self._clock = clock
+        self._calls: deque[tuple[float, float, float, float, bool]] = deque(maxlen=WINDOW)
+        wanted: dict[TargetName, float | None] = {"e2e": target_p95_s, "ttft": ttft_p95_s, "itl": itl_p95_s}
+        self._targets = {
+            name: _Target(name, target_s, now) for name, target_s in wanted.items() if target_s is not None
+        }
+        self._verdict: SlaVerdict | None = None
+        self._judged_s = 0.0
+
+    # -- what /health shows
+
+    def add(self, total_s: float, queue_s: float, first_s: float, *, failed: bool) -> None:
+        """For `report`. `first_s`: from arrival to the first byte."""
+        self._calls.append((self._clock(), total_s, queue_s, first_s, failed))
+
+    def report(self) -> dict[str, object]:
+        """`meets_sla`, percentiles in seconds, and, if the target is missed, where the time went."""
+        since_s = self._clock() - WINDOW_S
+        calls = [call for call in self._calls if call[0] >= since_s]
+        totals = sorted(call[1] for call in calls)
+        p50, p95, p99 = (round(percentile(totals, percent), 6) for percent in (50, 95, 99))
+        meets = p95 <= self.target_p95_s
+        slow = [call for call in calls if call[1] > self.target_p95_s]
+        report: dict[str, object] = {
+            "meets_sla": meets,
+            "sla_target_p95_s": self.target_p95_s,
+            "requests": len(calls),
+            "failed": sum(call[4] for call in calls),
+            "latency_s": {"p50": p50, "p95": p95, "p99": p99},
+            # 1 = exactly 5 % of the requests are slower than the target
+            "burn_rate": round(len(slow) / len(calls) / ALLOWED, 3) if calls else 0.0,
+        }
+        if not meets:
+            report["why_not"] = _why(slow)
+        return report
+
+    # -- what the dashboard, alerts and metrics show
+
+    def ended(self, seen: SeenRequest) -> None:
+        """For `verdict`. A caller that gave up counts where it had waited for longer than the target."""
+        now_s = self._clock()
+        values: dict[TargetName, float | None]
+        if seen.status == "cancelled":
+            values = {"e2e": seen.total_s, "ttft": seen.total_s if seen.ttft_s is None else seen.ttft_s}
+            values = {name: value for name, value in values.items() if self._is_beyond(name, value)}
+        elif seen.status in ("ok", "cached"):
+            values = {"e2e": seen.total_s, "ttft": seen.ttft_s, "itl": seen.itl_s}
+        elif seen.status == "failed":
+            values = {"e2e": seen.total_s}
+        else:
+            return
+        parts, backend = parts_of(seen), "" if seen.is_local else seen.backend
+        for name, value in values.items():
+            if value is not None and (target := self._targets.get(name)) is not None:
+                target.count(value)
+                target.window.add(now_s, value, backend, _counted(name, parts, seen))
+
+    def _is_beyond(self, name: TargetName, value_s: float | None) -> bool:
+        target = self._targets.get(name)
+        return target is not None and value_s is not None and value_s > target.window.target_s
+
+    def counts(self) -> dict[TargetName, tuple[int, int]]:
+        """Since the start: requests held against each target, and those beyond it."""
+        return {name: (target.num_counted, target.num_beyond) for name, target in self._targets.items()}
+
+    def verdict(self) -> SlaVerdict:
+        """Judged once a second at most."""
+        now_s = self._clock()
+        if self._verdict is None or now_s - self._judged_s >= _MAX_AGE_S:
+            targets = [target.judge(now_s) for target in self._targets.values()]
+            self._judged_s = now_s
+            self._verdict = SlaVerdict(
+                meets=all(target.meets for target in targets),
+                burn_rate=max(target.burn_rate for target in targets),
+                targets=targets,
+                sentence="; ".join(_shown_sentences(targets)),
+            )
+        return self._verdict
+
+
+class _Target:
+    """One target, and what was said of it last."""
+
+    def __init__(self, name: TargetName, target_s: float, now: Callable[[], float]) -> None:
+        self._name = name
+        self.window = TargetWindow(target_s, WINDOW_S)
+        self._now = now  # unix seconds
+        self._missed_since: float | None = None  # unix seconds
+        self._held_since_s: float | None = None  # monotonic: a missed target holds since then
+        self._cause = ""
+        self.num_counted = 0  # since the start
+        self.num_beyond = 0
+
+    def count(self, value_s: float) -> None:
+        self.num_counted += 1
+        self.num_beyond += value_s > self.window.target_s
+
+    def judge(self, now_s: float) -> TargetVerdict:
+        state = self.window.read(now_s)
+        beyond = state.slow_share > ALLOWED
+        if beyond and (state.count >= MIN_REQUESTS or self._missed_since is not None):
+            self._held_since_s = None
+            self._cause = _words(state.excess())
+            if self._missed_since is None:
+                self._missed_since = self._now()
+        elif self._missed_since is not None:
+            if self._held_since_s is None:
+                self._held_since_s = now_s
+            if now_s - self._held_since_s >= HOLD_S:
+                self._missed_since = self._held_since_s = None
+                self._cause = ""
+        return TargetVerdict(
+            name=self._name,
+            target_s=self.window.target_s,
+            value_s=_p95(state, self.window.target_s),
+            meets=self._missed_since is None,
+            since=self._missed_since,
+            burn_rate=round(state.slow_share / ALLOWED, 3),
+            cause=self._cause,
+            requests=state.count,
+        )
+
+
+def _p95(state: WindowState, target_s: float) -> float | None:
+    """The estimate, on the side of the target on which the counted requests are."""
+    value_s = state.percentile(95)
+    if value_s is None:
+        return None
+    return max(value_s, target_s) if state.slow_share > ALLOWED else min(value_s, target_s)
+
+
+def _words(excess: Excess | None) -> str:
+    if excess is None:
+        return ""
+    where = f" at {excess.backend}" if excess.backend and excess.part not in ("gateway", "delivery") else ""
+    return f"{_CAUSES[excess.part]}{where}"
+
+
+def _shown_sentences(targets: list[TargetVerdict]) -> list[str]:
+    """Of the missed ones, if there are any."""
+    missed = [target.sentence for target in targets if not target.meets]
+    return missed or [target.sentence for target in targets]
+
+
+def parts_of(seen: SeenRequest) -> Parts:
+    """Where its time went, as far as is known; the parts add up to its total."""
+    sent_s = seen.total_s if seen.sent_s is None else seen.sent_s
+    first_s = seen.ttft_s if seen.ttft_s is not None else seen.first_byte_s
+    first_s = seen.total_s if first_s is None else max(first_s, sent_s)
+    last_s = max(first_s, seen.total_s if seen.last_s is None else seen.last_s)
+    parts: Parts = {"gateway": max(0.0, sent_s - seen.queued_s), "queueing": seen.queued_s}
+    engine = seen.engine_s
+    if engine is None:
+        parts["backend"] = first_s - sent_s
+    else:
+        in_engine_s = min(engine.get("queue", 0.0), first_s - sent_s)
+        parts["queueing"] += in_engine_s
+        parts["prefill"] = first_s - sent_s - in_engine_s
+    decode_s = last_s - first_s
+    if (spent := seen.spent) is not None:
+        parts["stalls"] = min(spent.stalled_s, decode_s)
+        parts["preemption"] = min(spent.preempted_s, decode_s - parts["stalls"])
+        decode_s -= parts["stalls"] + parts["preemption"]
+    parts["decode"] = decode_s
+    parts["delivery"] = max(0.0, seen.total_s - last_s)
+    return parts
+
+
+_BEFORE_FIRST: tuple[Part, ...] = ("gateway", "queueing", "prefill", "backend")
+_BETWEEN: tuple[Part, ...] = ("decode", "stalls", "preemption")
+
+
+def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:
+    """Those that the target is about; between tokens, per token."""
+    if name == "e2e":
+        return parts
+    if name == "ttft":
+        return {part: parts[part] for part in _BEFORE_FIRST if part in parts}
+    gaps = max(1, seen.completion_tokens - 1)
+    return {part: parts[part] / gaps for part in _BETWEEN if part in parts}
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 99.95 else f"{seconds:.0f} s"
+
+
+def _why(slow: list[tuple[float, float, float, float, bool]]) -> dict[str, object]:
+    """Where the slow requests spent their time, on average."""
+    count = len(slow)
+    queue_s = sum(call[2] for call in slow) / count
+    first_s = sum(max(0.0, call[3] - call[2]) for call in slow) / count
+    rest_s = sum(max(0.0, call[1] - call[3]) for call in slow) / count
+    parts = {"queue": round(queue_s, 4), "prefill": round(first_s, 4), "decode": round(rest_s, 4)}
+    return {"mostly": max(parts, key=lambda name: parts[name]), "mean_s": parts, "slow_requests": count}
