@@ -48,10 +48,10 @@ class OtlpSender:
         ).merge(OTELResourceDetector().detect())  # what its operator says of it comes last
         _last_words.take_over()
         self._make = SpanMaker(resource, __version__)
-        self._exporter = _WatchedExporter(OTLPSpanExporter(f"{endpoint}/v1/traces"), endpoint)
+        self._outage = _Outage(endpoint)
+        self._exporter = _WatchedExporter(OTLPSpanExporter(f"{endpoint}/v1/traces"), self._outage)
         self._spans = BatchSpanProcessor(self._exporter)
         self._metric_exporter = OTLPMetricExporter(f"{endpoint}/v1/metrics")
-        self._metric_outage = _Outage("metrics", endpoint)
         temporality = (self._metric_exporter._preferred_temporality or {}).get(
             Histogram, AggregationTemporality.CUMULATIVE
         )  # OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE, which the SDK's readers take from here, too
@@ -92,15 +92,15 @@ class OtlpSender:
             return
         _last_words.forget()
         result = self._metric_exporter.export(found)
-        self._metric_outage.note(fine=result is MetricExportResult.SUCCESS)
+        self._outage.note("metrics", fine=result is MetricExportResult.SUCCESS)
 
 
 class _WatchedExporter(SpanExporter):
     """Tells when sending begins to fail, and when it works again. After `shutdown` nothing is sent."""
 
-    def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:
+    def __init__(self, exporter: OTLPSpanExporter, outage: _Outage) -> None:
         self._exporter = exporter
-        self._outage = _Outage("traces", endpoint)
+        self._outage = outage
         self._closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -109,7 +109,7 @@ class _WatchedExporter(SpanExporter):
         _last_words.forget()
         result = self._exporter.export(spans)
         if not self._closed:
-            self._outage.note(fine=result is SpanExportResult.SUCCESS)
+            self._outage.note("traces", fine=result is SpanExportResult.SUCCESS)
         return result
 
     def shutdown(self) -> None:
@@ -119,27 +119,40 @@ class _WatchedExporter(SpanExporter):
 
     def give_up(self) -> None:
         """Whatever is still tried ends at once."""
-        self._outage.note(fine=False, reason=f"the last ones were not taken within {FLUSH_S:g} s")
+        self._outage.note("traces", fine=False, reason=f"the last ones were not taken within {FLUSH_S:g} s")
         self.shutdown()
 
 
 class _Outage:
-    """One line when it begins, one when it ends."""
+    """One line when it begins, one when it ends; traces and metrics share it, unless the collector takes one of them alone."""
 
-    def __init__(self, what: str, endpoint: str) -> None:
-        self._what = what
+    def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._lasts = False
+        self._lock = threading.Lock()  # each kind is sent from a thread of its own
+        self._failing: set[str] = set()
+        self._fine: set[str] = set()  # since the last warning
 
-    def note(self, *, fine: bool, reason: str | None = None) -> None:
-        if fine and self._lasts:
-            log.info("%s are sent to %s again", self._what, self._endpoint)
-        elif not fine and not self._lasts:
-            log.warning(
-                "%s cannot be sent to %s and are dropped until it takes them (otlp_endpoint): %s",
-                self._what, self._endpoint, one_line(reason or _last_words.said or "it gives no reason"),
-            )  # fmt: skip
-        self._lasts = not fine
+    def note(self, kind: str, *, fine: bool, reason: str | None = None) -> None:
+        """`kind` (traces, metrics) was sent, or was not."""
+        with self._lock:
+            if fine:
+                self._fine.add(kind)
+                if kind in self._failing:
+                    self._failing.remove(kind)
+                    if not self._failing:
+                        log.info("OpenTelemetry: %s takes %s again", self._endpoint, kind)
+            elif kind not in self._failing:
+                is_known = bool(self._failing) and kind not in self._fine
+                self._failing.add(kind)
+                if not is_known:
+                    self._fine.clear()
+                    self._warn(kind, reason or _last_words.said or "it gives no reason")
+
+    def _warn(self, kind: str, reason: str) -> None:
+        log.warning(
+            "OpenTelemetry: %s cannot be sent to %s (otlp_endpoint) and are dropped until it takes them: %s",
+            kind, self._endpoint, one_line(reason),
+        )  # fmt: skip
 
 
 class _SdkLog(logging.Handler):

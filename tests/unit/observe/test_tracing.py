@@ -8,6 +8,7 @@ import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_without_a_collector_there_is_no_tracing() -> None:
 
 
 def test_a_server_without_a_collector_never_imports_opentelemetry() -> None:
-    code = "import sys, tonle.gateway.gateway, tonle.replica.serve; print(any('opentelemetry' in name for name in sys.modules))"
+    code = "import sys, tonle.gateway.gateway; print(any('opentelemetry' in name for name in sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert found.stdout == "False\n"
 
@@ -129,20 +130,38 @@ def test_what_is_queued_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(headers["authorization"] == "Bearer abc" for headers in collector.headers)
 
 
+class Lines(logging.Handler):
+    """At the root, where a program's own logging is. pytest's handler is added to the SDK's loggers as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def lines() -> Iterator[list[logging.LogRecord]]:
+    handler, root = Lines(), logging.getLogger()
+    root.addHandler(handler)
+    yield handler.records
+    root.removeHandler(handler)
+
+
 def test_a_dead_collector_costs_one_line_and_no_wait(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lines: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is bounded, the end too; and nothing of what the SDK says reaches the log."""
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
     monkeypatch.setattr(otlp_sender, "FLUSH_S", 0.2)
-    caplog.set_level(logging.INFO)
     collector = Collector(url=f"http://127.0.0.1:{free_port()}")
     sent_to(collector, 1000)
-    lines = [record for record in caplog.records if "traces cannot be sent" in record.getMessage()]
-    assert len(lines) == 1 and lines[0].levelname == "WARNING"
-    assert collector.url in lines[0].getMessage()
-    assert {record.name for record in caplog.records} == {"tonle.observe"}
+    (line,) = lines
+    assert line.levelname == "WARNING" and line.getMessage().startswith(
+        f"OpenTelemetry: traces cannot be sent to {collector.url} "
+    )
 
 
 def test_a_collector_that_refuses_and_comes_back_is_two_lines(
@@ -163,9 +182,28 @@ def test_a_collector_that_refuses_and_comes_back_is_two_lines(
 
     with running_collector() as collector:
         asyncio.run(main(collector))
-    told = [(record.levelname, record.getMessage()) for record in caplog.records if "traces" in record.getMessage()]
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "tonle.observe"]
     assert [level for level, _ in told] == ["WARNING", "INFO"]
-    assert "404" in told[0][1] and told[1][1] == f"traces are sent to {collector.url} again"
+    assert "404" in told[0][1] and told[1][1] == f"OpenTelemetry: {collector.url} takes traces again"
+
+
+def test_traces_and_metrics_share_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tonle")
+    outage = otlp_sender._Outage("http://collector")
+    for kind, fine in (
+        ("traces", True), ("traces", False), ("metrics", False), ("traces", False), ("metrics", True), ("traces", True),
+        ("metrics", False), ("traces", True), ("traces", False), ("traces", True), ("metrics", True),
+    ):  # fmt: skip
+        outage.note(kind, fine=fine, reason="why")
+    told = [
+        (record.levelname, record.getMessage().removeprefix("OpenTelemetry: ").split(" ")[0:4])
+        for record in caplog.records
+    ]
+    assert told == [
+        ("WARNING", ["traces", "cannot", "be", "sent"]), ("INFO", ["http://collector", "takes", "traces", "again"]),
+        ("WARNING", ["metrics", "cannot", "be", "sent"]), ("WARNING", ["traces", "cannot", "be", "sent"]),
+        ("INFO", ["http://collector", "takes", "metrics", "again"]),
+    ]  # fmt: skip
 
 
 async def until(condition: Any) -> None:
