@@ -51,6 +51,8 @@ class Upstream:
         self.changes: list[dict[str, Any]] = []  # bodies of loads, and of unloads
         self.refuse_change = ""  # the path of changes that it refuses
         self.refuse_status, self.refuse_words = 400, "layers.3.mlp.up_proj.lora_B.weight has the wrong shape"
+        self.metrics: str | None = None  # the text of /metrics; None: there is none
+        self.metrics_keys: list[str] = []  # with which it was asked for
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_hangups = 0
@@ -81,6 +83,11 @@ class Upstream:
             ]
             data += [self._listed(name) for name in self.adapters]
             exchange.reply(msgspec.json.encode({"object": "list", "data": data}), headers=self.extra_headers)
+            return
+        if exchange.path == "/metrics":
+            self.metrics_keys.append(exchange.header("authorization"))
+            exchange.reply((self.metrics or "").encode(), content_type="text/plain",
+                           status=404 if self.metrics is None else 200)  # fmt: skip
             return
         body = json.loads(exchange.body)
         if exchange.path.endswith("_lora_adapter"):
@@ -225,7 +232,7 @@ async def running_gateway(folder: Path, *upstreams: Upstream, backends: Callable
     found = backends() if backends is not None else rows(*upstreams)
     config = GatewayConfig(**{
         "backends": found, "api_key": (KEY,), "admin_key": (ADMIN,), "audit_dir": str(folder / "audit"),
-        "state_db": str(folder / "state.db"), "drain_s": 5.0, "probe_interval_s": 30.0, **settings,
+        "state_db": str(folder / "state.db"), "drain_s": 5.0, "probe_interval_s": 30.0, "port": 0, **settings,
     })  # fmt: skip
     config.validate()
     gateway = Gateway(config)

@@ -27,7 +27,7 @@ def serving(
 
     async def main() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        config = ServeConfig(drain_s=drain_s, **settings)
+        config = ServeConfig(**{"port": 0, "drain_s": drain_s, **settings})
         ready = lambda: started.put((loop, stop))  # noqa: E731
         await serve(front, config, listener=listener, options=options, stop=stop, on_ready=ready)
 

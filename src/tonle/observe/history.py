@@ -85,12 +85,18 @@ class _Ring:
 class History:
     """`add` may be called on the event loop, beside the others on a thread: those read and write the file."""
 
-    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.time) -> None:
-        """`path` is None: in memory. The file is opened by `open`, or when it is first needed."""
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], float] = time.time,
+        most: tuple[int, int, int] = (3600, 44_640, 744),
+    ) -> None:
+        """`path` is None: in memory. The file is opened by `open`, or when it is first needed. `most`: of the rings."""
         self.file = HistoryFile(path)
         self._clock = clock  # unix seconds
         self._lock = threading.Lock()
-        self._rings = (_Ring("seconds", 1, 3600), _Ring("minutes", 60, 44_640), _Ring("hours", 3600, 744))
+        self._rings = (_Ring("seconds", 1, most[0]), _Ring("minutes", 60, most[1]), _Ring("hours", 3600, most[2]))
         self._newest: int | None = None
 
     @property

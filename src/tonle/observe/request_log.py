@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
+
 from tonle.observe.seen_request import SeenRequest
+from tonle.telemetry.time_spent import TimeSpent
 
 MOST = 5000
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    seen: SeenRequest  # without `spent`
+    spent: bytes | None  # which takes half of a request's memory, and a tenth of that as bytes
 
 
 class RequestLog:
@@ -18,8 +26,8 @@ class RequestLog:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._requests: deque[SeenRequest] = deque()
-        self._by_id: dict[str, SeenRequest] = {}
+        self._requests: deque[_Kept] = deque()
+        self._by_id: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -27,14 +35,20 @@ class RequestLog:
     def add(self, seen: SeenRequest) -> None:
         if len(self._requests) >= self.most:
             oldest = self._requests.popleft()
-            if self._by_id.get(oldest.id) is oldest:  # callers may choose ids, and choose one twice
-                del self._by_id[oldest.id]
-        self._requests.append(seen)
-        self._by_id[seen.id] = seen
+            if self._by_id.get(oldest.seen.id) is oldest:  # callers may choose ids, and choose one twice
+                del self._by_id[oldest.seen.id]
+        kept = _Kept(seen, None)
+        if seen.spent is not None:
+            kept = _Kept(msgspec.structs.replace(seen, spent=None), msgspec.msgpack.encode(seen.spent))
+        self._requests.append(kept)
+        self._by_id[seen.id] = kept
 
     def find(self, id: str) -> SeenRequest | None:
-        """The newest of that id."""
-        return self._by_id.get(id)
+        """The newest of that id, whole."""
+        kept = self._by_id.get(id)
+        if kept is None or kept.spent is None:
+            return None if kept is None else kept.seen
+        return msgspec.structs.replace(kept.seen, spent=msgspec.msgpack.decode(kept.spent, type=TimeSpent))
 
     def newest(
         self,
@@ -48,7 +62,7 @@ class RequestLog:
         backend: str = "",
     ) -> list[SeenRequest]:
         """Newest first, those that ended before the request `before`. Empty filters let all pass; `status` is a word or an HTTP
-        status, `key` an id or a name, `text` a part of any id or name."""
+        status, `key` an id or a name, `text` a part of any id or name. They come without `spent`: `find` has it."""
         found: list[SeenRequest] = []
         wanted = text.casefold()
         for seen in self._from(before):
@@ -70,10 +84,11 @@ class RequestLog:
             last = self._by_id.get(before)
             if last is None:  # it is no longer kept, and neither are those before it
                 return
-            for seen in requests:
-                if seen is last:
+            for kept in requests:
+                if kept is last:
                     break
-        yield from requests
+        for kept in requests:
+            yield kept.seen
 
 
 def _mentions(seen: SeenRequest, text: str) -> bool:

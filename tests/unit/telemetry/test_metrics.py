@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.telemetry.test_gpu import GIB, OURS, Driver
 from tonle.engine.messages import AdaptiveStats
+from tonle.telemetry import metrics as metrics_module
+from tonle.telemetry.fine_buckets import bucket_of
 from tonle.telemetry.metrics import Metrics
 
 
@@ -20,6 +24,7 @@ class Stats:
     kv_usage: float = 0.5
     prefix_queries: int = 10
     prefix_hits: int = 4
+    prefix_missed: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 3
     prompt_tokens: int = 6
     generation_tokens: int = 8
@@ -133,3 +138,38 @@ def test_two_servers_do_not_share() -> None:
     one, two = Metrics("m", Engine(Stats(), None)), Metrics("m", Engine(Stats(), None))
     one.ttft.observe(1)
     assert value(two, "vllm:time_to_first_token_seconds_count") == 0
+
+
+def test_fine_buckets_leave_the_histogram_of_gaps_as_it_was() -> None:
+    """Against one that is observed value by value; bounds belong to the bucket below them."""
+    metrics, bounds = Metrics("m", Engine(Stats(), None)), metrics_module._TOKEN_S
+    plain = Histogram("plain", "help", registry=CollectorRegistry(), buckets=bounds)
+    gaps = [
+        *bounds,
+        *(bound * 1.0001 for bound in bounds),
+        *(bound * 0.9999 for bound in bounds),
+        0.0,
+        1e-7,
+        0.0123,
+        99.0,
+        500.0,
+    ]
+    for number, gap_s in enumerate(gaps):
+        metrics.itl.add(gap_s, 2)
+        plain.observe(gap_s)
+        plain.observe(gap_s)
+        if number % 7 == 0:
+            metrics.itl.flush()
+    metrics.itl.flush()
+    metrics.itl.flush()
+    for sample in next(iter(plain.collect())).samples:
+        if not sample.name.endswith("_created"):
+            name = sample.name.replace("plain", "vllm:inter_token_latency_seconds")
+            assert value(metrics, name, **sample.labels) == pytest.approx(sample.value), sample
+    assert sum(metrics.itl.counts) == 2 * len(gaps)
+    for gap_s in gaps[:-1]:
+        place = bisect_left(metrics.itl._bounds, gap_s)
+        if gap_s > 1e-4:
+            assert abs(metrics.itl.buckets[place] - bucket_of(gap_s)) <= (gap_s in bounds), (
+                "a bound may lie between two"
+            )
