@@ -64,7 +64,7 @@ class Observer:
             if self._observed is not None:
                 self._observed.ended(seen)
             if self._tracing is not None:
-                self._tracing.ended(seen)
+                self._tracing.ended(seen, trace_facts(call, results, answer))
         except Exception:
             log.exception(
                 "what can be seen of a request could not be noted, id %s", call.request_id, extra=about(call.exchange)
@@ -122,7 +122,6 @@ def _seen(
         total_s=total_s,
         engine_s=answer.engine_s,
         spent=answer.spent,
-        trace=trace_facts(call, results, answer),
         device_s=device_s,
         cost=None if price is None or sent_s is None else price / _HOUR_S * device_s,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tonle.observe.seen_request import SeenRequest
+from tonle.observe.trace_facts import TraceFacts
 
 PROVIDER = "tonle"
 _PROVIDERS = {"tonle": "tonle", "vllm": "vllm"}  # by the kind of a backend; the others speak OpenAI's API
@@ -38,28 +39,25 @@ def provider_of(kind: str) -> str:
     return _PROVIDERS.get(kind, "openai")
 
 
-def request_attributes(seen: SeenRequest, provider: str) -> dict[str, Any]:
+def request_attributes(seen: SeenRequest, trace: TraceFacts, provider: str) -> dict[str, Any]:
     """What was asked for."""
     attributes: dict[str, Any] = {"gen_ai.operation.name": operation_of(seen.path), "gen_ai.provider.name": provider}
     if seen.model:
         attributes["gen_ai.request.model"] = seen.model
     if seen.stream:
         attributes["gen_ai.request.stream"] = True
-    if seen.trace is not None:
-        attributes |= {f"gen_ai.request.{name}": value for name, value in seen.trace.asked.items()}
-    return attributes
+    return attributes | {f"gen_ai.request.{name}": value for name, value in trace.asked.items()}
 
 
-def response_attributes(seen: SeenRequest) -> dict[str, Any]:
+def response_attributes(seen: SeenRequest, trace: TraceFacts) -> dict[str, Any]:
     """What came back."""
     attributes: dict[str, Any] = {}
-    if (trace := seen.trace) is not None:
-        if trace.response_id:
-            attributes["gen_ai.response.id"] = trace.response_id
-        if trace.response_model:
-            attributes["gen_ai.response.model"] = trace.response_model
-        if trace.finish_reasons:
-            attributes["gen_ai.response.finish_reasons"] = list(trace.finish_reasons)
+    if trace.response_id:
+        attributes["gen_ai.response.id"] = trace.response_id
+    if trace.response_model:
+        attributes["gen_ai.response.model"] = trace.response_model
+    if trace.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = list(trace.finish_reasons)
     if seen.prompt_tokens or seen.completion_tokens:
         attributes["gen_ai.usage.input_tokens"] = seen.prompt_tokens
         attributes["gen_ai.usage.output_tokens"] = seen.completion_tokens

@@ -45,11 +45,8 @@ class SpanMaker:
         self._resource = resource
         self._scope = InstrumentationScope(SCOPE_NAME, version)
 
-    def spans(self, seen: SeenRequest) -> list[ReadableSpan]:
-        """Empty for a request that is not recorded in a trace."""
-        if seen.trace is None:
-            return []
-        family = _Family(self, seen, seen.trace)
+    def spans(self, seen: SeenRequest, trace: TraceFacts) -> list[ReadableSpan]:
+        family = _Family(self, seen, trace)
         return [family.server(), *family.clients(), *family.engine()]
 
     def make(
@@ -82,9 +79,12 @@ class _Family:
     def _ns(self, moment_s: float) -> int:
         return self._arrived_ns + int(moment_s * NS)
 
+    def _asked(self, provider: str) -> dict[str, Any]:
+        return request_attributes(self._seen, self._trace, provider)
+
     def server(self) -> ReadableSpan:
         seen, method = self._seen, self._trace.method
-        attributes = request_attributes(seen, PROVIDER) | response_attributes(seen) | latency_attributes(seen)
+        attributes = self._asked(PROVIDER) | response_attributes(seen, self._trace) | latency_attributes(seen)
         attributes |= {
             "http.request.method": method,
             "http.route": seen.path,
@@ -118,7 +118,7 @@ class _Family:
     def _client(self, sent: SentAttempt, place: int) -> ReadableSpan:
         seen = self._seen
         host, port = _address(sent.url)
-        attributes = request_attributes(seen, provider_of(sent.kind))
+        attributes = self._asked(provider_of(sent.kind))
         attributes |= {"http.request.method": "POST", "server.address": host, "server.port": port}
         attributes["tonle.backend"] = sent.backend
         if sent.status:
@@ -129,7 +129,7 @@ class _Family:
         if failed:
             attributes["error.type"] = sent.error or str(sent.status)
         elif sent.backend == seen.backend:
-            attributes |= response_attributes(seen)
+            attributes |= response_attributes(seen, self._trace)
         return self._maker.make(
             f"{operation_of(seen.path)} {seen.model}".rstrip(), self._context(sent.span_id), self._own,
             attributes=attributes, kind=SpanKind.CLIENT, failed=failed,

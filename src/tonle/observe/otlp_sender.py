@@ -30,6 +30,7 @@ from tonle import __version__
 from tonle.observe.otel_metrics import GenAiMetrics
 from tonle.observe.otel_spans import SCOPE_NAME, SpanMaker
 from tonle.observe.seen_request import SeenRequest
+from tonle.observe.trace_facts import TraceFacts
 from tonle.telemetry.logs import one_line
 
 log = logging.getLogger("tonle.observe")
@@ -58,10 +59,12 @@ class OtlpSender:
         self._metrics = GenAiMetrics(resource, InstrumentationScope(SCOPE_NAME, __version__), temporality)
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, seen: SeenRequest) -> None:
+    def add(self, seen: SeenRequest, trace: TraceFacts | None) -> None:
+        """`trace`: None if the request is not recorded in one; metrics count it all the same."""
         self._metrics.add(seen)
-        for span in self._make.spans(seen):
-            self._spans.on_end(span)
+        if trace is not None:
+            for span in self._make.spans(seen, trace):
+                self._spans.on_end(span)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._send_metrics())

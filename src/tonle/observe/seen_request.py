@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from tonle.observe.trace_facts import TraceFacts
 from tonle.telemetry.time_spent import TimeSpent
 
 
@@ -47,7 +46,6 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     total_s: float = 0.0  # end of the reply
     engine_s: dict[str, float] | None = None  # queue, prefill, decode: as its engine told, if it did
     spent: TimeSpent | None = None  # the same in detail, of the engine of this process
-    trace: TraceFacts | None = None  # what only its spans tell; None: it is not traced
     device_s: float = 0.0  # its share of the device's time: as the engine of this process told, else estimated
     cost: float | None = None  # in the currency of price_per_hour; None: no price is set
 

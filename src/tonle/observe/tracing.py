@@ -16,6 +16,7 @@ from tonle.config.observe import ObserveConfig
 from tonle.errors import ConfigError
 from tonle.observe.seen_request import SeenRequest
 from tonle.observe.trace_context import TraceContext
+from tonle.observe.trace_facts import TraceFacts
 
 if TYPE_CHECKING:
     from tonle.observe.otlp_sender import OtlpSender
@@ -58,10 +59,10 @@ class Tracing:
             return TraceContext.begin(sampled=self._share >= 1 or self._draw() < self._share)
         return theirs.joined() if theirs.sampled else theirs
 
-    def ended(self, seen: SeenRequest) -> None:
-        """Raises nothing: a request is answered whether or not it can be told of."""
+    def ended(self, seen: SeenRequest, trace: TraceFacts | None) -> None:
+        """`trace`: None if it is not recorded. Raises nothing: a request is answered whether or not it can be told of."""
         try:
-            self._sender.add(seen)
+            self._sender.add(seen, trace)
         except Exception:
             if not self._failed:  # the next would say the same
                 self._failed = True

@@ -22,12 +22,19 @@ MAKER = SpanMaker(Resource({"service.name": "tonle-test"}), "1.2.3")
 
 
 def seen(**fields: Any) -> SeenRequest:
-    facts = fields.pop("facts", {})
     given: dict[str, Any] = {
         "id": "req-1", "arrived": ARRIVED, "path": "/v1/chat/completions", "model": "m", "status": "ok",
-        "http_status": 200, "total_s": 2.0, "trace": TraceFacts(**{"context": CALLER, "method": "POST", **facts}),
+        "http_status": 200, "total_s": 2.0,
     }  # fmt: skip
     return SeenRequest(**(given | fields))
+
+
+def facts(**fields: Any) -> TraceFacts:
+    return TraceFacts(**({"context": CALLER, "method": "POST"} | fields))
+
+
+def spans(trace: TraceFacts | None = None, **fields: Any) -> list[ReadableSpan]:
+    return MAKER.spans(seen(**fields), trace or facts())
 
 
 def sent(**fields: Any) -> SentAttempt:
@@ -53,19 +60,13 @@ def moments(span: ReadableSpan) -> tuple[float, float]:
     return tuple(round((at - int(ARRIVED * NS)) / NS, 6) for at in (span.start_time, span.end_time))  # type: ignore[return-value]
 
 
-def test_a_request_that_is_not_traced_has_no_span() -> None:
-    assert MAKER.spans(seen(trace=None)) == []
-
-
 def test_the_servers_span() -> None:
-    facts = {
-        "asked": {"max_tokens": 16, "temperature": 0.5}, "response_id": "chatcmpl-1", "response_model": "m-0613",
-        "finish_reasons": ("stop", "length"),
-    }  # fmt: skip
-    (span,) = MAKER.spans(seen(
-        facts=facts, prompt_tokens=7, completion_tokens=3, cached_tokens=4, ttft_s=0.5, stream=True, key_id="k1",
+    told = facts(asked={"max_tokens": 16, "temperature": 0.5}, response_id="chatcmpl-1", response_model="m-0613",
+                 finish_reasons=("stop", "length"))  # fmt: skip
+    (span,) = spans(
+        told, prompt_tokens=7, completion_tokens=3, cached_tokens=4, ttft_s=0.5, stream=True, key_id="k1",
         cache="miss", adapter="ad", experiment="e", arm="x",
-    ))  # fmt: skip
+    )  # fmt: skip
     assert span.name == "POST /v1/chat/completions" and span.kind is SpanKind.SERVER
     assert span.status.status_code is StatusCode.UNSET
     assert ids(span) == (CALLER.trace_id, CALLER.span_id, "00f067aa0ba902b7")
@@ -88,7 +89,7 @@ def test_the_servers_span() -> None:
 
 def test_a_trace_that_begins_here_has_no_parent() -> None:
     begun = TraceContext.begin(sampled=True)
-    (span,) = MAKER.spans(seen(facts={"context": begun}))
+    (span,) = spans(facts(context=begun))
     assert ids(span) == (begun.trace_id, begun.span_id, "")
 
 
@@ -104,7 +105,7 @@ def test_a_trace_that_begins_here_has_no_parent() -> None:
     ],
 )
 def test_whose_fault_it_was(fields: dict[str, Any], error: str | None, failed: bool) -> None:
-    (span,) = MAKER.spans(seen(**fields))
+    (span,) = spans(**fields)
     assert attributes(span).get("error.type") == error
     assert (span.status.status_code is StatusCode.ERROR) == failed
     assert span.status.description is None  # words may be the caller's
@@ -114,8 +115,7 @@ def test_each_send_is_a_client_span() -> None:
     dead = sent(span_id="d" * 16, backend="dead", url="https://dead", kind="auto", status=0, error="connection refused",
                 began_s=0.1, ended_s=0.2)  # fmt: skip
     busy = sent(span_id="c" * 16, backend="busy", kind="tonle", status=503, began_s=0.2, ended_s=0.24)
-    request = seen(backend="b0", completion_tokens=3, facts={"sends": (dead, busy, sent())})
-    server, *clients = MAKER.spans(request)
+    server, *clients = spans(facts(sends=(dead, busy, sent())), backend="b0", completion_tokens=3)
     assert [ids(span) for span in clients] == [
         (CALLER.trace_id, letter * 16, CALLER.span_id) for letter in ("d", "c", "a")
     ]
@@ -137,9 +137,8 @@ def test_the_engine_of_this_process_has_three_spans_that_follow_each_other() -> 
         queue_s=0.5, waits=[Wait("rows", 0.4), Wait("step", 0.1)], prefill_s=0.25, decode_s=0.75, cached_tokens=16,
         computed_tokens=5, num_chunks=1, num_steps=9, stalled_s=0.1, num_preemptions=1, preempted_s=0.05,
     )  # fmt: skip
-    request = seen(is_local=True, backend="local", sent_s=0.1, last_s=1.75, spent=spent,
-                   engine_s={"queue": 0.5, "prefill": 0.25, "decode": 0.75})  # fmt: skip
-    server, queue, prefill, decode = MAKER.spans(request)
+    server, queue, prefill, decode = spans(is_local=True, backend="local", sent_s=0.1, last_s=1.75, spent=spent,
+                                           engine_s={"queue": 0.5, "prefill": 0.25, "decode": 0.75})  # fmt: skip
     assert [span.name for span in (queue, prefill, decode)] == ["queue", "prefill", "decode"]
     assert [moments(span) for span in (queue, prefill, decode)] == [(0.25, 0.75), (0.75, 1.0), (1.0, 1.75)]
     assert {ids(span)[2] for span in (queue, prefill, decode)} == {CALLER.span_id}
@@ -153,16 +152,13 @@ def test_the_engine_of_this_process_has_three_spans_that_follow_each_other() -> 
 
 
 def test_an_engine_that_was_cut_short_tells_what_it_did() -> None:
-    request = seen(is_local=True, sent_s=0.1, total_s=0.5, engine_s={"queue": 0.2, "prefill": 0.7})
-    _, queue, prefill = MAKER.spans(request)
+    _, queue, prefill = spans(is_local=True, sent_s=0.1, total_s=0.5, engine_s={"queue": 0.2, "prefill": 0.7})
     assert moments(queue) == (0.1, 0.3) and moments(prefill) == (0.3, 0.5)  # no span outlasts its request
 
 
 def test_the_engine_of_another_server_tells_its_own() -> None:
-    spans = MAKER.spans(
-        seen(backend="b0", sent_s=0.1, engine_s={"queue": 0.2, "prefill": 0.7}, facts={"sends": (sent(),)})
-    )
-    assert [span.kind for span in spans] == [SpanKind.SERVER, SpanKind.CLIENT]
+    found = spans(facts(sends=(sent(),)), backend="b0", sent_s=0.1, engine_s={"queue": 0.2, "prefill": 0.7})
+    assert [span.kind for span in found] == [SpanKind.SERVER, SpanKind.CLIENT]
 
 
 @pytest.mark.parametrize(
@@ -171,5 +167,5 @@ def test_the_engine_of_another_server_tells_its_own() -> None:
      ("/v1/rerank", "rerank"), ("/tokenize", "tokenize")],
 )  # fmt: skip
 def test_operations(path: str, operation: str) -> None:
-    (span,) = MAKER.spans(seen(path=path))
+    (span,) = spans(path=path)
     assert attributes(span)["gen_ai.operation.name"] == operation

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.otlp_collector import Collector, running_collector
-from tests.unit.observe.test_otel_spans import seen
+from tests.unit.observe.test_otel_spans import facts, seen
 from tonle.config.gateway import GatewayConfig
 from tonle.errors import ConfigError
 from tonle.observe import otlp_sender
@@ -27,7 +27,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 class Kept:
     """A sender that sends nothing."""
 
-    def add(self, _: object) -> None:
+    def add(self, *_: object) -> None:
         raise ValueError("on purpose")
 
 
@@ -66,7 +66,7 @@ def test_without_a_callers_trace_a_share_is_traced() -> None:
 def test_a_request_that_cannot_be_told_of_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     broken = tracing(1.0)
     for _ in range(3):
-        broken.ended(seen())
+        broken.ended(seen(), None)
     assert [record.getMessage() for record in caplog.records] == ["the spans of a request could not be made, id req-1"]
 
 
@@ -111,7 +111,7 @@ def sent_to(collector: Collector, number: int, **settings: Any) -> None:
         traces = open_tracing(collector.url, **settings)
         await traces.start()
         for _ in range(number):
-            traces.ended(seen(accepted_s=0.0))
+            traces.ended(seen(accepted_s=0.0), facts())
         await traces.stop()
 
     asyncio.run(main())
@@ -174,9 +174,9 @@ def test_a_collector_that_refuses_and_comes_back_is_two_lines(
         traces = open_tracing(collector.url)
         await traces.start()
         collector.status = 404
-        await until(lambda: traces.ended(seen()) or len(collector.headers) >= 3)
+        await until(lambda: traces.ended(seen(), facts()) or len(collector.headers) >= 3)
         collector.status = 200
-        await until(lambda: traces.ended(seen()) or len(collector.spans) >= 3)
+        await until(lambda: traces.ended(seen(), facts()) or len(collector.spans) >= 3)
         await until(lambda: any("again" in record.getMessage() for record in caplog.records))
         await traces.stop()
 
