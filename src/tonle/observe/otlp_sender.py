@@ -21,7 +21,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import Histogram
 from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExportResult, MetricsData
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.resources import Attributes, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -44,9 +44,7 @@ class OtlpSender:
 
     def __init__(self, endpoint: str, service: str) -> None:
         """`endpoint`: of the collector, without `/v1/…`."""
-        resource = Resource(
-            {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-        ).merge(OTELResourceDetector().detect())  # what its operator says of it comes last
+        resource = _ThisServer(_described(service))
         _last_words.take_over()
         self._make = SpanMaker(resource, __version__)
         self._outage = _Outage(endpoint)
@@ -96,6 +94,19 @@ class OtlpSender:
         _last_words.forget()
         result = self._metric_exporter.export(found)
         self._outage.note("metrics", fine=result is MetricExportResult.SUCCESS)
+
+
+def _described(service: str) -> Attributes:
+    """What its operator says of it in variables of the SDK comes last."""
+    own = {"service.name": service, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+    return Resource(own).merge(OTELResourceDetector().detect()).attributes
+
+
+class _ThisServer(Resource):
+    """The encoder looks up the resource of every span; the SDK's writes itself out as JSON each time."""
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class _WatchedExporter(SpanExporter):
