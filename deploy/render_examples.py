@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tonle.config.load_settings import load_deploy
+from tonle.deploy.alert_rules import alert_rules
+from tonle.deploy.dashboard import dashboard
+from tonle.deploy.document import RenderedFile, json_file
 from tonle.deploy.render import render
 from tonle.deploy.workload import Workload
 
@@ -23,6 +26,10 @@ EXAMPLES = (  # folder, kind, settings
     ("runpod", "runpod", "runpod"),
     ("systemd", "systemd", "default"),
 )
+ALERTS = """\
+Rules for Prometheus: rule_files in prometheus.yml. The groups are also the spec of a PrometheusRule (README.md here).
+Limits such as "> 2" seconds are examples: set them to what your users expect.
+"""
 
 
 def rendered() -> dict[Path, str]:
@@ -31,7 +38,9 @@ def rendered() -> dict[Path, str]:
     for folder, kind, settings in EXAMPLES:
         workload = Workload.of(*load_deploy({}, file=HERE / "examples" / f"{settings}.yaml"))
         files |= {HERE / folder / file.name: file.text for file in render(kind, workload)}
-    return files
+    board = json_file("tonle.json", dashboard())
+    alerts = RenderedFile("alerts.yaml", [alert_rules()], ALERTS)
+    return files | {HERE / "grafana" / file.name: file.text for file in (board, alerts)}
 
 
 if __name__ == "__main__":

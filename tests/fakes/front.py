@@ -34,6 +34,7 @@ from tonle.engine.text import Text
 from tonle.errors import EngineDied, EngineRestarting, ModelError, TonleError, UnknownModel
 from tonle.replica.chat_style import chat_style
 from tonle.replica.translate import ServedModel
+from tonle.telemetry.time_spent import TimeSpent
 
 BEGIN, END = 256, 257  # the special tokens; 0..255 are bytes
 CACHED_TOKENS = 4  # of every prompt, so that tests can see the number arrive
@@ -96,6 +97,7 @@ class FakeGeneration:
         self.config = config
         self.usage = Usage(prompt_tokens=len(prompt), cached_tokens=min(CACHED_TOKENS, len(prompt)))
         self.timings = Timings(time.monotonic())
+        self.spent = front.spent.pop(0) if front.spent else None
         self.prompt_logprobs = None
         if config.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(_logprob(token, config.prompt_logprobs) for token in prompt[1:])]
@@ -185,6 +187,7 @@ class FakeFront:
         self.stall_after: int | None = None  # tokens of one request, then nothing comes any more
         self.delay_s = 0.0  # between deltas
         self.queue_s = 0.0  # that it says a request waited
+        self.spent: list[TimeSpent] = []  # of the next generations
         self.submitted: list[tuple[FakeGeneration, RequestPriority]] = []
         self.cancelled: queue.Queue[str] = queue.Queue()  # ids of requests cancelled before their end
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import Request, ResolvedConfig
-from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, facts_of
+from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, StepNotes, facts_of
 from tonle.engine.schedule.limits import TunedLimits
+from tonle.telemetry.time_spent import TimeSpent
 
 
 def limits(**changes: object) -> SchedulerLimits:
@@ -70,6 +71,8 @@ class Simulation:
     ) -> None:
         self.machine, self.controller, self.lag = machine, controller, lag
         self.scheduler = Scheduler(bounds, BlockPool(num_blocks), [0])
+        self.notes = self.scheduler.notes = StepNotes()
+        self.spent: dict[int, TimeSpent] = {}  # of those that ended
         if controller is not None:
             self.scheduler.tuned = controller.limits
         self.now = 0.0
@@ -121,7 +124,9 @@ class Simulation:
 
     def _commit(self, plan: Plan, done_s: float) -> None:
         self.now = max(self.now, done_s)
+        self.notes.step_ended(plan, self.now)
         outcome = self.scheduler.commit(plan, StepResult([1] * sum(plan.samples)))
+        self.spent |= outcome.spent
         for handle in outcome.handles:
             if handle in self._last_token:
                 self.gaps.append((self.now, self.now - self._last_token[handle]))

@@ -57,7 +57,7 @@ _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context",
 # What one process must do for all requests, so that it does not go with several front ends.
 _OF_ONE_PROCESS = (
     "api_key", "admin_key", "audit_dir", "requests_per_minute", "tokens_per_minute", "max_concurrent_per_key",
-    "tokens_per_day", "state_db",
+    "tokens_per_day", "state_db", "alert_webhook",
 )  # fmt: skip
 
 
@@ -290,8 +290,8 @@ class ServeConfig(ServerConfig):
             if getattr(self, name):
                 serve, gateway = self._behind_gateway()
                 raise ConfigError(
-                    f"--frontends {self.frontends} does not work with {name}: keys, limits and records are the work "
-                    f"of one process. Let that be a gateway in front of the server, with these two commands:\n"
+                    f"--frontends {self.frontends} does not work with {name}: keys, limits, records and alerts are the "
+                    f"work of one process. Let that be a gateway in front of the server, with these two commands:\n"
                     f"  {serve}\n  {gateway}",
                     param="frontends",
                 )
@@ -304,7 +304,8 @@ class ServeConfig(ServerConfig):
         flags = [] if self.loopback else [f"--host {self.host}"]
         for name in _OF_ONE_PROCESS:
             if value := getattr(self, name):
-                shown = "KEY" if name.endswith("_key") else ",".join(value) if isinstance(value, tuple) else value
+                hidden = {"api_key": "KEY", "admin_key": "KEY", "alert_webhook": "URL"}.get(name)
+                shown = hidden or (",".join(value) if isinstance(value, tuple) else value)
                 flags.append(f"{SETTINGS[name].flag} {shown}")
         return (
             f"tonle serve{own} --frontends {self.frontends} --host 127.0.0.1 --port {port} --trust-salt",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -52,6 +53,8 @@ from tonle.errors import (
     InvalidRequest,
     TonleError,
 )
+
+_MAX_NAMES = 8192  # of the latest continuations
 
 
 class _Continuation:
@@ -111,6 +114,7 @@ class Front:
         self._hold_clusters = hold_clusters
         self._next_handle = 0
         self._live: dict[int, _Continuation] = {}
+        self._names: OrderedDict[int, str] = OrderedDict()  # handle -> request id, of the latest
         self._adapters = FrontAdapters(send)
         self._embeddings = FrontEmbeddings(send, self._new_handle, self._adapters)
 
@@ -166,7 +170,14 @@ class Front:
         for index, request in enumerate(requests):
             self._live[request.handle] = _Continuation(generation, index, self._stream(prompt, config))
             generation.handles.append(request.handle)
+            self._names[request.handle] = generation.request_id
+        while len(self._names) > _MAX_NAMES:
+            self._names.popitem(last=False)
         return generation
+
+    def request_name(self, handle: int) -> str | None:
+        """The id of the request with this handle, if it is among the latest: for explanations that speak of other requests."""
+        return self._names.get(handle)
 
     async def embed(
         self,
@@ -338,6 +349,9 @@ class Front:
         for handle, (first, records) in step.prompt_logprobs.items():
             if handle in self._live and (known := self._live[handle].generation.prompt_logprobs) is not None:
                 known[first : first + len(records)] = records
+        for handle, spent in step.spent.items():
+            if handle in self._live:
+                self._live[handle].generation.add_spent(spent)
         offset = 0
         for handle, count in zip(step.handles, step.counts, strict=True):
             if (continuation := self._live.get(handle)) is not None:

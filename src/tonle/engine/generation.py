@@ -22,6 +22,7 @@ from tonle.engine.request import (
     Usage,
 )
 from tonle.errors import TonleError
+from tonle.telemetry.time_spent import TimeSpent
 
 
 class Generation:
@@ -34,6 +35,8 @@ class Generation:
         self.config = config
         self.usage = Usage(prompt_tokens=len(prompt))
         self.timings = Timings(arrived_s)
+        # Where its time went, of its slowest continuation; None until one has ended in the engine.
+        self.spent: TimeSpent | None = None
         # Complete when the first delta arrives; nothing stands before the first token, so it has none.
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if config.prompt_logprobs is None else [None] * len(prompt)
@@ -139,6 +142,11 @@ class Generation:
         self._listener(delta)
         if self._left == 0:
             self.wake()
+
+    def add_spent(self, spent: TimeSpent) -> None:
+        """One of its continuations has ended in the engine."""
+        if self.spent is None or spent.total_s > self.spent.total_s:
+            self.spent = spent
 
     def fail(self, error: TonleError) -> None:
         self._error = error

@@ -33,7 +33,17 @@ from tonle.engine.messages import (
 from tonle.engine.plan import Masks, Plan, StepResult
 from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
-from tonle.engine.schedule import Controller, Scheduler, Sequence, StepOutcome, facts_of, postpone, wanted_draws
+from tonle.engine.schedule import (
+    Controller,
+    Scheduler,
+    Sequence,
+    StepNotes,
+    StepOutcome,
+    facts_of,
+    postpone,
+    spent_without_steps,
+    wanted_draws,
+)
 
 log = logging.getLogger("tonle.engine")
 
@@ -63,6 +73,7 @@ class Loop:
         compiler: ConstraintCompiler | None = None,
     ) -> None:
         self._scheduler = scheduler
+        scheduler.notes = StepNotes()
         self._runner = runner
         self._mailbox = mailbox
         self._fatal = fatal  # a broken step ends the loop: the device cannot be trusted after it
@@ -75,7 +86,7 @@ class Loop:
             scheduler.tuned, self._stats.adaptive = controller.limits, controller.stats
         self._adapters = adapters  # None: requests use the model as it is
         self._compiler = compiler  # None: requests that need a constraint are refused
-        self._compiling: set[int] = set()  # handles of requests that the compiler has
+        self._compiling: dict[int, float] = {}  # requests that the compiler has: handle -> when it got them
         self._late: list[Sequence] = []  # sequences of the scheduler whose masks are still being filled
 
     @property
@@ -159,12 +170,12 @@ class Loop:
             self._refused[request.handle] = _NO_COMPILER
         else:
             self._compiler.ask(request)
-            self._compiling.add(request.handle)
+            self._compiling[request.handle] = time.monotonic()
 
     def _cancel(self, handle: int) -> None:
         if handle in self._compiling:
             assert self._compiler is not None
-            self._compiling.remove(handle)
+            del self._compiling[handle]
             self._compiler.forget(handle)
         else:
             self._scheduler.cancel(handle)
@@ -172,15 +183,16 @@ class Loop:
     def _take_compiled(self) -> bool:
         """Requests whose constraints are ready go to the scheduler. True if there were any."""
         assert self._compiler is not None
-        done = self._compiler.take()
+        done, now = self._compiler.take(), time.monotonic()
         for each in done:
             request = each.request
-            self._compiling.remove(request.handle)
+            compiled_s = now - self._compiling.pop(request.handle)
             # Asked again: its adapter may have been unloaded meanwhile.
             if why := each.error or self._scheduler.refusal(request):
                 self._refused[request.handle] = why
-            elif (ended := self._scheduler.add(request, each.constraint)) is not None:
-                self._scheduler.started[request.handle] = (time.monotonic(), 0)
+            elif (ended := self._scheduler.add(request, each.constraint, compiled_s=compiled_s)) is not None:
+                self._scheduler.started[request.handle] = (now, 0)
+                ended.spent[request.handle] = spent_without_steps(request, now, compiled_s=compiled_s)
                 self._stats.generation_tokens += len(ended.tokens)
                 self._publish(ended)
         return bool(done)
@@ -253,6 +265,8 @@ class Loop:
         """Wait for a step and commit it. None: it failed."""
         if (result := self._wait(launched)) is None:
             return None
+        if (notes := self._scheduler.notes) is not None:
+            notes.step_ended(launched.plan, time.monotonic())
         outcome = self._scheduler.commit(launched.plan, result)
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(outcome.tokens)
@@ -284,6 +298,8 @@ class Loop:
         self._launched.clear()
         if self._controller is not None:
             self._controller.forget_planned()
+        if self._scheduler.notes is not None:
+            self._scheduler.notes.forget_planned()
         ended = self._scheduler.fail(broken) if self._fatal else self._scheduler.suspect(broken)
         log.exception("a step of %d rows failed; %d requests end with an error", len(plan.rows), len(ended))
         outcome = StepOutcome(finished=dict.fromkeys(ended, ("error", None)))
@@ -300,6 +316,7 @@ class Loop:
         stats.kv_usage = pool.num_held / pool.num_blocks
         stats.prefix_queries = scheduler.prefix_queries
         stats.prefix_hits = scheduler.prefix_hits
+        stats.prefix_missed = scheduler.prefix_missed
         stats.num_preemptions = scheduler.num_preemptions
         stats.prompt_tokens = scheduler.prompt_tokens
         if self._adapters is not None and (
@@ -320,6 +337,7 @@ class Loop:
                 logprobs=outcome.logprobs,
                 prompt_logprobs=outcome.prompt_logprobs,
                 embeddings=outcome.embeddings,
+                spent=outcome.spent,
                 stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
             )
         )

@@ -6,6 +6,7 @@ import msgspec
 
 from tonle.engine.request import GenerationDefaults, Request, TokenLogprob
 from tonle.errors import InternalError, ModelError, TonleError
+from tonle.telemetry.time_spent import TimeSpent
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -160,6 +161,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each
     embeddings: dict[int, bytes] = {}  # handle -> float32 of its embedding, little-endian; it is among `finished`
+    spent: dict[int, TimeSpent] = {}  # handle -> where its time went; of those among `finished`
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 

@@ -38,6 +38,8 @@ class Plan:
     # Entries that sample only what a grammar allows: `launch` leaves their draws to `draw_bound`.
     bound: list[int] = field(default_factory=list)
     missed: set[int] = field(default_factory=set)  # of these, those whose masks came late: they are not drawn
+    # Entries that compute prompts. The last token of one, if it is left alone, counts as decoding.
+    prompts: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -30,6 +30,7 @@ from tonle.engine.messages import (
     UnloadAdapter,
 )
 from tonle.engine.peer import Peer
+from tonle.telemetry.time_spent import OtherPrompt, TimeSpent
 
 log = logging.getLogger("tonle.engine")
 
@@ -230,8 +231,24 @@ def split(step: Step) -> dict[int, Step]:
     for name in ("finished", "refused", "started", "logprobs", "prompt_logprobs", "embeddings"):
         for handle, value in getattr(step, name).items():
             getattr(part(handle), name)[handle & _MASK] = value
+    for handle, spent in step.spent.items():
+        part(handle).spent[handle & _MASK] = _as_told_to(handle >> _SHIFT, spent)
     return parts
 
 
 def _empty(stats: LoopStats) -> Step:
-    return Step([], [], [], {}, {}, {}, {}, {}, {}, stats)
+    return Step([], [], [], {}, {}, {}, {}, {}, {}, {}, stats)
+
+
+def _as_told_to(number: int, spent: TimeSpent) -> TimeSpent:
+    """With the handles that the front of this connection knows. Requests of other fronts have none."""
+
+    def own(prompts: list[OtherPrompt]) -> list[OtherPrompt]:
+        return [
+            msgspec.structs.replace(each, handle=each.handle & _MASK if each.handle >> _SHIFT == number else 0)
+            for each in prompts
+        ]
+
+    if not spent.behind and not spent.stalled_by:
+        return spent
+    return msgspec.structs.replace(spent, behind=own(spent.behind), stalled_by=own(spent.stalled_by))

@@ -18,6 +18,7 @@ from tonle.observe.history import History
 from tonle.observe.observed import Observed
 from tonle.observe.sampler import Sampler
 from tonle.observe.sla import Sla
+from tonle.observe.webhook import Webhook
 from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
@@ -40,6 +41,11 @@ def build_observed(
         sla=sla, sampler=sampler, history=History(_history_path(config)), alerts=alerts, keeps=config.dashboard
     )
     return observed, Scraper(backends, sampler, local) if observed.keeps else None
+
+
+def build_alerts(config: GatewayConfig) -> Alerts:
+    """Raises `ConfigError`."""
+    return Alerts(None if config.alert_webhook is None else Webhook(config.alert_webhook, config.alert_secret))
 
 
 def _history_path(config: GatewayConfig) -> Path | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from tonle.audit.audit_metrics import AuditMetrics
 from tonle.audit.audit_options import from_config
+from tonle.audit.audit_stats import Alarm
 from tonle.audit.trail import AuditTrail
 from tonle.cache import Cache, ResponseCache
 from tonle.cache.redis_client import RedisClient
@@ -32,7 +33,8 @@ from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
-from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
+from tonle.gateway.alert_sources import AlertSources
+from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, LOCAL_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.apis.responses.build import shared_resources
@@ -40,8 +42,10 @@ from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
-from tonle.gateway.build_observed import build_observed
+from tonle.gateway.build_observed import build_alerts, build_observed
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
@@ -57,6 +61,7 @@ from tonle.gateway.services import Services
 from tonle.gateway.shadow import Shadows
 from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
+from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
 from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
 from tonle.protocol.replies import ModelEntry
@@ -79,6 +84,7 @@ class LocalServer:
     on_drain: Callable[[], None]  # told when the server takes nothing new
     trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
     enable_lora: bool = False  # without keys, every caller may load and remove adapters
+    request_of: Callable[[int], str | None] | None = None  # the id of the request that an engine's handle belongs to
 
 
 class Gateway:
@@ -91,18 +97,23 @@ class Gateway:
         self._tls = tls_context(config)
         self._state = _state(config, is_local=local is not None)
         self.ring = KeyRing(_fixed_keys(config), self._state.keys if self._state is not None else None)
-        self.trail = _trail(config)
+        self.trail = _trail(config, lambda alarm: self._alert_sources.on_alarm(alarm))
         self.limiter, self._counter = _counting(config, self._state)
         shared = self.limiter if isinstance(self.limiter, SharedLimiter) else None
         self.pool = _pool(config, local)
         router = Router(self.pool, config)
         self._cache = _cache(config)
         replay = CachedReplies(self._cache, by_default=config.cache_by_default)
-        auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
+        sessions = Sessions(self.ring)
+        anonymous = LOCAL_CALLER if local is None else ANONYMOUS_CALLER
+        auth = Auth(self.ring, sessions=sessions, anonymous=anonymous, anywhere=local is not None)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
         metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
+        self.alerts = build_alerts(config)
+        self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
+        metrics.registry.register(AlertMetrics(self.alerts))
         metrics.registry.register(self.shadows.requests)
         if local is not None:
             metrics.registry.register(local.metrics)
@@ -111,7 +122,7 @@ class Gateway:
         if shared is not None:
             metrics.registry.register(SharedMetrics(shared))
         local_metrics = None if local is None else local.metrics
-        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla)
+        self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         under_way = UnderWay()
         self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
@@ -128,12 +139,15 @@ class Gateway:
             config, router, lambda: self.server, own_length=None if local is None else local.context_length
         )
         self.routes = Routes(Services(
-            config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
+            config=config, auth=auth, ring=self.ring, sessions=sessions, trail=self.trail, pipeline=self._pipeline,
+            router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
+            experiments=Experiments(config.experiments, router, self.trail),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
+            trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
 
@@ -159,6 +173,9 @@ class Gateway:
         if self._state is not None:
             await self._open(self._state)
         self._check_exposure()
+        if self._local is None or not self._local.metrics.shared:
+            self.alerts.source = f"{socket.gethostname()}:{listener.getsockname()[1]}"
+            await self._alert_sources.start()
         if self.trail is not None:
             await asyncio.to_thread(self.trail.start)
         if self._counter is not None:
@@ -170,7 +187,9 @@ class Gateway:
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
+        self.routes.dashboard.stop()
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
+        await self._alert_sources.stop()
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
         await self.shadows.stop()
@@ -315,9 +334,9 @@ def _cache(config: GatewayConfig) -> Cache | None:
     return RedisCache(client, config.cache_ttl_s)
 
 
-def _trail(config: GatewayConfig) -> AuditTrail | None:
+def _trail(config: GatewayConfig, on_alarm: Callable[[Alarm], None]) -> AuditTrail | None:
     options = from_config(config)
-    return None if options is None else AuditTrail(options, own_process=True)
+    return None if options is None else AuditTrail(options, own_process=True, on_alarm=on_alarm)
 
 
 def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:

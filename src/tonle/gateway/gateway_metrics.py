@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -20,7 +20,7 @@ from tonle.gateway.fast_metrics import FastCounter, FastHistogram
 from tonle.gateway.stage_results import SendResult, StageResults
 from tonle.observe.sla import Sla
 from tonle.protocol.answers import Answer
-from tonle.telemetry.metrics import exposition
+from tonle.telemetry.metrics import add_process_metrics, exposition
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -34,7 +34,7 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(_CurrentState(backends, cache, sla))
         if process:
-            ProcessCollector(registry=self.registry)
+            add_process_metrics(self.registry)
         self._calls = FastCounter("tonle:gateway_requests", "Requests by how they ended.", ("status", "http_status"))
         for status in STATUSES:
             self._calls.add(status, "200", count=0)  # a rate needs the zero before the first event
@@ -109,21 +109,20 @@ class _CurrentState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("tonle:backend_up", "1 = gets requests.", labels=["backend"])
+        draining = GaugeMetricFamily("tonle:backend_draining", "1 = an admin lets it finish.", labels=["backend"])
         running = GaugeMetricFamily("tonle:backend_requests_running", "Sent and not answered.", labels=["backend"])
         waiting = GaugeMetricFamily("tonle:backend_requests_waiting", "Waiting here for it.", labels=["backend"])
         sent = CounterMetricFamily("tonle:backend_requests", "Requests sent.", labels=["backend"])
         failed = CounterMetricFamily("tonle:backend_failures", "Requests it failed on.", labels=["backend"])
         for backend in self._backends:
             up.add_metric([backend.name], float(backend.available))
+            draining.add_metric([backend.name], float(backend.draining))
             running.add_metric([backend.name], backend.gate.num_inside)
             waiting.add_metric([backend.name], backend.gate.num_queued)
             sent.add_metric([backend.name], backend.num_sent)
             failed.add_metric([backend.name], backend.num_failed)
-        yield from (up, running, waiting, sent, failed)
-        report = self._sla.report()
-        yield GaugeMetricFamily(
-            "tonle:meets_sla", "1 = the latency target is met.", value=float(bool(report["meets_sla"]))
-        )
+        yield from (up, draining, running, waiting, sent, failed)
+        yield from self._targets()
         if self._cache is not None:
             stats = self._cache.stats
             yield CounterMetricFamily("tonle:cache_hits", "Answers from the cache.", value=stats.hits)
@@ -134,3 +133,25 @@ class _CurrentState(Collector):
                 yield GaugeMetricFamily("tonle:cache_entries", "Answers kept.", value=self._cache.num_entries)
                 yield GaugeMetricFamily("tonle:cache_bytes", "Memory of them.", value=self._cache.num_bytes)
             yield GaugeMetricFamily("tonle:cache_hit_rate", "Hits of lookups, 0 to 1.", value=stats.hit_rate)
+
+    def _targets(self) -> Iterator[Metric]:
+        """Of whole requests (e2e), of the first token (ttft) and of the time between tokens (itl), where they are set."""
+        met = float(bool(self._sla.report()["meets_sla"]))
+        yield GaugeMetricFamily("tonle:meets_sla", "1 = the target of whole requests is met at this moment.", value=met)
+        labels = ["target"]
+        wanted = GaugeMetricFamily("tonle:sla_target_seconds", "The p95 that is wanted.", labels=labels)
+        p95 = GaugeMetricFamily("tonle:sla_p95_seconds", "p95 of the last five minutes.", labels=labels)
+        meets = GaugeMetricFamily("tonle:sla_met", "1 = the target is met (verdict of five minutes).", labels=labels)
+        burn = GaugeMetricFamily("tonle:sla_burn_rate", "Share of requests beyond the target / 5 %.", labels=labels)
+        for target in self._sla.verdict().targets:
+            wanted.add_metric([target.name], target.target_s)
+            if target.value_s is not None:
+                p95.add_metric([target.name], target.value_s)
+            meets.add_metric([target.name], float(target.meets))
+            burn.add_metric([target.name], target.burn_rate)
+        counted = CounterMetricFamily("tonle:sla_requests", "Requests held against the target.", labels=labels)
+        beyond = CounterMetricFamily("tonle:sla_requests_beyond", "Those of them beyond the target.", labels=labels)
+        for name, (num_counted, num_beyond) in self._sla.counts().items():
+            counted.add_metric([name], num_counted)
+            beyond.add_metric([name], num_beyond)
+        yield from (wanted, p95, meets, burn, counted, beyond)

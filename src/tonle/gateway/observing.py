@@ -54,13 +54,14 @@ class Observer:
         answer: Answer,
         *,
         error: dict[str, Any] | None = None,
+        limit: str = "",
     ) -> None:
-        """`error`: what went wrong on our side, as the record has it."""
+        """`error`: what went wrong on our side, as the record has it. `limit`: of its key, that refused it."""
         if self._observed is None and self._tracing is None:
             return
         try:
             backend = self._backends.get(results.backend)
-            seen = _seen(call, facts, results, status, answer, error, backend)
+            seen = _seen(call, facts, results, status, answer, error, limit, backend)
             if self._observed is not None:
                 self._observed.ended(seen)
             if self._tracing is not None:
@@ -78,6 +79,7 @@ def _seen(
     status: str,
     answer: Answer,
     error: dict[str, Any] | None,
+    limit: str,
     backend: Backend | None,
 ) -> SeenRequest:
     exchange, request, model, sent = call.exchange, results.request, results.model, results.sent
@@ -100,6 +102,7 @@ def _seen(
         status=status,
         http_status=exchange.status,
         error=_error_code(status, exchange.status, answer, error),
+        limit=limit,
         stream=request is not None and request.stream,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,

@@ -32,7 +32,7 @@ from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.log_fields import about
 from tonle.gateway.observing import Observer
 from tonle.gateway.recording import Recorder
-from tonle.gateway.refusals import DeadlinePassed, UpstreamFailed, UpstreamTimeout
+from tonle.gateway.refusals import DeadlinePassed, RateLimited, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router, salt_of
 from tonle.gateway.sending import Sender
@@ -206,7 +206,8 @@ class Pipeline:
         error_facts = _error_facts(call, ending.failure)
         self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
-        self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts)
+        limit = ending.failure.limit if isinstance(ending.failure, RateLimited) else ""
+        self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts, limit=limit)
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:
         """What computed the answer, as its sender tells; if the lists of models say something else, they are old."""

@@ -4,8 +4,10 @@ CallerError    ├── Unauthorized      no key, or an unknown one            
                ├── Forbidden         the key may not do this              403
                ├── ForeignPage       a web page of another site asks      403
                ├── NoHandler         unknown path, or wrong method        404, 405
+               ├── UnknownRequest    not remembered, or not the caller's  404
                ├── NoLength          a body whose length is not told      411
-               └── NotJson           a body that is not JSON              415
+               ├── NotJson           a body that is not JSON              415
+               └── NotServedHere     another server of the same has it    501
 CapacityError  ├── TooMany                                                429
                │   ├── RateLimited   over a limit of the key              429
                │   └── QueueFull     the queue is full                    429
@@ -17,7 +19,7 @@ InternalError  └── UpstreamFailed    a backend failed                     
 
 from __future__ import annotations
 
-from tonle.errors import CallerError, CapacityError, InternalError
+from tonle.errors import CallerError, CapacityError, InternalError, NotFound
 from tonle.protocol.errors import ErrorReply
 
 
@@ -42,6 +44,10 @@ class NoHandler(CallerError):
         self.reply = reply
 
 
+class UnknownRequest(NotFound):
+    code = "request_not_found"
+
+
 class NoLength(CallerError):
     status = 411
     code = "length_required"
@@ -50,6 +56,11 @@ class NoLength(CallerError):
 class NotJson(CallerError):
     status = 415
     code = "unsupported_media_type"
+
+
+class NotServedHere(CallerError):
+    status = 501
+    code = "not_served_here"
 
 
 class TooMany(CapacityError):
@@ -65,6 +76,7 @@ class TooMany(CapacityError):
 
 class RateLimited(TooMany):
     code = "rate_limit_exceeded"
+    limit = ""  # what the key may do and no more: "make 60 requests per minute"
 
 
 class QueueFull(TooMany):

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
-from tonle.gateway.api_keys.key import Scope
 from tonle.gateway.apis.error_shapes import is_messages, own_shape
 from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.responses.api import INPUT_ITEMS
 from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
+from tonle.gateway.dashboard.pages import PREFIX, Dashboard
+from tonle.gateway.entry import NOTHING, Entry, Found
+from tonle.gateway.experiments import PATH as EXPERIMENTS
+from tonle.gateway.explain_page import PATTERN as EXPLAIN
+from tonle.gateway.explain_page import PREFIX as REQUESTS
+from tonle.gateway.explain_page import SUFFIX as EXPLAINED
+from tonle.gateway.explain_page import ExplainPage
 from tonle.gateway.log_fields import about
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
@@ -43,32 +48,7 @@ PIPED = (
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
 
-NO_KEYS = "this server has no keys, so it cannot be managed: start it with --admin-key KEY"
-
 STATUS_CALLER_GONE = 499  # for the log and the metrics only: the caller hung up before the reply began
-
-Handle = Callable[[Exchange], Awaitable[None]]
-
-
-class Entry(NamedTuple):
-    """One path and method."""
-
-    scope: Scope | None  # of the key it needs
-    handle: Handle
-    takes_json: bool = False  # it has a body
-    is_piped: bool = False  # the pipeline answers it, refusals included: each has a record
-    is_probe: bool = False  # asked again and again by machines: not worth a line in the log
-    unless_keys: str | None = NO_KEYS  # with scope admin, why a server without keys refuses it; None: it does not
-
-
-class Found(NamedTuple):
-    """What a path leads to. `pattern` names it in metrics, so that the number of series stays bounded."""
-
-    pattern: str
-    methods: dict[str, Entry]
-
-
-NOTHING = Found("other", {})
 
 
 class Routes:
@@ -79,7 +59,7 @@ class Routes:
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
-        admin, pages = services.admin, OwnPages(services)
+        admin, pages, explain = services.admin, OwnPages(services), ExplainPage(services)
         loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", pages.models)},
@@ -92,10 +72,11 @@ class Routes:
             LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, unless_keys=loading)},
             UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, unless_keys=loading)},
             "/admin/keys": {
-                "GET": Entry("admin", admin.list_keys),
+                "GET": Entry("dashboard", admin.list_keys),
                 "POST": Entry("admin", admin.create_key, takes_json=True),
             },
-            "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
+            "/admin/backends": {"GET": Entry("dashboard", admin.list_backends)},
+            EXPERIMENTS: {"GET": Entry("dashboard", services.experiments.list_all)},
         }
         table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
@@ -111,9 +92,14 @@ class Routes:
         self._input_items = Found(
             f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
         )
+        # It looks for a key itself: one that may use models, or one that may see the dashboard.
+        self._explain = Found(EXPLAIN, {"GET": Entry(None, explain.reply)})
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
+        self._start = Found(f"{EXPERIMENTS}/{{name}}/start", {"POST": Entry("admin", services.experiments.start)})
+        self._stop = Found(f"{EXPERIMENTS}/{{name}}/stop", {"POST": Entry("admin", services.experiments.stop)})
+        self.dashboard = Dashboard(services, explain)
 
     @property
     def paths(self) -> list[str]:
@@ -122,7 +108,11 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
-        named = (self._model, self._response, self._input_items, self._key, self._drain, self._resume)
+        """Without those of the dashboard: its own page alone asks them."""
+        named = (
+            self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume, self._start,
+            self._stop,
+        )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
     def check_head(self, exchange: Exchange) -> None:
@@ -134,6 +124,7 @@ class Routes:
         if is_messages(exchange.path):  # Anthropic's name for it
             exchange.extra_headers.append(("request-id", exchange.request_id))
         found = self._find(exchange.path)
+        exchange.extra_headers += found.headers
         entry = found.methods.get("GET" if method == "HEAD" else method)
         exchange.wants_body = entry is not None and entry.takes_json
         if method == "OPTIONS":
@@ -171,13 +162,17 @@ class Routes:
         if path.startswith(f"{RESPONSES}/") and unsupported_feature(path) is None:
             _, slash, below = path.removeprefix(f"{RESPONSES}/").partition("/")
             return self._response if not slash else self._input_items if f"/{below}" == INPUT_ITEMS else NOTHING
+        if path.startswith(REQUESTS) and path.endswith(EXPLAINED):
+            return self._explain
         if path.startswith("/admin/keys/"):
             return self._key
         if path.startswith("/admin/backends/") and path.endswith("/drain"):
             return self._drain
         if path.startswith("/admin/backends/") and path.endswith("/resume"):
             return self._resume
-        return NOTHING
+        if path.startswith(f"{EXPERIMENTS}/") and path.endswith(("/start", "/stop")):
+            return self._start if path.endswith("/start") else self._stop
+        return self.dashboard.find(path) if path.startswith(PREFIX) else NOTHING
 
     async def _handle(self, exchange: Exchange, found: Found) -> None:
         method = exchange.method
@@ -202,10 +197,14 @@ class Routes:
     def _admit(self, exchange: Exchange, entry: Entry) -> None:
         auth, scope = self._services.auth, entry.scope
         assert scope is not None
-        if scope == "admin" and self._services.is_local and not auth.has_keys:
-            if entry.unless_keys is None:
+        if scope in ("admin", "dashboard") and not auth.has_keys:
+            if self._services.is_local and entry.unless_keys is not None:
+                raise Forbidden(entry.unless_keys)
+            if scope == "dashboard":
+                self.dashboard.admit_without_key(exchange)
                 return
-            raise Forbidden(entry.unless_keys)
+            if self._services.is_local:
+                return
         auth.admit(exchange, scope)
 
     def _account(self, exchange: Exchange, found: Found) -> None:

@@ -54,13 +54,11 @@ class Alerts:
         self,
         webhook: Webhook | None = None,
         *,
-        source: str = "",
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`source` says in posts which server this is."""
         self._webhook = webhook
-        self._source = source
+        self.source = ""  # says in posts which server this is
         self._clock = clock
         self._now = now
         self._subjects: dict[tuple[str, str], _Subject] = {}
@@ -203,7 +201,7 @@ class Alerts:
     def _message(self, message_id: str, subject: _Subject) -> _Message:
         num_earlier, num_left_out = self._unposted, subject.num_untold - 1
         prefix = "" if subject.state == "firing" else "Resolved: "
-        source = f"{self._source}: " if self._source else ""
+        source = f"{self.source}: " if self.source else ""
         body = msgspec.json.encode({
             "type": f"alert.{subject.state}",
             "timestamp": _iso(self._now()),
@@ -214,7 +212,7 @@ class Alerts:
                 "state": subject.state,
                 "summary": subject.summary,
                 "since": _iso(subject.since),
-                "source": self._source,
+                "source": self.source,
                 "details": subject.details,
                 "suppressed": num_earlier + num_left_out,
             },

@@ -47,7 +47,7 @@ class _Ring:
             while len(self.unsaved) > self.most:  # the file cannot be written
                 del self.unsaved[next(iter(self.unsaved))]
         known.merge(sample)
-        known.t = t
+        known.t, known.seconds = t, min(known.seconds, self.step)  # a second may be that of an end and of a new start
         self.open_t = t
 
     def encoded(self) -> dict[int, bytes]:
@@ -72,10 +72,8 @@ class _Ring:
         return dict(db.execute(query, (start, end)).fetchall())
 
     def resume(self, db: sqlite3.Connection, now: int) -> None:
-        """Go on with the minute, or the hour, in which the last process ended."""
+        """Go on with the second, minute and hour in which the last process may have ended."""
         db.execute(f"DELETE FROM {self.table} WHERE t > ?", (now + _EARLY_S,))
-        if self.step == 1:
-            return
         t = now - now % self.step
         for found, data in self.rows(db, t, t + 1).items():
             if (sample := _decoded(data)) is not None:
@@ -111,6 +109,7 @@ class History:
             now = int(self._clock())
             for ring in self._rings:
                 ring.resume(db, now)
+            self._newest = self._rings[0].open_t
 
         self.file.read(resume, None)
 
@@ -150,7 +149,7 @@ class History:
         def read(db: sqlite3.Connection) -> dict[int, bytes]:
             return ring.rows(db, start, last + step)
 
-        rows = self.file.read(read, {})
+        rows = self.file.read(read, dict[int, bytes]())
         with self._lock:
             rows |= {t: data for t, data in ring.encoded().items() if start <= t < last + step}
         found: dict[int, Sample] = {}
@@ -175,9 +174,9 @@ class History:
         return ring, math.ceil(wanted / ring.step) * ring.step
 
     def _last_second(self) -> int:
-        """That a sample can be there for: the second under way has none yet."""
+        """The newest that a sample can be there for: the second under way has one only if the server was stopped in it."""
         last = int(self._clock()) - 1
-        return self._newest if self._newest is not None and 0 <= last - self._newest <= 1 else last
+        return self._newest if self._newest is not None and abs(last - self._newest) <= 1 else last
 
 
 def _decoded(data: bytes) -> Sample | None:

@@ -24,6 +24,7 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     status: str = ""  # as in the audit: ok, cached, failed, refused, cancelled, …
     http_status: int = 0
     error: str | None = None  # the code of what went wrong
+    limit: str = ""  # of its key, that refused it: "make 60 requests per minute"
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

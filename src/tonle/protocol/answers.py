@@ -89,9 +89,7 @@ class Answer:
     first_s: float | None = None  # monotonic; the first text
     last_s: float | None = None
     engine_s: dict[str, float] | None = None  # queue, prefill, decode, where an engine in this process tells them
-    spent: Any = (
-        None  # the same in detail: a `TimeSpent`, or None. The audit's process reads an answer without knowing it
-    )
+    spent: Any = None  # the same in detail: a `TimeSpent`, which the audit's process need not know
     complete: bool = False  # False: the reply broke off
     cut: bool = False  # there was more text than is kept
 

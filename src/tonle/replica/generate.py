@@ -38,6 +38,7 @@ from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
 from tonle.replica.translate import EngineRequest, ServedModel
 from tonle.telemetry.metrics import Metrics
+from tonle.telemetry.time_spent import TimeSpent
 
 # A body this large is made into a prompt on a thread: tokenizing it would hold up all other streams.
 THREAD_BYTES = 32 * 1024
@@ -82,7 +83,8 @@ async def generate(
         replica.check_strict(request, warnings)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
-    submission = Submission(replica.front, order, request_id=envelope.id, salt=request.salt, adapter=adapter)
+    request_id = request.header("x-request-id") or envelope.id
+    submission = Submission(replica.front, order, request_id=request_id, salt=request.salt, adapter=adapter)
     answer_format = kind.make_format(asked, envelope, submission, served.text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
     await delivery.run(envelope, first_s)
@@ -106,10 +108,9 @@ class Submission:
     def submit(self) -> None:
         """Raises `CallerError` or `CapacityError`; then nothing is left in the engine."""
         try:
-            for place, part in enumerate(self.order.parts):
-                request_id = self._request_id if len(self.order.parts) == 1 else f"{self._request_id}-{place}"
+            for part in self.order.parts:
                 generation = self._front.submit(
-                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=request_id,
+                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=self._request_id,
                     adapter=self._adapter,
                 )  # fmt: skip
                 self.generations.append(generation)
@@ -167,6 +168,12 @@ class Submission:
         }
         known = {name: [value for value in values if value is not None] for name, values in parts.items()}
         return {name: max(values) for name, values in known.items() if values}
+
+    @property
+    def spent(self) -> TimeSpent | None:
+        """Of the slowest that has ended in the engine."""
+        found = [generation.spent for generation in self.generations if generation.spent is not None]
+        return max(found, key=lambda spent: spent.total_s, default=None)
 
 
 class _Progress:
@@ -344,12 +351,14 @@ class Delivery:
         answer.finish()
         if self._submission.generations:
             answer.usage = msgspec.to_builtins(self._submission.wire_usage)
-            answer.engine_s = self._submission.engine_s
+            answer.engine_s, answer.spent = self._submission.engine_s, self._submission.spent
 
     def _observe(self, *, failed: bool) -> None:
         metrics, order = self._metrics, self._submission.order
         for progress in self._progress:
             metrics.count_finished("error" if failed and progress.reason == "abort" else progress.reason)
+        metrics.num_answers.observe(order.n)
+        metrics.max_tokens.observe(order.max_tokens)
         for place, generation in enumerate(self._submission.generations):
             own = self._progress[place * order.n : (place + 1) * order.n]
             self._observe_generation(generation, own, finished=all(each.reason != "abort" for each in own))
@@ -376,7 +385,9 @@ class Delivery:
         metrics.decode.observe(timings.finished_s - timings.first_token_s)
         metrics.inference.observe(timings.finished_s - timings.scheduled_s)
         metrics.prompt_tokens.observe(usage.prompt_tokens)
+        metrics.computed_tokens.observe(usage.prompt_tokens - usage.cached_tokens)
         metrics.generation_tokens.observe(usage.completion_tokens)
+        metrics.longest_answer.observe(max(each.num_tokens for each in own))
 
 
 def _gap(start_s: float | None, end_s: float | None) -> float | None:

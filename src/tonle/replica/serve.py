@@ -37,6 +37,7 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
         enable_lora=settings.enable_lora,
         context_length=lambda: None if front.card is None else front.card.context_length,
         on_drain=close,
+        request_of=lambda handle: front.request_name(handle),
     )
     config = gateway_config(settings)
     if replica.metrics.shared and config.cache == MEMORY:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tonle.telemetry.adaptive_state import AdaptiveState, adaptive_metrics
 from tonle.telemetry.gpu import GpuMonitor
+from tonle.telemetry.time_spent import MISS_REASONS
 
 _GPU_WAIT_S = 0.05  # a scrape is rendered on the event loop that answers requests
 
@@ -37,6 +38,8 @@ class Stats(Protocol):
     def prefix_missed(self) -> Mapping[str, int]: ...  # by reason
     @property
     def num_preemptions(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
     @property
     def prompt_tokens(self) -> int: ...
     @property
@@ -84,11 +87,15 @@ class EngineState(Collector):
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._missed(stats)
         yield self._counter("num_preemptions", "Times a running sequence was set back.", stats.num_preemptions)
         # As in vLLM the whole prompt counts; the engine counts what it computed and what it found apart.
         prompt_tokens = stats.prompt_tokens + stats.prefix_hits
         yield self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.", prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._by_source(stats)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield self._step_tokens(stats)
         if stats.adaptive is not None:
             yield from adaptive_metrics(self._model_name, stats.adaptive)
         if (card := self._engine.card) is not None:
@@ -102,6 +109,31 @@ class EngineState(Collector):
             if card.max_loras:
                 yield self._adapters(card.max_loras, stats)
             yield from self._gpu(card.gpu)
+
+    def _missed(self, stats: Stats) -> Metric:
+        family = CounterMetricFamily(
+            "tonle:prefix_cache_missed_tokens",
+            "Prompt tokens that were not found in the prefix cache, by why not.",
+            labels=["model_name", "reason"],
+        )
+        for reason in MISS_REASONS:  # a rate needs the zero before the first event
+            family.add_metric([self._model_name, reason], stats.prefix_missed.get(reason, 0))
+        return family
+
+    def _by_source(self, stats: Stats) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", labels=["model_name", "source"]
+        )
+        family.add_metric([self._model_name, "local_compute"], stats.prompt_tokens)
+        family.add_metric([self._model_name, "local_cache_hit"], stats.prefix_hits)
+        return family
+
+    def _step_tokens(self, stats: Stats) -> Metric:
+        """Count and sum alone: the engine keeps no numbers per step for the buckets in between."""
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per step.", labels=["model_name"])
+        total = stats.prompt_tokens + stats.generation_tokens
+        family.add_metric([self._model_name], [("+Inf", stats.num_steps)], total)
+        return family
 
     def _adapters(self, max_loras: int, stats: Stats) -> Metric:
         """As in vLLM the facts are in the labels, and the value is the time they are from."""

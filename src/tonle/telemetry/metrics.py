@@ -12,19 +12,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from tonle import __version__
 from tonle.telemetry.engine_state import EngineState, EngineView
 from tonle.telemetry.fine_buckets import bucket_of, upper_bound
 
 # Upper bounds of the buckets. Seconds for a wait of the caller, seconds for one token, tokens.
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _SHORT_GAP_S, _LONG_GAP_S = 1e-4, 100.0  # between which gaps are counted finely
 _TOKENS = tuple(float(2**exponent) for exponent in range(18))
 
@@ -42,6 +52,21 @@ def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
         body: bytes = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return body, openmetrics.CONTENT_TYPE_LATEST
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def add_process_metrics(registry: CollectorRegistry) -> None:
+    """Memory, CPU time and open files of this process, its version, its Python and its garbage collector."""
+    registry.register(_Build())
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+
+
+class _Build(Collector):
+    def collect(self) -> Iterable[Metric]:
+        info = GaugeMetricFamily("tonle:build_info", "The version, in a label.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
 
 
 class TokenGaps:
@@ -93,7 +118,7 @@ class Metrics(Collector):
         self.gpus = state.gpus
         self._scraped.register(state)
         if shared_dir is None:
-            ProcessCollector(registry=self.registry)
+            add_process_metrics(self.registry)
         else:
             MultiProcessCollector(self._scraped, shared_dir)  # type: ignore[no-untyped-call]
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _WAIT_S)
@@ -108,7 +133,17 @@ class Metrics(Collector):
         self.decode = self._histogram("request_decode_time_seconds", "First token to last token.", _WAIT_S)
         self.inference = self._histogram("request_inference_time_seconds", "First scheduled to last token.", _WAIT_S)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self.computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens per request that were not found in the cache.", _TOKENS
+        )
         self.generation_tokens = self._histogram("request_generation_tokens", "New tokens per request.", _TOKENS)
+        self.longest_answer = self._histogram(
+            "request_max_num_generation_tokens", "New tokens of a request's longest answer.", _TOKENS
+        )
+        self.max_tokens = self._histogram(
+            "request_params_max_tokens", "Most new tokens of an answer, as asked.", _TOKENS
+        )
+        self.num_answers = self._histogram("request_params_n", "Answers per request, as asked (n).", _ANSWERS)
         self._finished = Counter(
             "vllm:request_success", "Answers by how they ended.", ("model_name", "finished_reason"),
             registry=self.registry,

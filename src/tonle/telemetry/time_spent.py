@@ -41,21 +41,23 @@ class OtherPrompt(msgspec.Struct, array_like=True, frozen=True):
 
     handle: int  # of that request; 0: of another front end
     prompt_tokens: int  # of that request, the whole prompt
-    seconds: float  # of steps in which it was the largest prompt
+    seconds: float  # of steps in which it was the largest prompt; in `stalled_by`, what prompts added to those steps
 
 
 class TimeSpent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Seconds. `queue_s + prefill_s + decode_s` is the time from arrival at the front to the last token in the engine."""
 
     queue_s: float = 0.0  # arrival to first scheduled
-    waits: list[Wait] = []  # of `queue_s`, by reason, in order of first appearance; they add up to it
-    behind: list[OtherPrompt] = []  # the prompts that were computed meanwhile, longest first; three at most
+    waits: list[Wait] = []  # of `queue_s`, by reason: step, grammar, then the longest first; they add up to it
+    behind: list[
+        OtherPrompt
+    ] = []  # prompts computed in steps without it, from its arrival to its first token; three at most
     prefill_s: float = 0.0  # first scheduled to first token
     cached_tokens: int = 0  # of the prompt
     computed_tokens: int = 0  # of the prompt; again after a preemption
     num_chunks: int = 0  # steps that computed them
     missed: dict[MissReason, int] = {}  # prompt tokens that were not found in the prefix cache, by reason
-    prefill_waited_s: float = 0.0  # of `prefill_s`, steps that had no token of it
+    prefill_waited_s: float = 0.0  # of `prefill_s`, steps that had no token of it, though it had a row
     decode_s: float = 0.0  # first token to last token
     num_steps: int = 0  # steps that brought its tokens
     stalled_s: float = 0.0  # of `decode_s`, what the prompts of others added to its steps
@@ -64,3 +66,7 @@ class TimeSpent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     preempted_s: float = 0.0  # of `prefill_s` and `decode_s`, without a row
     num_preemptions: int = 0
     device_s: float = 0.0  # its share of the device's time: a step's time is shared equally by the sequences in it
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.decode_s

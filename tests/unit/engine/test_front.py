@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from tests.fakes.checkpoints import tiny_tokenizer
+from tonle.engine import front as front_module
 from tonle.engine import link
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
@@ -17,6 +18,7 @@ from tonle.engine.messages import LoopStats, ModelCard, Step, Submit, ToEngine
 from tonle.engine.request import GenerationConfig, GenerationResult, TokenLogprob
 from tonle.engine.text import Text
 from tonle.errors import CapacityError, EngineRestarting
+from tonle.telemetry.time_spent import TimeSpent
 
 TOKENS = [11, 23, 35, 47, 19, 28]
 
@@ -155,3 +157,21 @@ def test_an_engine_that_reads_nothing_is_sent_no_more_requests(tmp_path: Path, m
             own.stop()
 
     uvloop.run(use())
+
+
+def test_a_generation_is_told_where_the_time_of_its_slowest_continuation_went() -> None:
+    engine = Engine()
+    generation = engine.submit(GenerationConfig(max_tokens=1, n=2))
+    slow, quick = TimeSpent(prefill_s=2.0), TimeSpent(queue_s=0.5)
+    for handle, spent in ((1, slow), (2, quick)):
+        assert generation.spent is (None if handle == 1 else slow)
+        engine.front.deliver(Step([handle], [1], [11], {handle: ("length", None)}, spent={handle: spent, 99: quick}))
+    assert generation.spent is slow and engine.front.num_live == 0
+
+
+def test_the_latest_requests_are_known_by_their_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "_MAX_NAMES", 3)
+    front = Engine().front
+    for name in ("a", "b", "c"):
+        front.submit([1, 2, 3], GenerationConfig(n=2 if name == "b" else 1), request_id=name)
+    assert [front.request_name(handle) for handle in range(6)] == [None, None, "b", "b", "c", None]

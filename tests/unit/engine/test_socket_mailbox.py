@@ -32,6 +32,7 @@ from tonle.engine.messages import (
 )
 from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.socket_mailbox import SocketMailbox, split
+from tonle.telemetry.time_spent import OtherPrompt, TimeSpent, Wait
 
 CARD = ModelCard("LlamaForCausalLM", 512, 9, [], "cpu", "float32", 16, 100, 8, 64, 1.0)
 BUSY, IDLE = LoopStats(num_running=1), LoopStats()
@@ -109,6 +110,24 @@ def test_the_same_handle_of_two_fronts_is_two_requests(engine: Engine) -> None:
     assert ours.finished == {2: ("stop", 7)} and ours.stats == theirs.stats == BUSY
     two.send(Cancel([1]))
     assert engine.mailbox.take(60) == [Cancel([other])]
+
+
+def test_where_time_went_names_the_requests_of_the_same_front_alone(engine: Engine) -> None:
+    one, two = engine.front(), engine.front()
+    one.submit(1, 2)
+    mine = submitted(engine.mailbox.take(60))
+    two.submit(2)
+    (other,) = submitted(engine.mailbox.take(60))
+    prompts = [OtherPrompt(mine[1], 6100, 0.4), OtherPrompt(other, 50, 0.1)]
+    spent = TimeSpent(
+        queue_s=0.5, waits=[Wait("rows", 0.5)], behind=prompts, stalled_by=prompts[::-1], missed={"new": 7}
+    )
+    ended: dict[int, tuple[str, int | None]] = {mine[0]: ("stop", None), other: ("length", None)}
+    engine.mailbox.publish(Step([], [], [], ended, spent={mine[0]: spent, other: TimeSpent(decode_s=1.0)}, stats=BUSY))
+    (ours,), (theirs,) = one.read(), two.read()
+    told = [OtherPrompt(2, 6100, 0.4), OtherPrompt(0, 50, 0.1)]
+    assert ours.spent == {1: msgspec.structs.replace(spent, behind=told, stalled_by=told[::-1])}
+    assert theirs.spent == {2: TimeSpent(decode_s=1.0)}
 
 
 def test_a_front_that_leaves_cancels_what_it_had_under_way_and_nothing_else(engine: Engine) -> None:

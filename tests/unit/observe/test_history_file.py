@@ -165,3 +165,13 @@ def test_a_month_is_read_by_hours() -> None:
     day = history.series(86_400)
     assert day["step"] == 120 and len(day["t"]) == 720
     assert history.series(3600)["step"] == 5 and history.series(300)["step"] == 1
+
+
+def test_a_server_that_restarts_within_a_second_adds_to_it(path: Path) -> None:
+    for number in (1, 2):
+        history = History(path, clock=lambda: 1_700_000_000.5)
+        history.open()
+        history.add(Sample(1_700_000_000, requests=3))
+        assert history.series(1, 1)["series"]["requests_per_s"] == [3 * number]
+        assert history.save()
+        history.file.close()

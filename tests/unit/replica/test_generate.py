@@ -17,6 +17,7 @@ from tonle.protocol.answers import Answer
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.generate import THREAD_BYTES
 from tonle.replica.replica import Replica, ReplicaOptions
+from tonle.telemetry.time_spent import TimeSpent
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -52,9 +53,13 @@ class PressingSink:
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk != "[DONE]")
 
 
-async def send(front: FakeFront, sink: PressingSink, first_s: float = 60.0, **body: Any) -> None:
+async def send(
+    front: FakeFront, sink: PressingSink, first_s: float = 60.0, *, path: str = CHAT, request_id: str = "", **body: Any
+) -> None:
     transport = ReplicaTransport(Replica(front, ReplicaOptions()))  # type: ignore[arg-type]
-    await transport.send("POST", CHAT, msgspec.json.encode({**BODY, **body}), {}, sink, first_s=first_s, silence_s=60)
+    body = body if path != CHAT else {**BODY, **body}
+    headers = {"x-request-id": request_id} if request_id else {}
+    await transport.send("POST", path, msgspec.json.encode(body), headers, sink, first_s=first_s, silence_s=60)
 
 
 def test_a_full_sink_gets_nothing_until_it_has_room_and_then_all_in_order() -> None:
@@ -88,6 +93,16 @@ def test_the_answer_is_told_beside_the_bytes() -> None:
     assert sink.answer.usage is not None and sink.answer.usage["completion_tokens"] == 6
     assert b'"usage"' not in b"".join(sink.pieces), "nothing the caller did not ask for"
     assert set(sink.answer.engine_s or {}) == {"queue", "prefill", "decode"}
+    assert sink.answer.spent is None, "the engine did not tell"
+
+
+def test_the_answer_says_where_the_time_of_the_slowest_prompt_went() -> None:
+    front, sink = FakeFront(lambda prompt, index: "hello"), PressingSink()
+    slow = TimeSpent(queue_s=1.0, decode_s=3.0, num_steps=6)
+    front.spent = [TimeSpent(queue_s=2.0), slow, TimeSpent(prefill_s=3.5)]
+    asyncio.run(send(front, sink, path="/v1/completions", request_id="req-7f", prompt=["a", "b", "c"]))
+    assert sink.answer is not None and sink.answer.complete and sink.answer.spent is slow
+    assert [generation.request_id for generation, _ in front.submitted] == ["req-7f"] * 3, "as other requests name it"
 
 
 @pytest.mark.parametrize("stream", [False, True])

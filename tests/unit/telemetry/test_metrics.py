@@ -24,8 +24,9 @@ class Stats:
     kv_usage: float = 0.5
     prefix_queries: int = 10
     prefix_hits: int = 4
-    prefix_missed: dict[str, int] = field(default_factory=dict)
+    prefix_missed: dict[str, int] = field(default_factory=lambda: {"new": 5, "tail": 1})
     num_preemptions: int = 3
+    num_steps: int = 5
     prompt_tokens: int = 6
     generation_tokens: int = 8
     adaptive: AdaptiveStats | None = None
@@ -67,6 +68,8 @@ def test_engine_state_is_read_when_scraped() -> None:
     assert value(metrics, "vllm:prompt_tokens_total") == 10, "computed and cached together"
     engine.stats = Stats(num_running=9)
     assert value(metrics, "vllm:num_requests_running") == 9
+    assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="new") == 5
+    assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="tail") == 1
 
 
 def test_adaptive_tuning_is_exported_where_it_is_on() -> None:

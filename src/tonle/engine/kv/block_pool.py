@@ -34,6 +34,9 @@ def block_digests(parent: bytes, tokens: Sequence[int], block_size: int) -> list
     return digests
 
 
+_MAX_EVICTED = 32_768  # digests of evicted blocks that are remembered
+
+
 class BlockPool:
     def __init__(self, num_blocks: int, *, max_idle: int | None = None, gc_threshold: float = 1.0) -> None:
         self.num_blocks = num_blocks
@@ -44,6 +47,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 first
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest digests, oldest first
 
     # -- counts
 
@@ -94,6 +98,10 @@ class BlockPool:
     def lookup(self, digest: bytes) -> int | None:
         return self._block_of.get(digest)
 
+    def was_evicted(self, digest: bytes) -> bool:
+        """Whether a block with this content was dropped to make room, not too long ago."""
+        return digest in self._evicted
+
     def publish(self, block: int, digest: bytes) -> None:
         """Let others find this held block. The first block with some content wins; later ones stay private."""
         if digest not in self._block_of and block not in self._hash_of:
@@ -121,7 +129,12 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        self.retract(block)
+        digest = self._hash_of.pop(block)
+        del self._block_of[digest]
+        self._evicted[digest] = None
+        self._evicted.move_to_end(digest)
+        if len(self._evicted) > _MAX_EVICTED:
+            self._evicted.popitem(last=False)
         return block
 
     # -- truth

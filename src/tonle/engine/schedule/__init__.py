@@ -6,7 +6,9 @@ from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.outcome import StepOutcome
 from tonle.engine.schedule.scheduler import Scheduler
 from tonle.engine.schedule.sequence import Sequence
+from tonle.engine.schedule.sequence_notes import spent_without_steps
 from tonle.engine.schedule.step_facts import StepWork, facts_of, work_of
+from tonle.engine.schedule.step_notes import StepNotes
 
-__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepOutcome", "StepWork", "Targets", "TunedLimits",
-           "facts_of", "postpone", "wanted_draws", "work_of"]  # fmt: skip
+__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepNotes", "StepOutcome", "StepWork", "Targets",
+           "TunedLimits", "facts_of", "postpone", "spent_without_steps", "wanted_draws", "work_of"]  # fmt: skip

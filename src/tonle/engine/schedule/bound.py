@@ -93,6 +93,7 @@ def _force(sequence: Sequence, least: int) -> Ending | None:
     sequence.num_pending = 0  # the place of what is in flight is taken now
     for token in forced:
         sequence.tokens.append(token)
+        sequence.num_forced += 1
         if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
             return "stop", token
     return ending(sequence, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tonle.engine.request import TokenLogprob
+from tonle.telemetry.time_spent import TimeSpent
 
 Ending = tuple[str, int | None]  # why a sequence ends, the stop token that matched
 
@@ -20,6 +21,7 @@ class StepOutcome:
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
+    spent: dict[int, TimeSpent] = field(default_factory=dict)  # of those that ended
     other_counts: dict[int, int] = field(default_factory=dict)  # place in `handles` -> tokens, where not one
 
     @property

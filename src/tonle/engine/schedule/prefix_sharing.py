@@ -10,6 +10,7 @@ from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan
 from tonle.engine.schedule.limits import SchedulerLimits
 from tonle.engine.schedule.sequence import Sequence
+from tonle.telemetry.time_spent import MissReason
 
 
 class PrefixSharing:
@@ -33,6 +34,23 @@ class PrefixSharing:
             sequence.blocks[sequence.num_named : sequence.num_named + 1] = [block]
             sequence.num_named += 1
         sequence.num_computed = max(sequence.num_computed, sequence.num_named * bs)
+
+    def missed(self, sequence: Sequence) -> dict[MissReason, int]:
+        """Tokens of its prompt that are not among those it holds, by why. Asked when it first runs, after `hold`."""
+        size, bs, first = len(sequence.request.prompt), self._block_size, sequence.num_named
+        missed: dict[MissReason, int] = {"off": size - first * bs}
+        if self._enabled and sequence.request.config.use_cache:
+            last = max(first, min(_most_cached(sequence), size) // bs)  # full blocks that could have been found
+            present = first
+            while present < last and self._was_there(sequence.digests(present + 1, bs)[present]):
+                present += 1
+            missed = {"evicted": (present - first) * bs, "new": (last - present) * bs}
+            missed["tail" if _is_whole(sequence) else "off"] = size - last * bs
+        return {why: count for why, count in missed.items() if count > 0}
+
+    def _was_there(self, digest: bytes) -> bool:
+        """It was evicted; or it is there, and what precedes it was evicted."""
+        return self._pool.was_evicted(digest) or self._pool.lookup(digest) is not None
 
     def catch_up(self, sequence: Sequence, plan: Plan) -> None:
         """Hold what others with the same prompt have computed since it was admitted, instead of computing it again: the n
@@ -61,6 +79,11 @@ class PrefixSharing:
         """Its blocks may hold anything: none of them is found again."""
         for block in sequence.blocks:
             self._pool.retract(block)
+
+
+def _is_whole(sequence: Sequence) -> bool:
+    """Its prompt may come from the cache but for its last token: nothing is wanted of each."""
+    return sequence.pooling != "mean" and sequence.request.config.prompt_logprobs is None
 
 
 def _most_cached(sequence: Sequence) -> int:

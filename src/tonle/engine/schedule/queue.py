@@ -93,12 +93,16 @@ class WaitingQueue:
         sequence = self.peek()
         assert sequence is not None
         heapq.heappush(self._aside.setdefault(sequence.request.adapter, []), heapq.heappop(self._heap))
+        if sequence.notes is not None:
+            sequence.notes.stand_aside(True)
 
     def recall(self, adapter: int) -> None:
         """Those set aside with this adapter come up again, each in its place."""
         for entry in self._aside.pop(adapter, ()):
             if self._waiting.get(entry[1]) is entry[2]:
                 heapq.heappush(self._heap, entry)
+                if entry[2].notes is not None:
+                    entry[2].notes.stand_aside(False)
 
     def adapters_aside(self) -> list[int]:
         """Adapters that sequences were set aside with, in the order of the first sequence of each."""

@@ -1,6 +1,6 @@
 """The scheduler: one token budget per step, running sequences first, then the waiting queue.
 
-It owns sequences, rows and (through the pool) blocks; it never sees a tensor. A step's tokens may still be unknown when
+It decides; what sequences hold is counted in `Places`. It never sees a tensor. A step's tokens may still be unknown when
 the next step is planned (`Sequence.num_pending`): the loop commits them later.
 """
 
@@ -11,42 +11,34 @@ from operator import attrgetter
 
 from tonle.engine.constraint import Constraint
 from tonle.engine.kv.block_pool import BlockPool
-from tonle.engine.plan import Join, Plan, StepResult
+from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import Request
-from tonle.engine.schedule.adapter_slots import AdaptersInMemory, AdapterSlots
+from tonle.engine.schedule.adapter_slots import AdaptersInMemory
 from tonle.engine.schedule.bound import begin, ending, is_known, push
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.outcome import StepOutcome
-from tonle.engine.schedule.prefix_sharing import PrefixSharing
-from tonle.engine.schedule.queue import WaitingQueue, order_key
+from tonle.engine.schedule.places import Places
+from tonle.engine.schedule.queue import order_key
 from tonle.engine.schedule.sequence import Sequence
+from tonle.engine.schedule.sequence_notes import SequenceNotes
 from tonle.engine.schedule.static_batches import StaticBatches
+from tonle.telemetry.time_spent import WaitReason
 
 _KEY = attrgetter("key")
 _MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
 
 
-class Scheduler:
+class Scheduler(Places):
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int], adapters: AdaptersInMemory | None = None
     ) -> None:
-        self.limits = limits
+        super().__init__(limits, pool, adapters)
         self.tuned: TunedLimits | None = None  # tighter ones in force now
-        self.pool = pool
-        self.waiting = WaitingQueue()
-        self.slots = AdapterSlots(limits.num_adapter_slots, adapters, self.waiting)
-        self.running: dict[int, Sequence] = {}  # by handle, in order of admission
-        # First scheduled since last asked: handle -> now, cached tokens.
-        self.started: dict[int, tuple[float, int]] = {}
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.num_preemptions = 0
         self.prompt_tokens = 0  # planned, not counting cache hits
-        self._prefixes = PrefixSharing(limits, pool)
         self._eos = frozenset(eos_ids)
-        self._rows = list(range(limits.max_num_seqs - 1, -1, -1))
         self._suspects: dict[int, Sequence] = {}  # were in a step that failed, and have not been in a good one since
         self._batches = StaticBatches(limits, self.waiting)
+        self._why: WaitReason = "step"  # the first that waits was not admitted
 
     # -- messages
 
@@ -62,8 +54,11 @@ class Scheduler:
             return "its adapter is not loaded any more"
         return None
 
-    def add(self, request: Request, constraint: Constraint | None = None) -> StepOutcome | None:
-        """It waits from now on. An outcome: it has ended, for its constraint leaves nothing to choose."""
+    def add(
+        self, request: Request, constraint: Constraint | None = None, *, compiled_s: float = 0.0
+    ) -> StepOutcome | None:
+        """It waits from now on. An outcome: it has ended, for its constraint leaves nothing to choose. `compiled_s`: how long it
+        waited for that constraint."""
         stops = frozenset(request.config.stop_token_ids)
         if request.config.early_stopping:
             stops |= self._eos
@@ -72,6 +67,9 @@ class Scheduler:
         if constraint is not None and (outcome := begin(sequence)) is not None:
             return outcome
         self.waiting.push(sequence)
+        if self.notes is not None:
+            sequence.notes = SequenceNotes(self.notes, request, compiled_s=compiled_s)
+            self.notes.arrived(sequence)
         return None
 
     def cancel(self, handle: int) -> bool:
@@ -83,6 +81,8 @@ class Scheduler:
                 return False
             self._vacate(sequence)
         self._suspects.pop(handle, None)
+        if self.notes is not None:
+            self.notes.forget_sequence(handle)
         sequence.done = True
         return True
 
@@ -93,6 +93,8 @@ class Scheduler:
     # -- planning
 
     def plan(self, now: float) -> Plan:
+        if self.notes is not None:
+            self.notes.begin_plan(now)
         if self._suspects:
             return self._plan_suspect(now)
         plan = Plan()
@@ -109,8 +111,11 @@ class Scheduler:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
             if sequence.num_remaining > 1 and sequence.num_computed < len(sequence.request.prompt):
                 self._prefixes.catch_up(sequence, plan)
+                plan.prompts.append(len(plan.rows))
             count = min(sequence.num_remaining, budget, most)
             if not self._grow(sequence, count, plan):
+                if plan.prompts and plan.prompts[-1] == len(plan.rows):
+                    plan.prompts.pop()
                 continue
             self._schedule(sequence, count, plan)
             budget -= count
@@ -120,39 +125,36 @@ class Scheduler:
             self.waiting.pop()
             self._batches.num_left -= not self.limits.continuous
             self._admit(newcomer, plan, now)
+            plan.prompts.append(len(plan.rows))
             count = min(newcomer.num_remaining, budget, most)
             self._schedule(newcomer, count, plan)
             budget -= count
+        if self.notes is not None:
+            self.notes.end_plan(plan, (self._why if budget else "prompts") if self.waiting else None)
         return plan
 
     def _plan_suspect(self, now: float) -> Plan:
         """One suspect alone, so that a step that fails again names the one at fault. The others wait meanwhile."""
         plan = Plan()
         handle, sequence = next(iter(self._suspects.items()))
-        if sequence.num_pending:
-            return plan  # it has been launched: the loop reads the step before it plans another
+        if sequence.num_pending:  # it has been launched: the loop reads the step before it plans another
+            self._note_suspect(plan)
+            return plan
         if sequence.row is None:
             if not self._make_room(sequence):
                 del self._suspects[handle]
                 return self.plan(now)
             self.waiting.take(handle)
             self._admit(sequence, plan, now)
+        if sequence.num_remaining > 1:
+            plan.prompts.append(0)
         self._schedule(sequence, min(sequence.num_remaining, self.limits.max_num_batched_tokens), plan)
+        self._note_suspect(plan)
         return plan
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """A row, blocks and a slot for its adapter, at the cost of running sequences if need be. It holds its cached prefix
-        afterwards."""
-        adapter = sequence.request.adapter
-        while True:
-            self._prefixes.hold(sequence)
-            need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
-            if self._rows and self.pool.num_available >= need and (not adapter or self.slots.force(adapter)):
-                return True
-            self.pool.release(sequence.rewind())
-            if not self.running:
-                return False
-            self._preempt(max(self.running.values(), key=lambda s: (s.key, s.request.handle)))
+    def _note_suspect(self, plan: Plan) -> None:
+        if self.notes is not None:
+            self.notes.end_plan(plan, "prompts" if self.waiting else None)
 
     def wake_s(self, now: float) -> float | None:
         """How long the loop may sleep before `plan` has something new to say; None = until a message comes."""
@@ -189,77 +191,29 @@ class Scheduler:
             if sequence.pooling:
                 plan.samples[-1] = False
 
-    def _grow(self, sequence: Sequence, count: int, plan: Plan) -> bool:
-        """Blocks for `count` more tokens, taken from the least important if need be. False: it lost its own row."""
-        have = len(sequence.blocks)
-        need = -(-(sequence.num_computed + count) // self.limits.block_size) - have
-        if need <= 0:
-            return True
-        while self.pool.num_available < need:
-            scheduled = {s.request.handle for s in plan.sequences}
-            victims = [s for h, s in self.running.items() if h not in scheduled]
-            victim = max(victims, key=lambda s: (s.key, s.request.handle))
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        assert sequence.row is not None
-        sequence.blocks += [self.pool.take() for _ in range(need)]
-        plan.new_blocks.append((sequence.row, have, sequence.blocks[have:]))
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        del self.running[sequence.request.handle]
-        self._vacate(sequence)
-        self.waiting.push(sequence)
-        self.num_preemptions += 1
-
-    def _vacate(self, sequence: Sequence) -> None:
-        assert sequence.row is not None
-        self._rows.append(sequence.row)
-        self.pool.release(sequence.rewind())
-        if sequence.request.adapter:
-            self.slots.release(sequence.request.adapter)
-
     # -- admission
 
     def _admissible(self, now: float) -> Sequence | None:
-        """The next sequence to admit with its cached prefix held, or None if it has to wait."""
+        """The next sequence to admit with its cached prefix held; or None if it has to wait, and `_why` says for what."""
         if self.tuned is not None and len(self.running) >= self.tuned.max_num_seqs:
+            self._why = "tuned"
             return None
         sequence = self.waiting.peek()
         if sequence is not None and sequence.request.adapter:
             sequence = self.slots.next_waiting()
-        if (
-            sequence is None
-            or not self._rows
-            or sequence.num_pending
-            or not self._batches.is_open(now, bool(self.running))
-        ):
-            return None
-        bs = self.limits.block_size
-        self._prefixes.hold(sequence)
-        if self.pool.num_available < -(-sequence.num_known // bs) - len(sequence.blocks):
-            self.pool.release(sequence.rewind())
-            return None
-        return sequence
-
-    def _admit(self, sequence: Sequence, plan: Plan, now: float) -> None:
-        """`sequence` waits no more, and holds its cached prefix."""
-        self.running[sequence.request.handle] = sequence
-        need = -(-sequence.num_known // self.limits.block_size) - len(sequence.blocks)
-        sequence.blocks += [self.pool.take() for _ in range(need)]
-        sequence.row = self._rows.pop()
-        request = sequence.request
-        slot = self.slots.hold(request.adapter, plan) if request.adapter else -1
-        join = Join(sequence.row, request.prompt, sequence.output, request.config, request.seed, slot, request.pooling)
-        plan.joins.append(join)
-        plan.new_blocks.append((sequence.row, 0, list(sequence.blocks)))
-        if not sequence.started:
-            sequence.started = True
-            sequence.num_cached = sequence.num_computed
-            self.started[request.handle] = (now, sequence.num_cached)
-            self.prefix_queries += len(request.prompt)
-            self.prefix_hits += sequence.num_cached
+        if sequence is None:
+            self._why = "adapter"  # those that wait, if any, stand aside
+        elif not self._rows:
+            self._why = "rows"
+        elif sequence.num_pending:
+            self._why = "step"
+        elif not self._batches.is_open(now, bool(self.running)):
+            self._why = "batch"
+        elif not self._fits(sequence):
+            self._why = "blocks"
+        else:
+            return sequence
+        return None
 
     # -- committing
 
@@ -279,7 +233,7 @@ class Scheduler:
                 if i in result.pooled:
                     outcome.embeddings[handle] = result.pooled[i]
                     outcome.finished[handle] = ("stop", None)
-                    self.cancel(handle)
+                    self._end(sequence, outcome)
                 continue
             if sequence.constraint is not None and (i in plan.missed or is_known(sequence, plan.place(i))):
                 continue
@@ -297,10 +251,18 @@ class Scheduler:
                 if ends := (end := ending(sequence, token)) is not None:
                     outcome.finished[handle] = end
             if ends:
-                self.cancel(handle)
+                self._end(sequence, outcome)
             elif sequence.row is not None:
                 self._prefixes.publish(sequence)
+        if self.notes is not None and self.notes.without_token:
+            self.notes.first_tokens()
         return outcome
+
+    def _end(self, sequence: Sequence, outcome: StepOutcome) -> None:
+        handle = sequence.request.handle
+        if sequence.notes is not None:
+            outcome.spent[handle] = sequence.notes.ended(sequence.num_output - sequence.num_forced)
+        self.cancel(handle)
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""
@@ -329,30 +291,10 @@ class Scheduler:
                 continue
             sequence.num_pending = 0  # what was sampled is lost, and will be the same again
             if handle in self.running:
-                del self.running[handle]
-                self._vacate(sequence)
-                self.waiting.push(sequence)
+                self._set_back(sequence)
             self._suspects[handle] = sequence
         self.slots.forget_loads(plans)
         return ended
-
-    # -- truth
-
-    def verify(self) -> None:
-        """Recount rows, blocks, slots of adapters and progress; raises AssertionError on any disagreement."""
-        self.pool.verify(s.blocks for s in self.running.values())
-        self.slots.verify(self.running.values())
-        self.waiting.verify()
-        _verify_rows(list(self.running.values()), self._rows, self.limits)
-
-
-def _verify_rows(running: list[Sequence], free: list[int], limits: SchedulerLimits) -> None:
-    rows = [s.row for s in running]
-    assert None not in rows and len(set(rows)) == len(rows), "two sequences share a row"
-    assert sorted([*free, *(r for r in rows if r is not None)]) == list(range(limits.max_num_seqs))
-    for s in running:
-        assert not s.done and 0 <= s.num_computed <= s.num_known <= limits.context_length + 1
-        assert len(s.blocks) * limits.block_size >= s.num_computed
 
 
 def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:

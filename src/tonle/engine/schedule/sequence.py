@@ -5,14 +5,15 @@ from __future__ import annotations
 from tonle.engine.constraint import Constraint
 from tonle.engine.kv.block_pool import block_digests, root_digest
 from tonle.engine.request import Request
+from tonle.engine.schedule.sequence_notes import SequenceNotes
 
 
 class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
-    __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "num_cached", "num_computed",
-                 "num_named", "num_pending", "num_suspected", "num_unsent", "pooling", "request", "row", "started", "stops",
-                 "tokens")  # fmt: skip
+    __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "notes", "num_cached",
+                 "num_computed", "num_forced", "num_named", "num_pending", "num_suspected", "num_unsent", "pooling",
+                 "request", "row", "started", "stops", "tokens")  # fmt: skip
 
     def __init__(
         self, request: Request, *, key: float, stops: frozenset[int], constraint: Constraint | None = None
@@ -28,6 +29,7 @@ class Sequence:
         self.num_pending = 0  # sampled on the device at a place that is not known, and not read yet
         # Of its output, forced before its first step: the caller gets them with the first that is drawn.
         self.num_unsent = 0
+        self.num_forced = 0  # of its output: no step drew them
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
         self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
         self.blocks: list[int] = []
@@ -38,6 +40,7 @@ class Sequence:
         self.done = False
         self.is_late = False  # its mask is still being filled: it is left out of steps
         self.num_suspected = 0  # steps that failed with it among others
+        self.notes: SequenceNotes | None = None  # of where its time goes, if that is noted
 
     @property
     def num_known(self) -> int:

@@ -17,6 +17,8 @@ from tonle.gateway.backends.breaker import Breaker
 from tonle.gateway.backends.transport import HttpTransport, Transport
 from tonle.protocol.replies import ModelEntry
 
+NOT_PROBED = "not probed yet"
+
 
 class Backend:
     def __init__(
@@ -36,7 +38,7 @@ class Backend:
         self._list_models = list_models
         self._models = {name: ModelEntry(id=name) for name in row.models}
         self.kind = row.kind  # auto until the first probe has found out
-        self.unhealthy_reason: str | None = None if row.models else "not probed yet"  # None: it is healthy
+        self.unhealthy_reason: str | None = None if row.models else NOT_PROBED  # None: it is healthy
         self.warning: str | None = None  # what its operator should know though it is healthy
         self.draining = False  # set by an admin: finish what runs, take nothing new
         self.gate = Gate(

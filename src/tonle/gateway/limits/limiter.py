@@ -36,4 +36,7 @@ class Limiter(Protocol):
 
 
 def refusal(name: LimitName, limits: KeyLimits, wait_s: float) -> RateLimited:
-    return RateLimited(f"this key may {_WORDS[name].format(getattr(limits, name))}", retry_after_s=wait_s)
+    limit = _WORDS[name].format(getattr(limits, name))
+    refused = RateLimited(f"this key may {limit}", retry_after_s=wait_s)
+    refused.limit = limit
+    return refused

@@ -1,0 +1,133 @@
+"""`AlertSources`: looks once a second for what alerts are about: missed targets, dead backends, alarms of the audit.
+
+Does: tell `Alerts` what is wrong and what is right again. Does not: post (`observe/alerts.py`), judge latencies
+(`observe/sla.py`) or probe servers (`backends/backend_pool.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from tonle.audit.audit_stats import Alarm
+from tonle.edge.buffered_reply import BufferedReply
+from tonle.edge.client import UpstreamError
+from tonle.errors import TonleError
+from tonle.gateway.backends.backend import NOT_PROBED, Backend
+from tonle.observe.alerts import Alerts
+from tonle.observe.sla import TITLES, Sla, TargetVerdict
+
+log = logging.getLogger("tonle.alerts")
+
+INTERVAL_S = 1.0
+ASK_TIMEOUT_S = 5.0  # of the engine in this process
+TRIED_S = 60.0  # a backend that is on trial, and gets no request, counts as back after so long
+NO_MORE_LOST_S = 600.0  # then losses of records are over
+
+_LOST = "lost records"
+_WRITING = "writing"
+
+
+class AlertSources:
+    """Use from one event loop; `on_alarm` from any thread."""
+
+    def __init__(
+        self, alerts: Alerts, sla: Sla, backends: list[Backend], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._alerts = alerts
+        self._sla = sla
+        self._backends = backends
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._paused_s: dict[str, float] = {}  # backend -> when its breaker was last open
+        self._was_ready = False  # the engine in this process: until it is, it is being loaded
+        self._lost_s: float | None = None  # when records were lost last
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._alerts.start()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+            self._watcher = None
+        await self._alerts.stop()
+
+    def on_alarm(self, alarm: Alarm) -> None:
+        """Of the audit trail, on its thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._take_alarm, alarm)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                await self.look()
+            except Exception:
+                log.exception("looking for alerts failed")
+
+    async def look(self) -> None:
+        """At everything, once."""
+        for target in self._sla.verdict().targets:
+            self._judge(target)
+        for backend in self._backends:
+            why = await self._why_not_ready(backend) if backend.local else self._why_dead(backend)
+            subject = "engine" if backend.local else backend.name
+            if why is None:
+                self._alerts.resolve("backend", subject, f"{_named(backend)} answers again")
+            else:
+                self._alerts.fire("backend", subject, f"{_named(backend)} is dead: {why}", {"reason": why})
+        if self._lost_s is not None and self._clock() - self._lost_s >= NO_MORE_LOST_S:
+            self._lost_s = None
+            self._alerts.resolve("audit", _LOST, "no more audit records were lost for ten minutes")
+
+    def _judge(self, target: TargetVerdict) -> None:
+        if target.meets:
+            self._alerts.resolve("sla", target.name, f"{TITLES[target.name]} p95 is within its target again")
+            return
+        details = msgspec.to_builtins(target)
+        self._alerts.fire("sla", target.name, target.sentence, details)
+
+    def _why_dead(self, backend: Backend) -> str | None:
+        """None: it is healthy, or draining. One whose breaker is half open is dead until a request has succeeded."""
+        now_s, breaker = self._clock(), backend.breaker
+        if not breaker.allows:
+            self._paused_s[backend.name] = now_s
+        elif breaker.state == "closed" or now_s - self._paused_s.get(backend.name, now_s - TRIED_S) >= TRIED_S:
+            self._paused_s.pop(backend.name, None)
+        if backend.unhealthy_reason not in (None, NOT_PROBED):
+            return backend.unhealthy_reason
+        return "several requests in a row failed" if backend.name in self._paused_s else None
+
+    async def _why_not_ready(self, backend: Backend) -> str | None:
+        """What the engine in this process says of itself; None also while its model is loaded for the first time."""
+        answer = BufferedReply()
+        try:
+            await backend.send("GET", "/health/ready", b"", {}, answer, first_s=ASK_TIMEOUT_S)
+            why = None if answer.status == 200 else str(msgspec.json.decode(answer.body).get("reason"))
+        except (TonleError, UpstreamError) as error:
+            why = str(error)
+        self._was_ready = self._was_ready or why is None
+        return why if self._was_ready else None
+
+    def _take_alarm(self, alarm: Alarm) -> None:
+        if alarm.kind == "lost":
+            self._lost_s = self._clock()
+            self._alerts.fire("audit", _LOST, alarm.message, {"num_lost": alarm.num_lost})
+        elif alarm.kind == "failing":
+            self._alerts.fire("audit", _WRITING, alarm.message)
+        else:
+            self._alerts.resolve("audit", _WRITING, alarm.message)
+
+
+def _named(backend: Backend) -> str:
+    return "the engine" if backend.local else f"backend {backend.name}"

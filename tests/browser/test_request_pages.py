@@ -1,0 +1,181 @@
+"""Requests with their waterfall and record, experiments, usage and audit, in a browser, against a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.browser.conftest import House
+from tests.browser.signed_in import go_to, signed_in
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+AXE = Path(__file__).parent / "vendor/axe.min.js"
+PAGES = ("requests", "experiments", "usage", "audit", "playground")
+READY = {  # what a page shows when it has loaded
+    "requests": "requests-table", "experiments": "experiment", "usage": "usage-totals", "audit": "trail-state",
+    "playground": "pane", "requests/ID": "waterfall",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def asked(house: House) -> list[str]:
+    """Ids of answered requests, of which the last ones took part in the experiment."""
+    replies = [house.ask(f"Count to {number}.", stream=number % 2 == 0, max_tokens=12) for number in range(3)]
+    replies += [house.ask(f"Say {number}.", model="river", user=f"user-{number}", max_tokens=8) for number in range(6)]
+    assert all(reply.status_code == 200 for reply in replies)
+    return [reply.headers["x-request-id"] for reply in replies]
+
+
+@pytest.fixture(scope="module")
+def admin(browser: Browser, house: House, asked: list[str]) -> Iterator[Page]:
+    with signed_in(browser, house.url, house.admin_key, "requests") as page:
+        yield page
+
+
+def told(house: House, path: str) -> Any:
+    """What the page is told, asked for by a program."""
+    headers = {"authorization": f"Bearer {house.admin_key}"}
+    return httpx.get(f"{house.url}/dashboard/api/{path}", headers=headers, timeout=30).json()
+
+
+def seconds(page: Page, test_id: str, name: str) -> list[float]:
+    return [float(each.get_attribute(name) or "nan") for each in page.get_by_test_id(test_id).all()]
+
+
+def test_a_waterfall_adds_up_to_the_latency_of_its_request(admin: Page, house: House, asked: list[str]) -> None:
+    go_to(admin, f"requests/{asked[0]}")
+    waterfall = admin.get_by_test_id("waterfall")
+    waterfall.wait_for()
+    total_s = float(waterfall.get_attribute("data-total") or "nan")
+    starts, lengths = seconds(admin, "span", "data-start"), seconds(admin, "span", "data-seconds")
+    assert len(lengths) >= 3
+    assert sum(lengths) == pytest.approx(total_s, rel=1e-6)
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    assert starts == pytest.approx([0.0, *ends[:-1]], abs=1e-6)
+    row = told(house, f"requests/{asked[0]}")["request"]
+    assert total_s == pytest.approx(row["total_s"], rel=1e-6)
+    assert admin.get_by_test_id("sentences").locator("li").count() >= 1
+
+
+def test_bars_are_where_their_spans_are(admin: Page, asked: list[str]) -> None:
+    go_to(admin, f"requests/{asked[0]}")
+    admin.get_by_test_id("waterfall").wait_for()
+    track = admin.locator(".waterfall-track").first.bounding_box()
+    bars = [bar.bounding_box() for bar in admin.locator("[data-testid=span] .waterfall-bar:first-child").all()]
+    assert track is not None
+    assert all(bar is not None for bar in bars)
+    total_s = float(admin.get_by_test_id("waterfall").get_attribute("data-total") or "nan")
+    for bar, start_s in zip(bars, seconds(admin, "span", "data-start"), strict=True):
+        assert bar is not None
+        assert bar["x"] - track["x"] == pytest.approx(track["width"] * start_s / total_s, abs=1.5)
+
+
+def test_the_record_of_a_request_is_shown_and_verified(admin: Page, asked: list[str]) -> None:
+    go_to(admin, f"requests/{asked[1]}")
+    detail = admin.get_by_test_id("request-detail")
+    detail.get_by_test_id("verified").get_by_text("verified", exact=True).wait_for()
+    detail.get_by_test_id("audit-record").locator("summary").first.click()
+    assert detail.locator("[data-field=user_input]").inner_text().endswith("Count to 1.")
+    detail.get_by_test_id("close-detail").click()
+    detail.wait_for(state="detached")
+
+
+def test_requests_appear_as_they_end_and_can_be_filtered(admin: Page, house: House, asked: list[str]) -> None:
+    go_to(admin, "requests")
+    table = admin.get_by_test_id("requests-table")
+    admin.get_by_test_id("filter-text").fill("no-such-request")
+    table.get_by_text("No request meets these conditions.").wait_for()
+    admin.get_by_test_id("filter-clear").click()
+    admin.get_by_test_id("pause").click()
+    new = house.ask("Are you there?", max_tokens=4).headers["x-request-id"]
+    admin.get_by_test_id("pause").get_by_text("1 new").wait_for()
+    admin.get_by_test_id("filter-text").fill(new)
+    table.get_by_text("No request meets these conditions.").wait_for()
+    admin.get_by_test_id("pause").click()
+    table.locator(".open-row").first.click()
+    admin.get_by_role("heading", name=f"Request {new}").wait_for()
+    go_to(admin, "requests")
+    admin.get_by_test_id("filter-text").fill("")
+
+
+def test_an_experiment_shows_its_arms_and_is_stopped_and_started(admin: Page) -> None:
+    go_to(admin, "experiments")
+    experiment = admin.get_by_test_id("experiment")
+    assert experiment.get_by_test_id("arm").count() == 2
+    experiment.get_by_test_id("stop-experiment").click()
+    experiment.get_by_test_id("stop-experiment-confirm").click()
+    experiment.get_by_text("stopped", exact=True).wait_for()
+    experiment.get_by_test_id("start-experiment").click()
+    experiment.get_by_test_id("start-experiment-confirm").click()
+    experiment.get_by_text("running", exact=True).wait_for()
+
+
+def test_usage_adds_up_and_can_be_downloaded(admin: Page, house: House) -> None:
+    go_to(admin, "usage")
+    table = admin.get_by_test_id("usage-table")
+    table.get_by_text("user", exact=True).wait_for()
+    rows = told(house, "usage")["rows"]
+    total = admin.get_by_test_id("total-requests").inner_text()
+    assert int(total.replace(",", "")) == sum(row["requests"] for row in rows) >= 10
+    admin.get_by_test_id("usage-group").select_option("model")
+    table.get_by_text("river", exact=True).wait_for()
+    with admin.expect_download() as downloading:
+        admin.get_by_test_id("usage-csv").click()
+    assert Path(downloading.value.path()).read_text().startswith("day,key_id,")
+
+
+def test_the_audit_is_searched_and_verified(admin: Page) -> None:
+    go_to(admin, "audit")
+    table = admin.get_by_test_id("audit-table")
+    admin.get_by_test_id("audit-text").fill("Count to 2.")
+    admin.get_by_test_id("audit-search").click()
+    table.locator("tbody tr").nth(1).wait_for(state="detached")
+    admin.get_by_test_id("verify-now").click()
+    admin.locator("[data-testid=verify-report][data-ok=true]").wait_for()
+    table.locator(".open-row").click()
+    admin.get_by_test_id("audit-record-page").get_by_test_id("verified").wait_for()
+    assert "Count to 2." in admin.get_by_test_id("record").inner_text()
+
+
+def test_a_key_that_may_only_read_sees_why_it_may_not_change(browser: Browser, house: House, asked: list[str]) -> None:
+    with signed_in(browser, house.url, house.reader_key, "experiments") as page:
+        page.get_by_test_id("stop-experiment").wait_for()
+        assert page.get_by_test_id("stop-experiment").is_disabled()
+        go_to(page, "playground")
+        page.get_by_test_id("playground-disabled").get_by_text("scope").wait_for()
+        assert page.get_by_test_id("draft").count() == 0
+        go_to(page, f"requests/{asked[0]}")
+        page.get_by_test_id("waterfall").wait_for()
+
+
+@pytest.mark.parametrize("address", [*PAGES, "requests/ID"])
+def test_no_page_has_a_serious_accessibility_fault(admin: Page, asked: list[str], address: str) -> None:
+    go_to(admin, address.replace("ID", asked[0]))
+    admin.get_by_test_id(READY[address]).first.wait_for()
+    admin.evaluate(AXE.read_text())
+    found = admin.evaluate("() => axe.run('main', {resultTypes: ['violations']})")
+    serious = [
+        (each["id"], each["nodes"][0]["html"][:200])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+@pytest.mark.parametrize("address", [*PAGES, "requests/ID"])
+def test_no_page_is_wider_than_a_phone(admin: Page, asked: list[str], address: str) -> None:
+    before = admin.viewport_size
+    assert before is not None
+    admin.set_viewport_size({"width": 390, "height": 844})
+    try:
+        go_to(admin, address.replace("ID", asked[0]))
+        admin.get_by_test_id(READY[address]).first.wait_for()
+        assert admin.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    finally:
+        admin.set_viewport_size(before)
