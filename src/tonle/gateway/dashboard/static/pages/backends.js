@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { Sparkline } from "../charts.js";
-import { count, number, percent } from "../format.js";
+import { count, NONE, number, percent } from "../format.js";
 import { html } from "../html.js";
 import { live, TRACK_SECONDS, useLive } from "../live.js";
 import { Table } from "../table.js";
@@ -19,6 +19,7 @@ export default function BackendsPage({ session }) {
     ${readOnly && html`<${Message} testid="read-only">${readOnly}<//>`}
     <${Table} label="Backends" testid="backends" rows=${rows} rowKey=${(row) => row.name} columns=${columns(readOnly)}
       sort=${{ id: "name", descending: false }} empty=${event ? "No backend is configured." : "Waiting for figures…"} />
+    ${rows.filter((row) => row.warning).map((row) => html`<${Message} key=${row.name} kind="warning"><b>${row.name}</b>: ${row.warning}<//>`)}
     <p class="hint">Lines show the last ${TRACK_SECONDS / 60} minutes. A drained backend finishes the requests it has and gets no new ones.</p>`;
 }
 
@@ -30,7 +31,7 @@ function columns(readOnly) {
   return [
     { id: "name", title: "Name", value: (row) => row.name, show: nameCell },
     { id: "state", title: "State", value: stateOf, show: stateCell },
-    { id: "models", title: "Models", value: (row) => row.models.join(", "), wide: "most" },
+    { id: "models", title: "Models", value: (row) => row.models.join(", "), show: (row) => row.models.join(", ") || NONE, wide: "most" },
     { id: "running", title: "Running", align: "right", value: running, show: (row) => lineCell(row, "running", count(running(row))) },
     { id: "waiting", title: "Waiting", align: "right", wide: true, value: waiting, show: (row) => count(waiting(row)) },
     { id: "tokens", title: "Tokens/s", align: "right", wide: true, value: tokensPerSecond, show: (row) => lineCell(row, "tokens_per_s", number(tokensPerSecond(row))) },
@@ -61,7 +62,7 @@ const KINDS = { available: "good", draining: "warning", drained: "warning", "on 
 // The reason is part of the cell, not of a tooltip: it is what an operator looks for.
 function stateCell(row) {
   const words = stateOf(row);
-  const reason = row.unhealthy_reason || row.warning || (words === "resting" ? "too many failures; it is tried again shortly" : "");
+  const reason = row.unhealthy_reason || (words === "resting" ? "too many failures; it is tried again shortly" : "");
   return html`<${Badge} kind=${KINDS[words]}>${words}<//>${reason && html`<div class="hint reason">${reason}</div>`}`;
 }
 
