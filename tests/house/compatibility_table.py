@@ -64,7 +64,6 @@ Row = tuple[str, str]  # what becomes of a field, and a line about it
 
 
 @functools.cache
-@functools.cache
 def rows(path: str) -> dict[str, Row]:
     """Of each field at `path`. Those honoured come first, as the docs page has them."""
     request = REQUESTS[path]

@@ -408,28 +408,6 @@ def test_tokenize_sees_every_field_that_changes_a_prompt(server: Fixture, fields
     assert tokens["tokens"] == server.front.submitted[-1][0].prompt and "warnings" not in tokens
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": TOOLS, "tool_choice": "none"},
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
-            {"type": "function", "function": {"name": TOOLS[0]["function"]["name"]}}]}}},
-        {"functions": [TOOLS[0]["function"]]},
-        {"functions": [TOOLS[0]["function"]], "function_call": "none"},
-        {"tools": None, "reasoning_effort": "high"},
-        {"tools": None, "enable_thinking": False},
-        {"tools": None, "thinking": {"type": "disabled"}},
-        {"tools": None, "reasoning": {"effort": "low"}},
-    ],
-)  # fmt: skip
-def test_tokenize_sees_every_field_that_changes_a_prompt(server: Fixture, fields: dict[str, Any]) -> None:
-    server.says("Yes.")
-    body = {"messages": HELLO["messages"], **fields}
-    server.post(body)
-    tokens = server.post(body, "/tokenize").json()
-    assert tokens["tokens"] == server.front.submitted[-1][0].prompt and "warnings" not in tokens
-
-
 def test_a_prompt_that_is_cut(server: Fixture) -> None:
     server.post({**HELLO, "tools": None, "truncate_prompt_tokens": 5})
     assert server.prompt == "tant>"

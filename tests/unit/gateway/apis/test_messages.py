@@ -284,21 +284,3 @@ def test_what_changes_the_prompt_is_counted() -> None:
     counted = count_body(parse(msgspec.json.encode(asked), CountTokensRequest)[0])
     assert counted["tool_choice"] == "none" and counted["reasoning_effort"] == "low"
     assert "parallel_tool_calls" not in counted
-
-
-def test_thoughts_may_be_left_out_of_the_reply() -> None:
-    assert body(thinking={"type": "adaptive", "display": "omitted"})["include_reasoning"] is False
-    assert "include_reasoning" not in body(thinking={"type": "adaptive", "display": "summarized"})
-
-
-def test_what_changes_the_prompt_is_counted() -> None:
-    choice = {"type": "none", "disable_parallel_tool_use": True}
-    asked = {
-        **ASK,
-        "tools": [{"name": "f", "input_schema": {}}],
-        "tool_choice": choice,
-        "output_config": {"effort": "low"},
-    }
-    counted = count_body(parse(msgspec.json.encode(asked), CountTokensRequest)[0])
-    assert counted["tool_choice"] == "none" and counted["reasoning_effort"] == "low"
-    assert "parallel_tool_calls" not in counted

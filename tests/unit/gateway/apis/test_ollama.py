@@ -137,8 +137,3 @@ def test_an_answer_that_is_none_is_the_backends_failure(kind: Any, body: bytes) 
 def test_a_text_that_is_too_long_is_cut_unless_the_caller_says_not_to() -> None:
     for truncate, expected in ((None, -1), (True, -1), (False, None)):
         assert embed_body(OllamaEmbedRequest(input="x", truncate=truncate)).get("truncate_prompt_tokens") == expected
-
-
-def test_a_text_that_is_too_long_is_cut_unless_the_caller_says_not_to() -> None:
-    for truncate, expected in ((None, -1), (True, -1), (False, None)):
-        assert embed_body(OllamaEmbedRequest(input="x", truncate=truncate)).get("truncate_prompt_tokens") == expected
