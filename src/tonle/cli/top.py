@@ -28,6 +28,7 @@ _ONCE_S = 5.0
 _RATES_S = 3.0  # rates are over at least this long, so that a second without a request is not a zero
 _LATENCIES_S = 60.0
 _KEPT = 300  # figures for sparklines
+_HINT = "q to leave"
 _QUIT_KEYS = (b"q", b"Q", b"\x1b", b"\x04", b"")  # also Escape, Ctrl-D, and a terminal that is gone
 
 
@@ -150,7 +151,9 @@ async def _watch(page: MetricsPage, interval_s: float) -> None:
             except TonleError as error:
                 problem = error.message
             if watched.figures:
-                shown = draw(str(page.address), watched.figures, columns=console.size.width, problem=problem)
+                shown = draw(
+                    str(page.address), watched.figures, columns=console.size.width, problem=problem, hint=_HINT
+                )
                 view.update(shown, refresh=True)
 
 

@@ -63,6 +63,7 @@ from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
 from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
+from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -123,11 +124,12 @@ class Gateway:
         local_metrics = None if local is None else local.metrics
         self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         under_way = UnderWay()
+        self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
-            observer=Observer(self.observed, self.pool.backends),
+            observer=Observer(self.observed, self.pool.backends, self._tracing),
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
@@ -207,8 +209,12 @@ class Gateway:
             await self._responses.store.close()
         if self._state is not None:
             await self._state.close()
+        if self._tracing is not None:
+            await self._tracing.stop()  # last: it may wait for a collector
 
     async def _start_observing(self) -> None:
+        if self._tracing is not None:
+            await self._tracing.start()
         if self.observed is not None:
             await self.observed.start()
         if self._scraper is not None:

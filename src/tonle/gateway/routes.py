@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import msgspec
 
@@ -27,6 +28,7 @@ from tonle.gateway.explain_page import PATTERN as EXPLAIN
 from tonle.gateway.explain_page import PREFIX as REQUESTS
 from tonle.gateway.explain_page import SUFFIX as EXPLAINED
 from tonle.gateway.explain_page import ExplainPage
+from tonle.gateway.log_fields import about
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
@@ -145,7 +147,8 @@ class Routes:
         except Exception as error:
             if not isinstance(error, TonleError):
                 exchange.problem = f"{type(error).__name__}: {error}"
-                log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id)
+                log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id,
+                              extra=about(exchange))  # fmt: skip
             _send_error(exchange, error.reply if isinstance(error, NoHandler) else error_reply(error))
         finally:
             self._account(exchange, found)
@@ -218,8 +221,9 @@ class Routes:
         else:
             level = logging.INFO if problem is not None or status >= 400 else self._access_level
         if log.isEnabledFor(level):
-            log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, _safe(exchange.path), status,
-                    exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
+            took_ms, path = exchange.elapsed_s * 1000, _safe(exchange.path)
+            log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, path, status, took_ms, _note(exchange),
+                    exchange.request_id, _reason(exchange), extra=_fields(exchange, path, status, took_ms))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
         await self._services.pipeline.run(call_for(exchange, self._services))
@@ -233,6 +237,16 @@ def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
         "/api/ps": {"GET": Entry("models", pages.running)},
         "/api/show": {"POST": Entry("models", pages.show, takes_json=True)},
     }
+
+
+def _fields(exchange: Exchange, path: str, status: int, took_ms: float) -> dict[str, Any]:
+    """The same for programs."""
+    prompt, completion = exchange.tokens or (None, None)
+    problem = None if exchange.problem is None else one_line(exchange.problem)
+    return about(
+        exchange, method=exchange.method, path=path, status=status, ms=round(took_ms, 1), prompt_tokens=prompt,
+        completion_tokens=completion, problem=problem,
+    )  # fmt: skip
 
 
 def _note(exchange: Exchange) -> str:
