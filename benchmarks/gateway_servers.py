@@ -108,6 +108,7 @@ def tonle(folder: Path, upstream: str, *, audit: bool) -> contextlib.AbstractCon
         sys.executable, "-m", "tonle", "gateway", "--backend", upstream, "--port", str(port), "--api-key", KEY,
         "--state-db", str(folder / f"state-{audit}.db"), "--requests-per-minute", "100000000", "--tokens-per-minute",
         "10000000000", "--max-concurrent", str(MAX_CONCURRENT), "--log-level", "WARNING",
+        "--history-db", str(folder / f"history-{audit}.db"),
         *(["--audit-dir", str(folder / "audit")] if audit else []),
     ]  # fmt: skip
     return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / f"tonle-{audit}.log", core=0))
