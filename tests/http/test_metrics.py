@@ -222,7 +222,7 @@ def test_every_metric_of_the_board_and_the_alerts_exists(
     "sum(rate(a_total))", "sum by le (a)", "a{b=c}", "rate(a_total[5m]", "a >", "a[5m]", "nonsense(a)", "a b", "",
 ])  # fmt: skip
 def test_what_is_no_expression_is_found(wrong: str) -> None:
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="'"):
         promql.read(wrong)
 
 
