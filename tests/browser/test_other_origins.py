@@ -162,9 +162,10 @@ def submitted(elsewhere: Page, address: str, body: str) -> int:
     name, _, value = body.partition("=")
     tab = elsewhere.context.new_page()
     tab.goto(elsewhere.url)
-    with tab.expect_response(address) as replying:
+    with tab.expect_navigation(url=address, timeout=20_000) as going:
         tab.evaluate(FORM, [address, "text/plain", name, value])
-    status = replying.value.status
+    assert going.value is not None
+    status = going.value.status
     tab.close()
     return status
 
