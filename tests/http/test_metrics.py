@@ -99,6 +99,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def scrapes(place: Place) -> dict[str, str]:
+    for server in (place.server, place.gateway):  # targets are judged once a second
+        wait_for(lambda server=server: "tonle:sla_p95_seconds{" in place.scrape(server))  # type: ignore[misc]
     return {"server": place.scrape(place.server), "gateway": place.scrape(place.gateway)}
 
 
