@@ -114,6 +114,7 @@ def tonle(folder: Path, upstream: str, *flags: str, audit: bool) -> contextlib.A
         sys.executable, "-m", "tonle", "gateway", "--backend", upstream, "--port", str(port), "--api-key", KEY,
         "--state-db", str(folder / f"state-{port}.db"), "--requests-per-minute", "100000000", "--tokens-per-minute",
         "10000000000", "--max-concurrent", str(MAX_CONCURRENT), "--log-level", "WARNING",
+        "--history-db", str(folder / f"history-{port}.db"),
         *(["--audit-dir", str(folder / "audit")] if audit else []), *flags,
     ]  # fmt: skip
     return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / f"tonle-{port}.log", core=0))

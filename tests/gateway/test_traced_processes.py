@@ -100,6 +100,9 @@ def test_a_request_is_one_trace_through_both_processes(house: House, stream: boo
     told = chain["served"].attributes
     assert told["gen_ai.latency.time_in_model_decode"] == pytest.approx(chain["decode"].seconds, abs=1e-3)
     assert told["gen_ai.request.id"] == f"id-{trace_id}"
+    assert chain["prefill"].attributes["tonle.prefill.computed_tokens"] > 0  # where the time went, as the engine tells
+    assert chain["decode"].attributes["tonle.decode.steps"] > 0
+    assert sum(chain["queue"].attributes.values()) == pytest.approx(chain["queue"].seconds, abs=1e-3)
 
 
 def test_a_cached_answer_and_a_refusal_end_at_the_gateway(house: House) -> None:

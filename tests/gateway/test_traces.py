@@ -74,7 +74,7 @@ def test_a_backend_that_died_is_a_span_beside_the_one_that_answered(tmp_path: Pa
     run(main())
 
 
-def test_a_busy_backend_and_a_hedge_are_spans_too(tmp_path: Path, collector: Collector) -> None:
+def test_a_hedge_is_a_span_too(tmp_path: Path, collector: Collector) -> None:
     async def main() -> None:
         one, two = Upstream("m"), Upstream("m")
         one.hang.clear()

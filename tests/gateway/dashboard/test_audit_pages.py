@@ -66,7 +66,10 @@ def test_what_was_changed_shows(tmp_path: Path) -> None:
             shown = (await place.get(f"{API}/audit/req-0")).json()
             assert shown["verified"] == "tampered" and "not what was written" in shown["detail"]
             gone.unlink()
-            assert (await place.get(f"{API}/audit/req-1")).status_code == 404
+            missing = await place.get(f"{API}/audit/req-1")
+            assert missing.status_code == 404 and "tampered: its file is gone" in missing.json()["error"]["message"]
+            beside = (await place.get(f"{API}/requests/req-1")).json()["audit"]
+            assert beside == {"record": None, "verified": "tampered", "detail": "its file is gone"}
             assert (await place.get(f"{API}/audit/req-2")).json()["verified"] == "verified"
             found = (await place.post(f"{API}/audit/verify")).json()
             assert (

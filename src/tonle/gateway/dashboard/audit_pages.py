@@ -66,6 +66,8 @@ class AuditPages:
         if found is None:
             raise NotFound("no record has this id")
         record, verdict = found
+        if record is None:
+            raise NotFound(f"the record cannot be shown, {verdict.verified}: {verdict.detail}")
         redacted = record["chain"].get("redacted")
         _send(exchange, {
             "record": record,
@@ -130,8 +132,10 @@ def _find(options: AuditOptions, query: IndexQuery) -> tuple[list[Row], int, day
         return [], 0, None
 
 
-def _record(options: AuditOptions, name: str, seen: SeenRequest | None) -> tuple[dict[str, Any], RecordVerdict] | None:
-    """The newest with this id; of a request, its key's."""
+def _record(
+    options: AuditOptions, name: str, seen: SeenRequest | None
+) -> tuple[dict[str, Any] | None, RecordVerdict] | None:
+    """The newest with this id; of a request, its key's. Without the record if its file cannot be read."""
     try:
         with Index(options.directory) as index:
             rows = index.named(name)
@@ -144,8 +148,8 @@ def _record(options: AuditOptions, name: str, seen: SeenRequest | None) -> tuple
             )
             try:
                 return read_record(options.directory / row.day / row.file), verdict
-            except (OSError, ValueError) as error:
-                raise NotFound(f"the record {row.day}/{row.file} cannot be read: {error}") from error
+            except (OSError, ValueError):
+                return None, verdict
     return None
 
 
