@@ -36,10 +36,10 @@ export function Table({ label, columns, rows, rowKey, sort = null, height = null
           <tr aria-rowindex="1">${columns.map((column) => html`<${Heading} key=${column.id} column=${column} order=${order} onSort=${sortBy} />`)}</tr>
         </thead>
         <tbody ref=${body} onKeyDown=${onOpen ? (event) => moveFocus(event, body.current) : null}>
-          ${from > 0 && html`<${Spacer} rows=${from} columns=${columns.length} />`}
+          ${from > 0 && html`<${Spacer} rows=${from} />`}
           ${shown.map((row, i) => html`
             <${Row} key=${height ? (from + i) % slots : rowKey(row)} row=${row} index=${from + i + 2} isOpen=${openKey !== null && rowKey(row) === openKey} ...${cells} />`)}
-          ${to < sorted.length && html`<${Spacer} rows=${sorted.length - to} columns=${columns.length} />`}
+          ${to < sorted.length && html`<${Spacer} rows=${sorted.length - to} />`}
           ${sorted.length === 0 && html`<tr><td class="empty" colspan=${columns.length}>${empty}</td></tr>`}
         </tbody>
       </table>
@@ -75,9 +75,9 @@ function Row({ row, index, columns, onOpen, isOpen }) {
     </tr>`;
 }
 
-// Stands for rows that are out of view.
-function Spacer({ rows, columns }) {
-  return html`<tr class="spacer" aria-hidden="true"><td colspan=${columns} style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
+// Stands for rows that are out of view. One cell: a wider one would make columns of those that are hidden at this width.
+function Spacer({ rows }) {
+  return html`<tr class="spacer" aria-hidden="true"><td style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
 }
 
 const wideClass = (column) => (column.wide === "most" ? "wide widest" : column.wide ? "wide" : "");
