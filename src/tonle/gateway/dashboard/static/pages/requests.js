@@ -111,8 +111,8 @@ export default function RequestsPage({ session, rest, params }) {
 }
 
 function told(state, num, isFiltered) {
-  const all = `${count(state.rows.length)} of the last ${count(MOST_ROWS)} requests`;
-  const text = isFiltered ? `${count(num)} shown, of ${count(state.rows.length)}` : all;
+  const all = `${count(state.rows.length)} ${state.rows.length === 1 ? "request" : "requests"}`;
+  const text = isFiltered ? `${count(num)} of ${all}` : `${all}; the last ${count(MOST_ROWS)} are kept`;
   return state.isLoading ? `${text} – loading …` : text;
 }
 
