@@ -123,34 +123,39 @@ class StepNotes:
         mean_s[size] += (self.step_s - mean_s[size]) * (_WEIGHT if mean_s[size] else 1.0)
 
     def _prompts_ended(self, plan: Plan, entries: list[int]) -> None:
-        sequences = [plan.sequences[i] for i in entries]
-        sizes = [len(plan.chunks[i] or ()) for i in entries]
-        num_tokens, added_s = sum(sizes), 0.0
+        sequences, chunks = plan.sequences, plan.chunks
+        num_tokens = most = largest = 0
+        for i in entries:
+            size = len(chunks[i] or ())
+            num_tokens += size
+            if size > most:
+                most, largest = size, i
+        added_s = 0.0
         has_prompts = num_tokens > len(entries)  # a prompt of which one token is left is computed as decoding is
         if has_prompts:
             added_s = self._beyond_plain_s(len(plan.rows) - len(entries), num_tokens)
             self._added_s += added_s
             self._num_prompt_steps += 1
             if 2 * added_s >= self.step_s:  # others are not worth a name: there may be one in every step
-                _, prompt_tokens, largest = max(
-                    (size, len(sequence.request.prompt), sequence.request.handle)
-                    for size, sequence in zip(sizes, sequences, strict=True)
+                handles = [sequences[i].request.handle for i in entries]
+                request = sequences[largest].request
+                self._prompt_steps.append(
+                    PromptStep(self.now, self.step_s, added_s, handles, request.handle, len(request.prompt))
                 )
-                handles = [sequence.request.handle for sequence in sequences]
-                self._prompt_steps.append(PromptStep(self.now, self.step_s, added_s, handles, largest, prompt_tokens))
         else:
             self._plain_ended(len(plan.rows))
-        for i, size, sequence in zip(entries, sizes, sequences, strict=True):
-            if sequence.notes is not None:
-                sequence.notes.computed(plan.starts[i], size, added_s, num_prompt_steps=int(has_prompts))
+        for i in entries:
+            if (notes := sequences[i].notes) is not None:
+                notes.computed(plan.starts[i], len(chunks[i] or ()), added_s, num_prompt_steps=int(has_prompts))
 
     def _beyond_plain_s(self, rows: int, num_tokens: int) -> float:
         """What prompts of `num_tokens` added to the last step, in which `rows` sequences decoded."""
         if rows == 0:
             return self.step_s
         size, known = rows.bit_length(), self._plain_s
-        sizes = [*range(size, 0, -1), *range(size + 1, _SIZES)]  # the nearest that was seen; rather a smaller one
-        plain_s = next((known[each] for each in sizes if known[each]), 0.0)
+        if not (plain_s := known[size]):  # the nearest size that was seen; rather a smaller one
+            sizes = [*range(size - 1, 0, -1), *range(size + 1, _SIZES)]
+            plain_s = next((known[each] for each in sizes if known[each]), 0.0)
         if not plain_s:  # none was seen: by tokens
             return self.step_s * num_tokens / (num_tokens + rows)
         return max(0.0, self.step_s - plain_s)

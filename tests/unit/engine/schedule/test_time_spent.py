@@ -91,7 +91,7 @@ def test_all_rows_were_taken() -> None:
         world.ask(handle, 4, new=5)
     world.finish()
     assert waits(world.spent[3]) == {"rows": 5 * STEP_S + 0.08}
-    assert world.spent[3].behind == [OtherPrompt(2, 4, pytest.approx(1.08))], "of equal prompts one stands for the step"
+    assert world.spent[3].behind == [OtherPrompt(1, 4, pytest.approx(1.08))], "of equal prompts one stands for the step"
 
 
 def test_adaptive_tuning_let_fewer_run() -> None:
