@@ -153,6 +153,7 @@ def bare_loop(rows: int, lag: int) -> tuple[Loop, Users]:
 
 def real_loop(model: str, rows: int) -> tuple[Loop, Users, str]:
     from tonle.engine.build import build
+    from tonle.engine.text.no_text import NoText
     from tonle.models.source import ModelSource, resolve
 
     users: Any = Users(rows)
@@ -160,7 +161,7 @@ def real_loop(model: str, rows: int) -> tuple[Loop, Users, str]:
     if model in SHAPES:
         with tempfile.TemporaryDirectory() as root:
             source = ModelSource("folder", write_config(model, Path(root)), model)
-            loop, card = build(source, EngineConfig(load_format="dummy", **settings), users)
+            loop, card = build(source, EngineConfig(load_format="random", **settings), users, text=NoText())
     else:
         loop, card = build(resolve(None if model == "default" else model), EngineConfig(**settings), users)
     return loop, users, card.device
