@@ -37,7 +37,7 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OtherPrompt(msgspec.Struct, array_like=True, frozen=True):
-    """A prompt of another request that was computed while this one waited or decoded."""
+    """A prompt of another request that was computed while this one waited or decoded, and took at least half of a step."""
 
     handle: int  # of that request; 0: of another front end
     prompt_tokens: int  # of that request, the whole prompt

@@ -69,7 +69,7 @@ class Scheduler(Places):
         self.waiting.push(sequence)
         if self.notes is not None:
             sequence.notes = SequenceNotes(self.notes, request, compiled_s=compiled_s)
-            self.notes.arrived(sequence)
+            self.notes.arrived(sequence.notes)
         return None
 
     def cancel(self, handle: int) -> bool:

@@ -1,8 +1,8 @@
 """`StepNotes`: what the loop notes of each step, so that a request can be told at its end where its time went.
 
-Does: keep running sums over steps, and the latest steps that computed prompts. What one sequence spent is a difference of two
-sums (`SequenceNotes`), so a step costs a few additions, however many sequences are in it. Does not: read a clock (it is told when
-steps are planned and when they end), decide, or know tensors.
+Does: keep running sums over steps, and the latest steps that prompts made twice as long. What one sequence spent is a difference
+of two sums (`SequenceNotes`), so a step costs a few additions, however many sequences are in it. Does not: read a clock (it is
+told when steps are planned and when they end), decide, or know tensors.
 
 A step that is planned before the one ahead of it has ended (`Runner.lag` 1) begins when that one ends.
 """
@@ -10,7 +10,6 @@ A step that is planned before the one ahead of it has ended (`Runner.lag` 1) beg
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,18 +18,21 @@ from tonle.telemetry.time_spent import WAIT_REASONS, OtherPrompt, WaitReason
 
 if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
+    from tonle.engine.schedule.sequence_notes import SequenceNotes
 
-_MAX_STEPS = 1024  # steps with prompts that are kept,
-_MAX_WALK = 256  # that are looked at for one sequence,
+_MAX_STEPS = 1024  # steps that prompts made twice as long: as many are kept,
+_MAX_WALK = 64  # of them, the latest, are looked at for one sequence,
 _MAX_OTHERS = 3  # and prompts of others that it is told of
 _WEIGHT = 1 / 16  # of the latest step in the mean of steps without prompts
 _SIZES = 24  # of steps without prompts, by the bit length of the number of their sequences
 
 Span = tuple[float, float]  # moments: after the first, up to the second
+# Over all steps so far: seconds; of one sequence, had it been in each of them; added by prompts; steps with prompts
+Sums = tuple[float, float, float, int]
 
 
 class PromptStep(NamedTuple):
-    """A step that computed prompts, or parts of them."""
+    """A step of which prompts, or parts of them, took at least half."""
 
     ended_s: float
     seconds: float
@@ -38,26 +40,6 @@ class PromptStep(NamedTuple):
     handles: list[int]  # of all prompts in it
     largest: int  # handle of the one with the most tokens in it
     prompt_tokens: int  # of that one, the whole prompt
-
-
-class Sums(NamedTuple):
-    """Over all steps so far."""
-
-    busy_s: float
-    share_s: float  # of one sequence, had it been in each of them
-    added_s: float  # by prompts
-    num_prompt_steps: int
-
-    def plus(self, other: Sums, factor: int = 1) -> Sums:
-        return Sums(
-            self.busy_s + factor * other.busy_s,
-            self.share_s + factor * other.share_s,
-            self.added_s + factor * other.added_s,
-            self.num_prompt_steps + factor * other.num_prompt_steps,
-        )
-
-    def minus(self, other: Sums) -> Sums:
-        return self.plus(other, -1)
 
 
 class StepNotes:
@@ -75,32 +57,31 @@ class StepNotes:
         self._why: WaitReason | None = None  # the first that waits is not in the last plan; None: none waits
         self._planned_s = 0.0
         self._ended_s = 0.0
-        self._arrived: list[Sequence] = []  # since the last plan
+        self._arrived: list[SequenceNotes] = []  # since the last plan
         self._in_flight: deque[float] = deque()  # when steps were planned that have not ended
         self._plain_s = [0.0] * _SIZES  # mean of steps without prompts; 0: none was seen
         self._prompt_steps: deque[PromptStep] = deque(maxlen=_MAX_STEPS)
 
     # -- told by the scheduler
 
-    def arrived(self, sequence: Sequence) -> None:
-        """It waits from the next plan on."""
-        self._arrived.append(sequence)
+    def arrived(self, notes: SequenceNotes) -> None:
+        """It can be in the next plan."""
+        self._arrived.append(notes)
 
     def begin_plan(self, now: float) -> None:
         if self._why is not None:
             self.waited_s[self._why] += now - self._planned_s
         self._planned_s = self.now = now
-        if self._arrived:
-            for sequence in self._arrived:
-                if sequence.notes is not None:
-                    sequence.notes.join_queue()
-            self._arrived.clear()
 
     def end_plan(self, plan: Plan, why: WaitReason | None) -> None:
         """`why`: the first of those that still wait is not in this plan; None: none waits."""
         self._why = why
         if plan.rows:
             self._in_flight.append(self._planned_s)
+        if self._arrived:
+            for notes in self._arrived:
+                notes.join_queue()
+            self._arrived.clear()
 
     def forget_sequence(self, handle: int) -> None:
         """It ended, or was cancelled."""
@@ -142,33 +123,39 @@ class StepNotes:
         mean_s[size] += (self.step_s - mean_s[size]) * (_WEIGHT if mean_s[size] else 1.0)
 
     def _prompts_ended(self, plan: Plan, entries: list[int]) -> None:
-        sequences = [plan.sequences[i] for i in entries]
-        sizes = [len(plan.chunks[i] or ()) for i in entries]
-        num_tokens, added_s = sum(sizes), 0.0
+        sequences, chunks = plan.sequences, plan.chunks
+        num_tokens = most = largest = 0
+        for i in entries:
+            size = len(chunks[i] or ())
+            num_tokens += size
+            if size > most:
+                most, largest = size, i
+        added_s = 0.0
         has_prompts = num_tokens > len(entries)  # a prompt of which one token is left is computed as decoding is
         if has_prompts:
             added_s = self._beyond_plain_s(len(plan.rows) - len(entries), num_tokens)
             self._added_s += added_s
             self._num_prompt_steps += 1
-            _, prompt_tokens, largest = max(
-                (size, len(sequence.request.prompt), sequence.request.handle)
-                for size, sequence in zip(sizes, sequences, strict=True)
-            )
-            handles = [sequence.request.handle for sequence in sequences]
-            self._prompt_steps.append(PromptStep(self.now, self.step_s, added_s, handles, largest, prompt_tokens))
+            if 2 * added_s >= self.step_s:  # others are not worth a name: there may be one in every step
+                handles = [sequences[i].request.handle for i in entries]
+                request = sequences[largest].request
+                self._prompt_steps.append(
+                    PromptStep(self.now, self.step_s, added_s, handles, request.handle, len(request.prompt))
+                )
         else:
             self._plain_ended(len(plan.rows))
-        for i, size, sequence in zip(entries, sizes, sequences, strict=True):
-            if sequence.notes is not None:
-                sequence.notes.computed(plan.starts[i], size, added_s, num_prompt_steps=int(has_prompts))
+        for i in entries:
+            if (notes := sequences[i].notes) is not None:
+                notes.computed(plan.starts[i], len(chunks[i] or ()), added_s, num_prompt_steps=int(has_prompts))
 
     def _beyond_plain_s(self, rows: int, num_tokens: int) -> float:
         """What prompts of `num_tokens` added to the last step, in which `rows` sequences decoded."""
         if rows == 0:
             return self.step_s
         size, known = rows.bit_length(), self._plain_s
-        sizes = [*range(size, 0, -1), *range(size + 1, _SIZES)]  # the nearest that was seen; rather a smaller one
-        plain_s = next((known[each] for each in sizes if known[each]), 0.0)
+        if not (plain_s := known[size]):  # the nearest size that was seen; rather a smaller one
+            sizes = [*range(size - 1, 0, -1), *range(size + 1, _SIZES)]
+            plain_s = next((known[each] for each in sizes if known[each]), 0.0)
         if not plain_s:  # none was seen: by tokens
             return self.step_s * num_tokens / (num_tokens + rows)
         return max(0.0, self.step_s - plain_s)
@@ -180,20 +167,22 @@ class StepNotes:
         busy_s = self._busy_s
         if self._in_flight:
             busy_s += max(0.0, self.now - max(self._in_flight[0], self._ended_s))
-        return Sums(busy_s, self._share_s, self._added_s, self._num_prompt_steps)
+        return busy_s, self._share_s, self._added_s, self._num_prompt_steps
 
-    def others(self, handle: int, since_s: float, without: Iterable[Span], *, added: bool) -> list[OtherPrompt]:
+    def others(self, handle: int, since_s: float, without: list[Span], *, added: bool) -> list[OtherPrompt]:
         """The prompts that took the most time since then, in steps that had no part of the prompt with this handle, and not
         in these spans. `added`: what they added to those steps; otherwise the steps' whole time."""
+        if not self._prompt_steps or self._prompt_steps[-1].ended_s <= since_s:
+            return []
         seconds: dict[int, float] = {}
         prompt_tokens: dict[int, int] = {}
-        for step in islice(reversed(self._prompt_steps), _MAX_WALK):
-            if step.ended_s <= since_s:
+        for ended_s, step_s, added_s, handles, largest, size in islice(reversed(self._prompt_steps), _MAX_WALK):
+            if ended_s <= since_s:
                 break
-            if handle in step.handles or any(begin < step.ended_s <= end for begin, end in without):
+            if handle in handles or (without and any(begin < ended_s <= end for begin, end in without)):
                 continue
-            took_s = step.added_s if added else min(step.seconds, step.ended_s - since_s)
-            seconds[step.largest] = seconds.get(step.largest, 0.0) + took_s
-            prompt_tokens[step.largest] = step.prompt_tokens
-        most = sorted(seconds, key=lambda other: -seconds[other])[:_MAX_OTHERS]
+            took_s = added_s if added else min(step_s, ended_s - since_s)
+            seconds[largest] = seconds.get(largest, 0.0) + took_s
+            prompt_tokens[largest] = size
+        most = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_OTHERS]
         return [OtherPrompt(other, prompt_tokens[other], seconds[other]) for other in most]

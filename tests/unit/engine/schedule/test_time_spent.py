@@ -91,7 +91,7 @@ def test_all_rows_were_taken() -> None:
         world.ask(handle, 4, new=5)
     world.finish()
     assert waits(world.spent[3]) == {"rows": 5 * STEP_S + 0.08}
-    assert world.spent[3].behind == [OtherPrompt(2, 4, pytest.approx(1.08))], "of equal prompts one stands for the step"
+    assert world.spent[3].behind == [OtherPrompt(1, 4, pytest.approx(1.08))], "of equal prompts one stands for the step"
 
 
 def test_adaptive_tuning_let_fewer_run() -> None:
@@ -297,18 +297,27 @@ def test_steps_that_had_no_token_of_its_prompt() -> None:
 
 
 def test_prompts_of_others_stall_an_answer() -> None:
-    world = World(tight())
+    world = World(tight(max_num_batched_tokens=151, long_prefill_tokens=151))
     world.ask(1, 4, new=12)
     world.step(3)  # its first token, then two steps without prompts
-    world.ask(2, 160, new=2)
+    world.ask(2, 300, new=2)  # 150 tokens fit beside it
     world.finish()
     spent = world.spent[1]
-    # Of 160 tokens 63, 63 and 34 fit beside it.
-    assert spent.num_stalled == 3 and spent.stalled_s == pytest.approx(1.6)
-    assert spent.stalled_by == [OtherPrompt(2, 160, pytest.approx(1.6))]
-    assert spent.decode_s == pytest.approx(11 * STEP_S + 1.6)
+    assert spent.num_stalled == 2 and spent.stalled_s == pytest.approx(3.0)
+    assert spent.stalled_by == [OtherPrompt(2, 300, pytest.approx(3.0))]
+    assert spent.decode_s == pytest.approx(11 * STEP_S + 3.0)
     assert (spent.preempted_s, spent.num_preemptions) == (0.0, 0)
     assert world.spent[2].stalled_s == 0, "its own prompt does not stall it"
+
+
+def test_a_small_prompt_stalls_too_but_is_not_named() -> None:
+    world = World(tight())
+    world.ask(1, 4, new=12)
+    world.step(3)
+    world.ask(2, 40, new=2)  # takes 0.4 of 1.4 seconds
+    world.finish()
+    spent = world.spent[1]
+    assert (spent.num_stalled, spent.stalled_s, spent.stalled_by) == (1, pytest.approx(0.4), [])
 
 
 def test_one_token_of_a_cached_prompt_stalls_none() -> None:
