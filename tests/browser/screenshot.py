@@ -30,7 +30,7 @@ README_PICTURE = Path(__file__).parents[2] / "docs/images/dashboard.png"
 WIDTH, HEIGHT = 1200, 900
 WIDTHS = (390, 820, 1400)
 CALLERS = {"mobile-app": ["models"], "nightly-batch": ["models"], "support-desk": ["models", "priority"]}
-WARM_S = 90  # of load before the picture
+WARM_S = 280  # of load before the picture: it shows five minutes
 
 
 @contextlib.contextmanager
@@ -47,12 +47,13 @@ def busy(house: House) -> Iterator[None]:
         while not stop.is_set():
             turn += 1
             model = {3: "river", 5: "khmer-support", 7: "river"}.get(turn % 8, house.model)
-            words = "A guide of the delta: " + "the water rises in June and falls in November. " * (
-                5 if turn % 3 else 40
-            )
-            body = {"model": "gpt-unknown" if turn % 13 == 0 else model, "max_tokens": 16 + turn % 5 * 12, "stream": turn % 2 == 0,
-                    "user": f"{number}-{turn % 7}", "messages": [{"role": "system", "content": words},
-                                                               {"role": "user", "content": f"Question {turn}?"}]}  # fmt: skip
+            times = 5 if turn % 3 else 40
+            system = "A guide of the delta: " + "the water rises in June and falls in November. " * times
+            body = {
+                "model": "gpt-unknown" if turn % 13 == 0 else model, "user": f"{number}-{turn % 7}",
+                "stream": turn % 2 == 0, "max_tokens": 16 + turn % 5 * 12, "ignore_eos": True,
+                "messages": [{"role": "system", "content": system}, {"role": "user", "content": f"Question {turn}?"}],
+            }  # fmt: skip
             with contextlib.suppress(httpx.HTTPError):
                 httpx.post(f"{house.url}/v1/chat/completions", json=body, headers=bearer(secret), timeout=120)
 
@@ -75,6 +76,7 @@ def settled(page: Page, address: str) -> None:
 
 
 def draw_all(browser: Browser, house: House, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     newest = house.told("dashboard/api/requests?status=ok")["requests"][3]["id"]
     addresses = [name.format(id=newest) for name in READY]
     for scheme in ("light", "dark"):
@@ -97,18 +99,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if chromium.find() is None:
         raise SystemExit(chromium.MISSING)
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), num_replicas=2) as house, busy(house):
-        with chromium.running() as browser:
-            threading.Event().wait(arguments.warm_s)
-            if arguments.all is not None:
-                arguments.all.mkdir(parents=True, exist_ok=True)
-                draw_all(browser, house, arguments.all)
-                return
-            with signed_in(browser, house.url, house.admin_key, width=WIDTH, color_scheme="light") as page:
-                page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-                settled(page, "overview")
-                README_PICTURE.parent.mkdir(exist_ok=True)
-                page.screenshot(path=README_PICTURE)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        house = stack.enter_context(running(Path(folder), num_replicas=2))
+        stack.enter_context(busy(house))
+        browser = stack.enter_context(chromium.running())
+        threading.Event().wait(arguments.warm_s)
+        if arguments.all is not None:
+            draw_all(browser, house, arguments.all)
+            return
+        with signed_in(browser, house.url, house.admin_key, width=WIDTH, color_scheme="light") as page:
+            page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+            settled(page, "overview")
+            README_PICTURE.parent.mkdir(exist_ok=True)
+            page.screenshot(path=README_PICTURE)
     print(f"{README_PICTURE}: {README_PICTURE.stat().st_size / 1e3:.0f} kB")
 
 
