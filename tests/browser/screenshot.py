@@ -1,6 +1,6 @@
 """Pictures of the dashboard under load: `python -m tests.browser.screenshot`.
 
-    python -m tests.browser.screenshot                   # docs/images/dashboard.png, the one in the README
+    python -m tests.browser.screenshot                   # docs/images/dashboard.webp, the one in the README
     python -m tests.browser.screenshot --all FOLDER      # every page at 390, 820 and 1400 px, light and dark
 
 Does: start two replicas of the default model behind a gateway with keys, an experiment, an audit trail and an adapter; have
@@ -10,6 +10,7 @@ them asked by several keys, with some mistakes; draw. Does not: test anything.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from tests.browser.signed_in import READY, go_to, opened, signed_in
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-README_PICTURE = Path(__file__).parents[2] / "docs/images/dashboard.png"
+README_PICTURE = Path(__file__).parents[2] / "docs/images/dashboard.webp"
 WIDTH, HEIGHT = 1200, 900
 WIDTHS = (390, 820, 1400)
 CALLERS = {"mobile-app": ["models"], "nightly-batch": ["models"], "support-desk": ["models", "priority"]}
@@ -92,6 +93,12 @@ def draw_all(browser: Browser, house: House, folder: Path) -> None:
             page.screenshot(path=folder / f"login-390-{scheme}.png")
 
 
+def small_picture(page: Page) -> bytes:
+    """WebP, which Playwright itself does not write: half the size of a PNG."""
+    cdp = page.context.new_cdp_session(page)
+    return base64.b64decode(cdp.send("Page.captureScreenshot", {"format": "webp", "quality": 85})["data"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="FOLDER", help="every page, there, instead of the README's picture")
@@ -112,7 +119,7 @@ def main() -> None:
             page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
             settled(page, "overview")
             README_PICTURE.parent.mkdir(exist_ok=True)
-            page.screenshot(path=README_PICTURE)
+            README_PICTURE.write_bytes(small_picture(page))
     print(f"{README_PICTURE}: {README_PICTURE.stat().st_size / 1e3:.0f} kB")
 
 
