@@ -101,16 +101,23 @@ def stub(folder: Path, gap_ms: float = 0.0) -> contextlib.AbstractContextManager
     return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / f"stub-{gap_ms}.log"))
 
 
-def tonle(folder: Path, upstream: str, *, audit: bool) -> contextlib.AbstractContextManager[Running]:
+def collector(folder: Path) -> contextlib.AbstractContextManager[Running]:
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.otlp_stub", str(port)]
+    return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / "collector.log"))
+
+
+def tonle(folder: Path, upstream: str, *flags: str, audit: bool) -> contextlib.AbstractContextManager[Running]:
     """With a key, limits that are counted and never reached, and metrics; records in `folder`/audit."""
     port = free_port()
     command = [
         sys.executable, "-m", "tonle", "gateway", "--backend", upstream, "--port", str(port), "--api-key", KEY,
-        "--state-db", str(folder / f"state-{audit}.db"), "--requests-per-minute", "100000000", "--tokens-per-minute",
+        "--state-db", str(folder / f"state-{port}.db"), "--requests-per-minute", "100000000", "--tokens-per-minute",
         "10000000000", "--max-concurrent", str(MAX_CONCURRENT), "--log-level", "WARNING",
-        *(["--audit-dir", str(folder / "audit")] if audit else []),
+        "--history-db", str(folder / f"history-{port}.db"),
+        *(["--audit-dir", str(folder / "audit")] if audit else []), *flags,
     ]  # fmt: skip
-    return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / f"tonle-{audit}.log", core=0))
+    return _until_left(Running(command, f"http://127.0.0.1:{port}", folder / f"tonle-{port}.log", core=0))
 
 
 def litellm(folder: Path, upstream: str, program: str) -> contextlib.AbstractContextManager[Running]:

@@ -64,7 +64,7 @@ class Tally:
 
 def tonle_server(port: int) -> tuple[list[str], dict[str, str]]:
     flags = ["--served-model-name", MODEL, "--trust-salt", "--max-num-seqs", "8"]
-    return [sys.executable, "-m", "tonle", "serve", "--port", str(port), *flags], {}
+    return [sys.executable, "-m", "tonle", "serve", "--port", str(port), "--history-db", "memory", *flags], {}
 
 
 def vllm_server(python: Path, port: int, audit: Path) -> tuple[list[str], dict[str, str]]:

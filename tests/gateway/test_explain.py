@@ -135,7 +135,23 @@ def test_a_caller_that_leaves_the_queue(tmp_path: Path) -> None:
     run(main())
 
 
-def test_failures_retries_and_hedges(tmp_path: Path) -> None:
+def test_a_hedge(tmp_path: Path) -> None:
+    async def main() -> None:
+        slow, other = Upstream("m"), Upstream("m")
+        slow.hang.clear()
+        options = {"hedge_after_s": 0.05, "prefix_affinity": False, "cache": None}
+        async with running_gateway(tmp_path, slow, other, **options) as place:
+            assert (await ask(place, "hedged", stream=True)).headers["x-tonle-backend"] == "b1"
+            found = await explained(place, "hedged")
+            said = "Another backend had not begun in time, so b1 was asked too, and answered first."
+            assert said in found["sentences"]
+            assert sum(span["seconds"] for span in found["spans"]) == pytest.approx(found["total_s"])
+            slow.hang.set()
+
+    run(main())
+
+
+def test_failures_and_retries(tmp_path: Path) -> None:
     async def main() -> None:
         broken, good = Upstream("m"), Upstream("m")
         broken.status = 500

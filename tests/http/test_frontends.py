@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.checkpoints import save_folder
+from tests.fakes.otlp_collector import Collector, running_collector
 from tests.fakes.server import Server, tonle_serve
 from tests.http.serving import events
 
@@ -31,16 +32,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def two_frontends(folder: Path) -> Iterator[Server]:
+def two_frontends(folder: Path, *more: str) -> Iterator[Server]:
     flags = ["--frontends", "2", "--max-num-seqs", "4", "--kv-cache-memory", "64MiB", "--device", "cpu"]
-    with tonle_serve(folder, *flags) as server:
+    with tonle_serve(folder, *flags, *more) as server:
         wait_for(lambda: "is ready" in server.log.read_text(), "it never said that all are ready")
         yield server
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with two_frontends(folder) as running:
+def collector() -> Iterator[Collector]:
+    with running_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, collector: Collector) -> Iterator[Server]:
+    with two_frontends(folder, "--otlp-endpoint", collector.url) as running:
         yield running
 
 
@@ -105,6 +112,16 @@ def test_both_answer_alike_and_know_the_whole(server: Server, clients: list[http
     assert len({client.get("/v1/models").text for client in clients}) == 1
     ages = [client.get("/health").json()["uptime_s"] for client in clients]
     assert ages[0] <= ages[1], "of the server, not of the process that answers"
+
+
+def test_each_traces_its_own_requests(clients: list[httpx.Client], collector: Collector) -> None:
+    for client, trace_id in zip(clients, ("a" * 32, "b" * 32), strict=True):
+        headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
+        assert client.post("/v1/completions", json=SHORT, headers=headers).status_code == 200
+    for trace_id in ("a" * 32, "b" * 32):
+        collector.wait(lambda of=trace_id: len(collector.trace(of)) == 4, "a front end does not trace")  # type: ignore[misc]
+        names = [span.name for span in sorted(collector.trace(trace_id), key=lambda span: span.start_ns)]
+        assert names == ["POST /v1/completions", "queue", "prefill", "decode"]
 
 
 def test_both_see_what_runs_and_hanging_up_frees_it(server: Server, clients: list[httpx.Client]) -> None:

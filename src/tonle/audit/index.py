@@ -277,20 +277,30 @@ class Index:
         """The file of a record, by its short id, request id, response id or file name. Raises if it is not one."""
         if not name:
             raise InvalidRequest("which record? Give its id")
-        rows = self._database.execute(
-            "SELECT DISTINCT day, file FROM records WHERE id = :it OR request_id = :it OR response_id = :it OR file = :it"
-            " LIMIT 10",
-            {"it": Path(name).name},
-        ).fetchall()
+        rows = self.named(name)
         if not rows:
             raise NotFound(f"no record has the id {name!r}")
         if len(rows) > 1:
-            files = ", ".join(f"{day}/{file}" for day, file in rows)
+            files = ", ".join(f"{row.day}/{row.file}" for row in rows)
             raise InvalidRequest(f"{name!r} is the id of several records; give a file name: {files}")
-        day, file = str(rows[0][0]), str(rows[0][1])
-        if not day_ledger.is_day(day) or not day_ledger.is_file_name(file):
-            raise InternalError(f"{self._path} names a file outside the trail; `tonle audit reindex` builds it again")
-        return self._directory / day / file
+        return self._directory / rows[0].day / rows[0].file
+
+    def named(self, name: str, limit: int = 10) -> list[Row]:
+        """The newest records with this short id, request id, response id or file name. Callers may use an id twice."""
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} FROM records WHERE id = :it OR request_id = :it OR response_id = :it OR file = :it"
+            " ORDER BY time DESC, rowid DESC LIMIT :limit",
+            {"it": Path(name).name, "limit": limit},
+        ).fetchall()
+        for day, file, *_ in rows:
+            if not day_ledger.is_day(str(day)) or not day_ledger.is_file_name(str(file)):
+                raise InternalError(
+                    f"{self._path} names a file outside the trail; `tonle audit reindex` builds it again"
+                )
+        return [Row(*row) for row in rows]
+
+    def count(self) -> int:
+        return int(self._database.execute("SELECT count(*) FROM records").fetchone()[0])
 
 
 def query_time(text: str | None) -> str | None:

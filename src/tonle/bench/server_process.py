@@ -116,7 +116,15 @@ class ServerProcess:
         """`tonle serve MODEL FLAGS` of this very package, on the loopback interface. `model` None: the default model."""
         port = free_port()
         command = [sys.executable, "-m", "tonle", "serve", *([] if model is None else [model])]
-        command += ["--host", "127.0.0.1", "--port", str(port), *flags]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--history-db",
+            "memory",
+            *flags,
+        ]  # leaves no file behind
         package = str(Path(tonle.__file__).parents[1])
         paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

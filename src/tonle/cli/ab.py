@@ -49,7 +49,8 @@ def report(
 ) -> None:
     """Compare the arms of an experiment.
 
-    Failure rates are compared with a two-proportion z-test, latencies and lengths with Welch's t-test.
+    Failure rates are compared with a two-proportion z-test, latencies and lengths with Welch's t-test. Intervals of differences
+    are at 95 %: Newcombe's of rates, Welch's of means.
 
     [dim]Example:[/dim]  tonle ab report audit --experiment new-adapter
     """
@@ -95,7 +96,7 @@ def _only_experiment(records: list[dict[str, Any]], folder: Path) -> str:
 
 
 def _facts(name: str, control: str, arms: dict[str, ArmResult], comparisons: list[Comparison]) -> dict[str, Any]:
-    from tonle.gateway.comparison import mean
+    from tonle.gateway.experiments import shown_comparison
 
     return {
         "experiment": name,
@@ -104,32 +105,32 @@ def _facts(name: str, control: str, arms: dict[str, ArmResult], comparisons: lis
             arm.name: {
                 "requests": arm.num_requests,
                 "failed": arm.num_failed,
-                **{measure: mean(values) for measure, values in arm.measures.items()},
+                **{measure: found.mean for measure, found in arm.measures.items()},
             }
             for arm in arms.values()
         },
-        "comparisons": [
-            {"arm": each.arm, "measure": each.measure, "control": each.control, "value": each.value,
-             "p_value": each.p_value, "significant": each.significant}
-            for each in comparisons
-        ],
-    }  # fmt: skip
+        "comparisons": [shown_comparison(each) for each in comparisons],
+    }
 
 
 def _show(name: str, control: str, arms: dict[str, ArmResult], comparisons: list[Comparison]) -> None:
     out = screen.stdout()
     counts = ", ".join(f"{arm.name} {arm.num_requests}" for arm in arms.values())
     out.print(f"Experiment [bold]{escape(name)}[/bold], requests: {escape(counts)}. Compared with {escape(control)}:\n")
-    table = Table("arm", "measure", escape(control), "this arm", "change", "p", "verdict", box=None)
+    table = Table(
+        "arm", "measure", escape(control), "this arm", "difference", "95 % interval", "change", "p", "verdict", box=None
+    )
     for each in comparisons:
         change = f"{(each.value / each.control - 1) * 100:+.1f} %" if each.control else "-"
         p_value = "-" if each.p_value is None else f"{each.p_value:.4f}"
         verdict = "too few requests" if each.p_value is None else "could be chance"
         if each.significant:
             verdict = "[bold]different[/bold]"
+        interval = "-" if each.interval is None else f"{each.interval[0]:+.4g} to {each.interval[1]:+.4g}"
         table.add_row(
-            escape(each.arm), each.measure, f"{each.control:.4g}", f"{each.value:.4g}", change, p_value, verdict
-        )
+            escape(each.arm), each.measure, f"{each.control:.4g}", f"{each.value:.4g}", f"{each.difference:+.4g}", interval,
+            change, p_value, verdict,
+        )  # fmt: skip
     out.print(table)
     if comparisons:
         out.print(

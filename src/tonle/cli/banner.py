@@ -33,6 +33,9 @@ class ServerInfo:
     port: int
     tls: bool = False
     has_keys: bool = False
+    can_log_in: bool = True  # some key may see the dashboard, or can be created
+    dashboard: bool = True  # it is served
+    frontends: int = 1
     audit_dir: str | None = None
     adapters: tuple[str, ...] = ()  # names of those given at the start
     enable_lora: bool = False
@@ -45,6 +48,9 @@ class ServerInfo:
             port=port,
             tls=settings.ssl_certfile is not None,
             has_keys=bool(settings.api_key or settings.admin_key),
+            can_log_in=bool(settings.admin_key or settings.state_db),
+            dashboard=settings.dashboard,
+            frontends=settings.frontends,
             audit_dir=settings.audit_dir,
             adapters=tuple(name for name, _ in settings.lora),
             enable_lora=settings.enable_lora,
@@ -74,6 +80,14 @@ class ServerInfo:
         return "none: anyone who can reach the port may use it" if self.is_open else "none: this machine only"
 
     @property
+    def dashboard_fact(self) -> str | None:
+        """None: this server has none."""
+        if not self.dashboard or self.frontends > 1:
+            return None
+        is_closed = self.is_open or (self.has_keys and not self.can_log_in)
+        return dashboard_line(self.url, has_keys=self.has_keys, is_closed=is_closed)
+
+    @property
     def lora(self) -> str | None:
         """The adapters, and who may load more; None if this server has nothing to do with adapters."""
         if not self.adapters and not self.enable_lora:
@@ -84,6 +98,13 @@ class ServerInfo:
         if self.has_keys:
             return f"{has}; keys with scope admin may load and remove adapters"
         return f"{has}; every caller may load and remove adapters" if self.enable_lora else has
+
+
+def dashboard_line(url: str, *, has_keys: bool, is_closed: bool) -> str:
+    """Where it is, and for whom."""
+    if is_closed:
+        return "closed: give --admin-key KEY, which opens it"
+    return f"{url}/dashboard{', for keys of scope admin or dashboard' if has_keys else ''}"
 
 
 def warn_if_open(server: ServerInfo, *, frontends: int) -> None:
@@ -121,6 +142,8 @@ def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, cha
         "Keys": server.keys,
         "Audit": server.audit_dir or "off",
     }
+    if server.dashboard_fact is not None:
+        facts["Dashboard"] = server.dashboard_fact
     if server.lora is not None:
         facts["LoRA"] = server.lora
     lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]

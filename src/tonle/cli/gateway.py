@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from tonle.cli import screen
+from tonle.cli.banner import dashboard_line
 from tonle.cli.flags import ConfigOption, with_flags
 from tonle.config.gateway import SETTINGS, GatewayConfig
 from tonle.config.load_settings import load_gateway
@@ -67,6 +68,8 @@ def _announce(server: Gateway, url: str, *, as_log: bool) -> None:
         "State": server.place,
         "Audit": server.config.audit_dir or "off",
     }
+    if server.config.dashboard:
+        facts["Dashboard"] = dashboard_line(url, has_keys=not server.ring.empty, is_closed=False)
     lines = ["\n[bold green]The gateway is ready[/bold green]\n"]
     lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
     screen.stdout().print("\n".join([*lines, ""]))

@@ -28,6 +28,7 @@ class ScopeName(enum.StrEnum):
     models = "models"
     metrics = "metrics"
     priority = "priority"
+    dashboard = "dashboard"
     admin = "admin"
 
 
@@ -66,8 +67,8 @@ def create(
         list[ScopeName] | None,
         typer.Option(
             metavar="NAME",
-            help="What it may do: models, metrics, priority (ask for more than normal priority) or admin; repeatable. "
-            "Default: models.",
+            help="What it may do: models, metrics, priority (ask for more than normal priority), dashboard (see it, change "
+            "nothing) or admin; repeatable. Default: models.",
         ),
     ] = None,
     model: Annotated[

@@ -28,6 +28,7 @@ _ONCE_S = 5.0
 _RATES_S = 3.0  # rates are over at least this long, so that a second without a request is not a zero
 _LATENCIES_S = 60.0
 _KEPT = 300  # figures for sparklines
+_HINT = "q to leave"
 _QUIT_KEYS = (b"q", b"Q", b"\x1b", b"\x04", b"")  # also Escape, Ctrl-D, and a terminal that is gone
 
 
@@ -75,11 +76,12 @@ def top(
     live = not once and not as_json and console.is_terminal and not console.is_dumb_terminal
     pause_s = interval or (_INTERVAL_S if live or (as_json and not once) else _ONCE_S)
     page = MetricsPage(url, api_key=api_key)
+    asyncio.run(_run(page, pause_s, live=live, as_json=as_json, once=once or not as_json))
+
+
+async def _run(page: MetricsPage, interval_s: float, *, live: bool, as_json: bool, once: bool) -> None:
     try:
-        if live:
-            asyncio.run(_watch(page, pause_s))
-        else:
-            asyncio.run(_print(page, pause_s, as_json=as_json, once=once or not as_json))
+        await (_watch(page, interval_s) if live else _print(page, interval_s, as_json=as_json, once=once))
     finally:
         page.close()
 
@@ -149,7 +151,9 @@ async def _watch(page: MetricsPage, interval_s: float) -> None:
             except TonleError as error:
                 problem = error.message
             if watched.figures:
-                shown = draw(str(page.address), watched.figures, columns=console.size.width, problem=problem)
+                shown = draw(
+                    str(page.address), watched.figures, columns=console.size.width, problem=problem, hint=_HINT
+                )
                 view.update(shown, refresh=True)
 
 

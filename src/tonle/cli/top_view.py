@@ -24,8 +24,10 @@ _VALUE_COLUMNS = 14
 _TITLES = {"e2e": "Total", "ttft": "TTFT", "itl": "ITL"}
 
 
-def draw(url: str, history: Sequence[Figures], *, columns: int, problem: str | None = None) -> RenderableType:
-    """`history` ends with what is true now. `problem`: why the last reading failed."""
+def draw(
+    url: str, history: Sequence[Figures], *, columns: int, problem: str | None = None, hint: str = ""
+) -> RenderableType:
+    """`history` ends with what is true now. `problem`: why the last reading failed. `hint`: the last line."""
     now = history[-1]
     halves = Table.grid(expand=True, padding=(0, 0))
     halves.add_column(ratio=1)
@@ -37,6 +39,8 @@ def draw(url: str, history: Sequence[Figures], *, columns: int, problem: str | N
         parts += [Text(), _backends(now.backends)]
     if problem is not None:
         parts += [Text(), Text(screen.one_line(problem), style="red")]
+    if hint:
+        parts += [Text(), Text(hint, style="dim")]
     return Group(*parts)
 
 
@@ -97,13 +101,14 @@ def _latencies(now: Figures) -> RenderableType:
         table.add_row(each.name, *(_seconds(value) for value in (each.p50, each.p95, each.p99)))
     parts: list[RenderableType] = [table]
     if now.targets:
-        parts += [Text(), Text("p95 targets, last 5 minutes", style="dim"), *map(_target, now.targets)]
+        parts += [Text(), Text("p95 targets and burn rate, last 5 min", style="dim"), *map(_target, now.targets)]
     return Group(*parts)
 
 
 def _target(target: Target) -> Text:
-    style = "green" if target.meets else "red"
-    verdict = "met" if target.meets else "missed"
+    verdict, style = ("met", "green") if target.meets else ("missed", "red")
+    if not target.meets and target.burn_rate <= 1:
+        verdict, style = "recovering", "yellow"  # it must hold for a minute
     value = f"{_seconds(target.p95_s)} of {_seconds(target.target_s)}"
     text = Text(f"{_TITLES.get(target.name, target.name):<6}{value:<18}", no_wrap=True)
     return text.append(f"{verdict}, {target.burn_rate:.1f}×", style=style)

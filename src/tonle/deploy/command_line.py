@@ -21,6 +21,7 @@ _AUDIT = (
     "each replica would write a trail of its own to a disk that goes with the pod; record requests in `tonle gateway`, in "
     "front of the replicas"
 )
+_ALERTS = "addresses and secrets must not be written into a document; let `tonle gateway`, in front of the replicas, raise alerts"
 _NOT_IN_A_POD = {
     "api_key": "a key must not be written into a document; put it into a Secret and name that: deploy.api_key_secret",
     "admin_key": "a key must not be written into a document; run `tonle gateway` for administration",
@@ -33,6 +34,8 @@ _NOT_IN_A_POD = {
     "audit_dir": _AUDIT,
     "audit_key_file": _AUDIT,
     "audit_anchor": _AUDIT,
+    "alert_webhook": _ALERTS,
+    "alert_secret": _ALERTS,
     "state_db": "keys and limits of several replicas are the work of `tonle gateway`",
 }
 _VLLM_FLAGS = {  # ours: vLLM's, where vLLM has the setting

@@ -366,7 +366,9 @@ def _is_tls(transport: asyncio.Transport | None) -> bool:
 
 def _fail(exchange: Exchange) -> None:
     """Its handler raised what it should not."""
-    log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id)
+    fields = {"request_id": exchange.request_id, "trace_id": "" if exchange.trace is None else exchange.trace.trace_id}
+    log.exception("%s %s failed, id %s", exchange.method, one_line(exchange.path), exchange.request_id,
+                  extra={"fields": fields})  # fmt: skip
     if not exchange.status:
         exchange.reply(_error_body("the server failed", "server_error"), status=500)
 

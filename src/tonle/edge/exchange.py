@@ -62,6 +62,7 @@ class Exchange:
     trace: Any = None  # the W3C trace it belongs to: a `TraceContext`, set when its work begins
     # From the check of the head:
     key: Any = None  # the caller's API key
+    forwarded_https = False  # a trusted proxy says that its caller used HTTPS
     refusal: Exception | None = None  # to be answered with this; its body is not kept
     wants_body = True  # False: its body, if it has one, is not kept either
     unread: UnreadBody | None = None  # what is known of a body that is not kept

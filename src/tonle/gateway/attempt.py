@@ -23,6 +23,8 @@ from tonle.gateway.race import Lane, Race
 from tonle.gateway.relay import Relay
 from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens, used_by_answer, used_until_given_up
+from tonle.observe.trace_context import TraceContext, new_span_id
+from tonle.observe.trace_facts import SentAttempt
 
 BROKEN = (500, 502)  # the backend failed, or cannot take this request: one other may do better
 LATE = 504  # it gave up waiting for a server behind it
@@ -39,7 +41,7 @@ class Attempt:
 
     __slots__ = (
         "_accepted", "_blame", "_relay", "_route", "asked", "backend", "failure", "hedge", "hedge_failed", "prefill",
-        "queued_s", "sent_s", "status", "used", "why",
+        "queued_s", "sends", "sent_s", "status", "used", "why",
     )  # fmt: skip
 
     def __init__(self, accepted: AcceptedRequest, route: Route, relay: Relay, blame: Blame, *, queued_s: float) -> None:
@@ -59,6 +61,7 @@ class Attempt:
         self.prefill: str | None = None
         self.hedge: Hedge | None = None
         self.hedge_failed: Backend | None = None  # the second backend, if neither answered
+        self.sends: tuple[SentAttempt, ...] = ()  # if the request is recorded in a trace
 
     @property
     def culprit(self) -> Backend:
@@ -143,11 +146,33 @@ class Attempt:
     async def _send(self, backend: Backend, body: bytes, sink: StatusSink) -> None:
         """Raises `UpstreamError`. The caller's own deadline is not a bound here: it ends the whole attempt (`deadline.py`), so
         that it cannot be taken for a timeout of the backend."""
-        headers, sink.asked = headers_for(self._accepted, backend), False
+        trace: TraceContext | None = self._accepted.call.exchange.trace
+        span_id = new_span_id() if trace is not None and trace.is_recorded and not backend.local else ""
+        headers, sink.asked = headers_for(self._accepted, backend, span_id), False
+        began_s, failure = time.monotonic(), None
         try:
             await backend.send("POST", self._accepted.call.path, body, headers, sink, first_s=backend.timeout_s)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             self.asked |= sink.asked
+            if span_id:
+                self._note_send(backend, sink.status, span_id, began_s, failure)
+
+    def _note_send(
+        self, backend: Backend, status: int, span_id: str, began_s: float, failure: BaseException | None
+    ) -> None:
+        """`status` is of an earlier attempt if this one failed before its reply came."""
+        arrived_s = self._accepted.call.exchange.arrived_s
+        if failure is not None and not (isinstance(failure, UpstreamError) and failure.began):
+            status = 0
+        sent = SentAttempt(
+            span_id=span_id, backend=backend.name, url=backend.row.url, kind=backend.kind, status=status,
+            error="" if failure is None else _error_type(failure),
+            began_s=began_s - arrived_s, ended_s=time.monotonic() - arrived_s,
+        )  # fmt: skip
+        self.sends += (sent,)
 
     @contextlib.contextmanager
     def _judged(self, backend: Backend, sink: StatusSink) -> Iterator[None]:
@@ -233,6 +258,13 @@ class Attempt:
             won = self.backend == route.backend.name
             used = used_by_answer(self._accepted.request, self._relay.peek()) if won else NONE_USED
             queue.leave(ticket, used_tokens=used.total, new_tokens=used.new)
+
+
+def _error_type(failure: BaseException) -> str:
+    """For a span: one of few words."""
+    if isinstance(failure, asyncio.CancelledError):
+        return "cancelled"
+    return failure.kind if isinstance(failure, UpstreamError) else type(failure).__name__
 
 
 def _ticket(accepted: AcceptedRequest) -> Ticket:

@@ -6,11 +6,13 @@ Does: find the key of a request, check scopes and models. Does not: count (`limi
 from __future__ import annotations
 
 from tonle.edge.exchange import Exchange
-from tonle.errors import UnknownModel
+from tonle.errors import TonleError, UnknownModel
 from tonle.gateway.api_keys.key import LOCAL_CALLER, Key, Scope
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.gateway.dashboard.sessions import Sessions, token_of
 from tonle.gateway.refusals import Forbidden, Unauthorized
+from tonle.gateway.web_pages import check_own_page
 
 _BEARER = "bearer "
 _WORDS: dict[Scope, str] = {
@@ -23,9 +25,13 @@ _WORDS: dict[Scope, str] = {
 
 
 class Auth:
-    def __init__(self, ring: KeyRing, *, anonymous: Key = LOCAL_CALLER, anywhere: bool = False) -> None:
-        """`anonymous` is the key of callers while there are no keys; `anywhere`: even from other machines."""
+    def __init__(
+        self, ring: KeyRing, *, sessions: Sessions | None = None, anonymous: Key = LOCAL_CALLER, anywhere: bool = False
+    ) -> None:
+        """`anonymous` is the key of callers while there are no keys; `anywhere`: even from other machines. `sessions`: of
+        the dashboard, whose cookie stands for a key."""
         self._ring = ring
+        self._sessions = sessions
         self._anonymous = anonymous
         self._anywhere = anywhere
 
@@ -37,6 +43,14 @@ class Auth:
         """Find the caller's key and keep it with the exchange. Raises `Unauthorized`, `Forbidden`."""
         exchange.key = self._find(exchange, scope)
 
+    def admits_still(self, exchange: Exchange, scope: Scope) -> bool:
+        """For a reply that goes on: its key was not revoked, its session has not ended."""
+        try:
+            self._find(exchange, scope)
+        except TonleError:
+            return False
+        return True
+
     def _find(self, exchange: Exchange, scope: Scope) -> Key:
         if self._ring.empty:
             if not exchange.loopback and not self._anywhere:  # the settings forbid it too; this is a second check
@@ -44,11 +58,22 @@ class Auth:
             return _checked(self._anonymous, scope)
         secret = _secret(exchange)
         if not secret:
-            raise Unauthorized("an API key is required: send it as `Authorization: Bearer KEY`")
+            return _checked(self._of_session(exchange), scope)
         key = self._ring.find(secret)
         if key is None:
             raise Unauthorized("this API key is unknown or was revoked")
         return _checked(key, scope)
+
+    def _of_session(self, exchange: Exchange) -> Key:
+        """The key that a page of the dashboard logged in with."""
+        token = token_of(exchange) if self._sessions is not None else ""
+        if self._sessions is None or not token:
+            raise Unauthorized("an API key is required: send it as `Authorization: Bearer KEY`")
+        check_own_page(exchange)
+        key = self._sessions.key_of(token)
+        if key is None:
+            raise Unauthorized("this session has ended: log in again at /dashboard")
+        return key
 
 
 def _checked(key: Key, scope: Scope) -> Key:

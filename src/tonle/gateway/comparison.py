@@ -1,8 +1,10 @@
 """Do the arms of an experiment differ? Numbers from audit records, with the chance that they are chance.
 
-Does: group records by arm, test failure rates (two proportions, z) and means (Welch's t). Does not: read files.
+Does: group records by arm, test failure rates (two proportions, z) and means (Welch's t), give each difference its interval.
+Does not: read files, or compute distributions (`distributions.py`).
 A p-value is the probability of a difference at least this large if there were none. With many arms and measures some
-will look small by luck: `Comparison.significant` divides the threshold by their number (Bonferroni).
+will look small by luck: `Comparison.significant` divides the threshold by their number (Bonferroni). Intervals are at 95 %
+each, and not corrected in this way.
 """
 
 from __future__ import annotations
@@ -12,9 +14,39 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonle.gateway.distributions import normal_quantile, t_quantile, t_two_sided
+
 ALPHA = 0.05
 FAILED = ("failed",)
+Interval = tuple[float, float]
 COUNTED = ("ok", "failed")  # refused, cancelled and cached requests say nothing about an arm
+
+
+@dataclass(slots=True)
+class Moments:
+    """Number, mean and spread of values, without the values (Welford)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Moments:
+        found = cls()
+        for value in values:
+            found.add(value)
+        return found
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        distance = value - self.mean
+        self.mean += distance / self.count
+        self.squares += distance * (value - self.mean)
+
+    @property
+    def error(self) -> float:
+        """Variance of the mean; for at least two values."""
+        return self.squares / (self.count - 1) / self.count
 
 
 @dataclass(slots=True)
@@ -22,7 +54,7 @@ class ArmResult:
     name: str
     num_requests: int = 0
     num_failed: int = 0
-    measures: dict[str, list[float]] = field(default_factory=dict)  # by name, of answered requests
+    measures: dict[str, Moments] = field(default_factory=dict)  # by name, of answered requests
 
     @property
     def failure_rate(self) -> float:
@@ -38,7 +70,12 @@ class Comparison:
     control: float  # mean or rate
     value: float
     p_value: float | None  # None: too few to tell
+    interval: Interval | None  # of value - control, at 95 %; None: too few to tell
     threshold: float
+
+    @property
+    def difference(self) -> float:
+        return self.value - self.control
 
     @property
     def significant(self) -> bool:
@@ -57,17 +94,24 @@ def gather(records: Iterable[Mapping[str, Any]], experiment: str) -> dict[str, A
     arms: dict[str, ArmResult] = {}
     for record in records:
         part = record.get("experiment")
-        if not part or part.get("name") != experiment or record.get("status") not in COUNTED:
-            continue
-        arm = arms.setdefault(part["arm"], ArmResult(part["arm"]))
-        arm.num_requests += 1
-        if record["status"] in FAILED:
-            arm.num_failed += 1
-            continue
-        for name, read in MEASURES.items():
-            if (value := read(record)) is not None:
-                arm.measures.setdefault(name, []).append(float(value))
+        if part and part.get("name") == experiment:
+            add_record(arms, record)
     return arms
+
+
+def add_record(arms: dict[str, ArmResult], record: Mapping[str, Any]) -> None:
+    """A record of the experiment whose arms these are."""
+    name, status = record["experiment"]["arm"], record.get("status")
+    if status not in COUNTED:
+        return
+    arm = arms.setdefault(name, ArmResult(name))
+    arm.num_requests += 1
+    if status in FAILED:
+        arm.num_failed += 1
+        return
+    for measure, read in MEASURES.items():
+        if (value := read(record)) is not None:
+            arm.measures.setdefault(measure, Moments()).add(float(value))
 
 
 def compare(arms: Mapping[str, ArmResult], control: str) -> list[Comparison]:
@@ -77,17 +121,18 @@ def compare(arms: Mapping[str, ArmResult], control: str) -> list[Comparison]:
     threshold = ALPHA / max(1, len(others) * (1 + len(MEASURES)))
     found = []
     for arm in others:
-        p_value = two_proportions(first.num_failed, first.num_requests, arm.num_failed, arm.num_requests)
-        found.append(Comparison(arm.name, "failure_rate", first.failure_rate, arm.failure_rate, p_value, threshold))
+        counts = (first.num_failed, first.num_requests, arm.num_failed, arm.num_requests)
+        rates, p_value, interval = (first.failure_rate, arm.failure_rate), two_proportions(*counts), newcombe(*counts)
+        found.append(Comparison(arm.name, "failure_rate", *rates, p_value, interval, threshold))
         for measure in MEASURES:
-            ours, theirs = first.measures.get(measure, []), arm.measures.get(measure, [])
-            if ours and theirs:
-                found.append(Comparison(arm.name, measure, mean(ours), mean(theirs), welch(ours, theirs), threshold))
+            ours, theirs = first.measures.get(measure), arm.measures.get(measure)
+            if ours is not None and theirs is not None:
+                p_value, interval = welch(ours, theirs), welch_interval(ours, theirs)
+                found.append(Comparison(arm.name, measure, ours.mean, theirs.mean, p_value, interval, threshold))
     return found
 
 
-def mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+# -- proportions
 
 
 def two_proportions(hits_a: int, num_a: int, hits_b: int, num_b: int) -> float | None:
@@ -102,43 +147,52 @@ def two_proportions(hits_a: int, num_a: int, hits_b: int, num_b: int) -> float |
     return math.erfc(abs(z) / math.sqrt(2))
 
 
-def welch(a: list[float], b: list[float]) -> float | None:
+def wilson(hits: int, num: int) -> Interval | None:
+    """95 % interval of one rate; None without a request."""
+    if not num:
+        return None
+    z = normal_quantile(1 - ALPHA / 2)
+    rate, spread = hits / num, z * z / num
+    middle = rate + spread / 2
+    half = z * math.sqrt(rate * (1 - rate) / num + spread / (4 * num))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+def newcombe(hits_a: int, num_a: int, hits_b: int, num_b: int) -> Interval | None:
+    """95 % interval of rate b - rate a (Newcombe's method 10): right for small numbers and rates near 0, too."""
+    of_a, of_b = wilson(hits_a, num_a), wilson(hits_b, num_b)
+    if of_a is None or of_b is None:
+        return None
+    rate_a, rate_b = hits_a / num_a, hits_b / num_b
+    difference = rate_b - rate_a
+    return (
+        difference - math.hypot(rate_b - of_b[0], of_a[1] - rate_a),
+        difference + math.hypot(of_b[1] - rate_b, rate_a - of_a[0]),
+    )
+
+
+# -- means
+
+
+def welch(a: Moments, b: Moments) -> float | None:
     """Two-sided p of Welch's t-test; None for fewer than two values or no spread."""
-    if len(a) < 2 or len(b) < 2:
+    freedom = _freedom(a, b)
+    if freedom is None:
         return None
-    part_a, part_b = _variance(a) / len(a), _variance(b) / len(b)
-    if part_a + part_b == 0:
+    return t_two_sided((a.mean - b.mean) / math.sqrt(a.error + b.error), freedom)
+
+
+def welch_interval(a: Moments, b: Moments) -> Interval | None:
+    """95 % interval of mean b - mean a; None where `welch` has none."""
+    freedom = _freedom(a, b)
+    if freedom is None:
         return None
-    t = (mean(a) - mean(b)) / math.sqrt(part_a + part_b)
-    freedom = (part_a + part_b) ** 2 / (part_a**2 / (len(a) - 1) + part_b**2 / (len(b) - 1))
-    return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+    half = t_quantile(1 - ALPHA / 2, freedom) * math.sqrt(a.error + b.error)
+    return b.mean - a.mean - half, b.mean - a.mean + half
 
 
-def _variance(values: list[float]) -> float:
-    middle = mean(values)
-    return math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (Lentz): Student's t needs it."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - incomplete_beta(b, a, 1 - x)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    tiny, c, d = 1e-300, 1.0, 1 - (a + b) * x / (a + 1)
-    d = 1 / (d if abs(d) > tiny else tiny)
-    fraction = d
-    for m in range(1, 300):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 + numerator * d
-            d = 1 / (d if abs(d) > tiny else tiny)
-            c = 1 + numerator / c
-            c = c if abs(c) > tiny else tiny
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-12:
-            break
-    return math.exp(log_front) * fraction / a
+def _freedom(a: Moments, b: Moments) -> float | None:
+    """Degrees of freedom (Welch-Satterthwaite)."""
+    if a.count < 2 or b.count < 2 or a.error + b.error == 0:
+        return None
+    return (a.error + b.error) ** 2 / (a.error**2 / (a.count - 1) + b.error**2 / (b.count - 1))

@@ -34,7 +34,7 @@ from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
 from tonle.gateway.alert_sources import AlertSources
-from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, KeyLimits, given
+from tonle.gateway.api_keys.key import ANONYMOUS_CALLER, LOCAL_CALLER, KeyLimits, given
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.apis.responses.build import shared_resources
@@ -44,6 +44,8 @@ from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.backends.transport import Transport
 from tonle.gateway.build_observed import build_alerts, build_observed
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
@@ -61,6 +63,7 @@ from tonle.gateway.state_store import StateStore, state_of
 from tonle.gateway.under_way import UnderWay
 from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
+from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
 from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
 from tonle.telemetry.metrics import Metrics
@@ -101,7 +104,9 @@ class Gateway:
         router = Router(self.pool, config)
         self._cache = _cache(config)
         replay = CachedReplies(self._cache, by_default=config.cache_by_default)
-        auth = Auth(self.ring) if local is None else Auth(self.ring, anonymous=ANONYMOUS_CALLER, anywhere=True)
+        sessions = Sessions(self.ring)
+        anonymous = LOCAL_CALLER if local is None else ANONYMOUS_CALLER
+        auth = Auth(self.ring, sessions=sessions, anonymous=anonymous, anywhere=local is not None)
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
@@ -119,11 +124,12 @@ class Gateway:
         local_metrics = None if local is None else local.metrics
         self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         under_way = UnderWay()
+        self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
-            observer=Observer(self.observed, self.pool.backends),
+            observer=Observer(self.observed, self.pool.backends, self._tracing),
         )  # fmt: skip
         options = PipelineOptions(
             keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
@@ -133,9 +139,11 @@ class Gateway:
             config, router, lambda: self.server, own_length=None if local is None else local.context_length
         )
         self.routes = Routes(Services(
-            config=config, auth=auth, pipeline=self._pipeline, router=router, pool=self.pool, replay=replay,
+            config=config, auth=auth, ring=self.ring, sessions=sessions, trail=self.trail, pipeline=self._pipeline,
+            router=router, pool=self.pool, replay=replay,
             metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
+            experiments=Experiments(config.experiments, router, self.trail),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
@@ -179,6 +187,7 @@ class Gateway:
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
+        self.routes.dashboard.stop()
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
         await self._alert_sources.stop()
         if self._local is not None:
@@ -200,8 +209,12 @@ class Gateway:
             await self._responses.store.close()
         if self._state is not None:
             await self._state.close()
+        if self._tracing is not None:
+            await self._tracing.stop()  # last: it may wait for a collector
 
     async def _start_observing(self) -> None:
+        if self._tracing is not None:
+            await self._tracing.start()
         if self.observed is not None:
             await self.observed.start()
         if self._scraper is not None:

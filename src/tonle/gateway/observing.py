@@ -13,11 +13,16 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call, ReplyFacts
+from tonle.gateway.log_fields import about
 from tonle.gateway.stage_results import StageResults
+from tonle.gateway.trace_facts import trace_facts
 from tonle.observe.observed import Observed
 from tonle.observe.seen_request import SeenRequest
+from tonle.observe.trace_context import TraceContext
+from tonle.observe.tracing import Tracing
 from tonle.protocol.answers import Answer
 from tonle.telemetry.time_spent import TimeSpent
 
@@ -30,9 +35,15 @@ _HOUR_S = 3600.0
 class Observer:
     """With nothing to tell it to, it does nothing."""
 
-    def __init__(self, observed: Observed | None, backends: Iterable[Backend]) -> None:
+    def __init__(self, observed: Observed | None, backends: Iterable[Backend], tracing: Tracing | None = None) -> None:
         self._observed = observed
+        self._tracing = tracing
         self._backends = {backend.name: backend for backend in backends}
+
+    def began(self, exchange: Exchange) -> None:
+        """Which trace it belongs to. Without a collector, a look at one header."""
+        headers, tracing = exchange.headers, self._tracing
+        exchange.trace = TraceContext.of(headers) if tracing is None else tracing.begin(headers)
 
     def ended(
         self,
@@ -46,13 +57,19 @@ class Observer:
         limit: str = "",
     ) -> None:
         """`error`: what went wrong on our side, as the record has it. `limit`: of its key, that refused it."""
-        if self._observed is None:
+        if self._observed is None and self._tracing is None:
             return
         try:
             backend = self._backends.get(results.backend)
-            self._observed.ended(_seen(call, facts, results, status, answer, error, limit, backend))
+            seen = _seen(call, facts, results, status, answer, error, limit, backend)
+            if self._observed is not None:
+                self._observed.ended(seen)
+            if self._tracing is not None:
+                self._tracing.ended(seen, trace_facts(call, results, answer))
         except Exception:
-            log.exception("what can be seen of a request could not be noted, id %s", call.request_id)
+            log.exception(
+                "what can be seen of a request could not be noted, id %s", call.request_id, extra=about(call.exchange)
+            )
 
 
 def _seen(

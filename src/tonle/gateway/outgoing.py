@@ -13,8 +13,8 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.transport import SALT_HEADER
 from tonle.gateway.parsed_request import OWN_FIELDS
 from tonle.gateway.stage_results import AcceptedRequest
+from tonle.observe.trace_context import PARENT_HEADER, STATE_HEADER, TraceContext
 
-PASSED_HEADERS = ("traceparent", "tracestate")
 STRICT_HEADER = "x-tonle-strict"
 
 # What the gateway has acted on already. A replica would warn that it has no effect; elsewhere priorities mean something
@@ -53,12 +53,17 @@ def copy_for(accepted: AcceptedRequest, backend: Backend, changes: dict[str, Any
     return msgspec.json.encode(body)
 
 
-def headers_for(accepted: AcceptedRequest, backend: Backend) -> dict[str, str]:
+def headers_for(accepted: AcceptedRequest, backend: Backend, span_id: str = "") -> dict[str, str]:
+    """`span_id`: of the span that sends it, where there is one; else it belongs to the span of the caller's request."""
     call = accepted.call
     headers = {"X-Request-Id": call.request_id}
-    for name in PASSED_HEADERS:
-        if value := call.exchange.header(name):
-            headers[name] = value
+    trace: TraceContext | None = call.exchange.trace
+    if trace is not None and trace.span_id:
+        headers |= trace.headers(span_id)
+    else:  # this server takes no part in the trace: the caller's own words
+        for name in (PARENT_HEADER, STATE_HEADER):
+            if value := call.exchange.header(name):
+                headers[name] = value
     if backend.kind == "tonle":
         headers[SALT_HEADER] = accepted.salt
         if accepted.request.strict:

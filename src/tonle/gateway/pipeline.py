@@ -29,6 +29,7 @@ from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.limiter import Limiter
+from tonle.gateway.log_fields import about
 from tonle.gateway.observing import Observer
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, RateLimited, UpstreamFailed, UpstreamTimeout
@@ -82,6 +83,7 @@ class Pipeline:
     async def run(self, call: Call) -> None:
         """The whole life of one generation request."""
         results, refusal = StageResults(), None
+        self._stages.observer.began(call.exchange)
         try:
             accepted = await self._accept(call, results)
         except (Exception, asyncio.CancelledError) as error:
@@ -184,7 +186,12 @@ class Pipeline:
             answer = relay.answer()
         except Exception as error:
             # A server may say anything: its words may go unread, the request may not go unrecorded.
-            log.exception("what %s answered could not be read, id %s", results.backend, call.request_id)
+            log.exception(
+                "what %s answered could not be read, id %s",
+                results.backend,
+                call.request_id,
+                extra=about(call.exchange),
+            )
             answer = Answer()
             ending = Ending(ending.status, ending.failure or error, ending.problem)
         if ending.failure is None and (answer.error is not None or relay.status >= 400):
@@ -215,7 +222,7 @@ def _shown(call: Call, results: StageResults, failure: Exception, *, began: bool
     if isinstance(failure, UpstreamError):
         return _explained(failure, results, began=began)
     if not isinstance(failure, TonleError):
-        log.error("%s failed, id %s", call.path, call.request_id, exc_info=failure)
+        log.error("%s failed, id %s", call.path, call.request_id, exc_info=failure, extra=about(call.exchange))
     return failure
 
 

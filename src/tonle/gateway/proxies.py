@@ -1,4 +1,4 @@
-"""The caller's address behind trusted proxies.
+"""The caller's address behind trusted proxies, and whether it used HTTPS.
 
 Does: follow the addresses a chain of trusted proxies reports, from the nearest to the first that is not one of them.
 Does not: believe a header from any other sender, or trust a proxy that the settings do not name.
@@ -19,6 +19,7 @@ from tonle.edge.exchange import Exchange
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;\s]+))', re.IGNORECASE)
+_PROTO = re.compile(r"(?:^|;)\s*proto\s*=\s*\"?https\b", re.IGNORECASE)
 _PORT = re.compile(r"\[(?P<six>[^\]]+)\](?::\d+)?|(?P<four>[^:]+):\d+")
 _CACHED = 4096  # addresses whose trust is remembered
 
@@ -34,6 +35,8 @@ class Proxies:
         if not self._networks:
             return
         client = _address(exchange.client)
+        if client is not None and self._trusts(client):
+            exchange.forwarded_https = self._says_https(exchange)
         for hop in reversed(self._hops(exchange.header(self._header))):
             if client is None or not self._trusts(client) or (behind := _address(hop)) is None:
                 break
@@ -44,6 +47,12 @@ class Proxies:
 
     def _is_inside(self, address: IpAddress) -> bool:
         return any(address in network for network in self._networks)
+
+    def _says_https(self, exchange: Exchange) -> bool:
+        """Of the first proxy, which the caller's browser talks to. A caller that says so itself harms only itself."""
+        if self._header == "x-forwarded-for":
+            return exchange.header("x-forwarded-proto").partition(",")[0].strip().lower() == "https"
+        return _PROTO.search(exchange.header(self._header).partition(",")[0]) is not None
 
     def _hops(self, value: str) -> list[str]:
         """Nearest last, as both headers have it."""

@@ -6,7 +6,8 @@ CallerError    ├── Unauthorized      no key, or an unknown one            
                ├── NoHandler         unknown path, or wrong method        404, 405
                ├── UnknownRequest    not remembered, or not the caller's  404
                ├── NoLength          a body whose length is not told      411
-               └── NotJson           a body that is not JSON              415
+               ├── NotJson           a body that is not JSON              415
+               └── NotServedHere     another server of the same has it    501
 CapacityError  ├── TooMany                                                429
                │   ├── RateLimited   over a limit of the key              429
                │   └── QueueFull     the queue is full                    429
@@ -55,6 +56,11 @@ class NoLength(CallerError):
 class NotJson(CallerError):
     status = 415
     code = "unsupported_media_type"
+
+
+class NotServedHere(CallerError):
+    status = 501
+    code = "not_served_here"
 
 
 class TooMany(CapacityError):

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
 from tonle.edge.exchange import Exchange
 from tonle.errors import TonleError
 from tonle.gateway.adapters import NO_KEYS_TO_LOAD
-from tonle.gateway.api_keys.key import Scope
 from tonle.gateway.apis.error_shapes import is_messages, own_shape
 from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.responses.api import INPUT_ITEMS
 from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
+from tonle.gateway.dashboard.pages import PREFIX, Dashboard
+from tonle.gateway.entry import NOTHING, Entry, Found
+from tonle.gateway.experiments import PATH as EXPERIMENTS
 from tonle.gateway.explain_page import PATTERN as EXPLAIN
 from tonle.gateway.explain_page import PREFIX as REQUESTS
 from tonle.gateway.explain_page import SUFFIX as EXPLAINED
 from tonle.gateway.explain_page import ExplainPage
+from tonle.gateway.log_fields import about
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
@@ -46,32 +48,7 @@ PIPED = (
 PATHS_HINT = "GET /v1/models lists the models; docs/gateway.md lists the paths of a gateway."
 DOCS_HINT = "GET /docs lists what there is."
 
-NO_KEYS = "this server has no keys, so it cannot be managed: start it with --admin-key KEY"
-
 STATUS_CALLER_GONE = 499  # for the log and the metrics only: the caller hung up before the reply began
-
-Handle = Callable[[Exchange], Awaitable[None]]
-
-
-class Entry(NamedTuple):
-    """One path and method."""
-
-    scope: Scope | None  # of the key it needs
-    handle: Handle
-    takes_json: bool = False  # it has a body
-    is_piped: bool = False  # the pipeline answers it, refusals included: each has a record
-    is_probe: bool = False  # asked again and again by machines: not worth a line in the log
-    unless_keys: str | None = NO_KEYS  # with scope admin, why a server without keys refuses it; None: it does not
-
-
-class Found(NamedTuple):
-    """What a path leads to. `pattern` names it in metrics, so that the number of series stays bounded."""
-
-    pattern: str
-    methods: dict[str, Entry]
-
-
-NOTHING = Found("other", {})
 
 
 class Routes:
@@ -82,7 +59,7 @@ class Routes:
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
-        admin, pages = services.admin, OwnPages(services)
+        admin, pages, explain = services.admin, OwnPages(services), ExplainPage(services)
         loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", pages.models)},
@@ -95,10 +72,11 @@ class Routes:
             LOAD_PATH: {"POST": Entry("admin", services.adapters.load, takes_json=True, unless_keys=loading)},
             UNLOAD_PATH: {"POST": Entry("admin", services.adapters.unload, takes_json=True, unless_keys=loading)},
             "/admin/keys": {
-                "GET": Entry("admin", admin.list_keys),
+                "GET": Entry("dashboard", admin.list_keys),
                 "POST": Entry("admin", admin.create_key, takes_json=True),
             },
-            "/admin/backends": {"GET": Entry("admin", admin.list_backends)},
+            "/admin/backends": {"GET": Entry("dashboard", admin.list_backends)},
+            EXPERIMENTS: {"GET": Entry("dashboard", services.experiments.list_all)},
         }
         table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
@@ -115,10 +93,13 @@ class Routes:
             f"{RESPONSES}/{{id}}{INPUT_ITEMS}", {"GET": Entry("models", services.responses.input_items)}
         )
         # It looks for a key itself: one that may use models, or one that may see the dashboard.
-        self._explain = Found(EXPLAIN, {"GET": Entry(None, ExplainPage(services).reply)})
+        self._explain = Found(EXPLAIN, {"GET": Entry(None, explain.reply)})
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
         self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
         self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
+        self._start = Found(f"{EXPERIMENTS}/{{name}}/start", {"POST": Entry("admin", services.experiments.start)})
+        self._stop = Found(f"{EXPERIMENTS}/{{name}}/stop", {"POST": Entry("admin", services.experiments.stop)})
+        self.dashboard = Dashboard(services, explain)
 
     @property
     def paths(self) -> list[str]:
@@ -127,8 +108,10 @@ class Routes:
 
     @property
     def patterns(self) -> list[str]:
+        """Without those of the dashboard: its own page alone asks them."""
         named = (
-            self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume,
+            self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume, self._start,
+            self._stop,
         )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
@@ -141,6 +124,7 @@ class Routes:
         if is_messages(exchange.path):  # Anthropic's name for it
             exchange.extra_headers.append(("request-id", exchange.request_id))
         found = self._find(exchange.path)
+        exchange.extra_headers += found.headers
         entry = found.methods.get("GET" if method == "HEAD" else method)
         exchange.wants_body = entry is not None and entry.takes_json
         if method == "OPTIONS":
@@ -163,7 +147,8 @@ class Routes:
         except Exception as error:
             if not isinstance(error, TonleError):
                 exchange.problem = f"{type(error).__name__}: {error}"
-                log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id)
+                log.exception("%s %s failed, id %s", exchange.method, _safe(exchange.path), exchange.request_id,
+                              extra=about(exchange))  # fmt: skip
             _send_error(exchange, error.reply if isinstance(error, NoHandler) else error_reply(error))
         finally:
             self._account(exchange, found)
@@ -185,7 +170,9 @@ class Routes:
             return self._drain
         if path.startswith("/admin/backends/") and path.endswith("/resume"):
             return self._resume
-        return NOTHING
+        if path.startswith(f"{EXPERIMENTS}/") and path.endswith(("/start", "/stop")):
+            return self._start if path.endswith("/start") else self._stop
+        return self.dashboard.find(path) if path.startswith(PREFIX) else NOTHING
 
     async def _handle(self, exchange: Exchange, found: Found) -> None:
         method = exchange.method
@@ -210,10 +197,14 @@ class Routes:
     def _admit(self, exchange: Exchange, entry: Entry) -> None:
         auth, scope = self._services.auth, entry.scope
         assert scope is not None
-        if scope == "admin" and self._services.is_local and not auth.has_keys:
-            if entry.unless_keys is None:
+        if scope in ("admin", "dashboard") and not auth.has_keys:
+            if self._services.is_local and entry.unless_keys is not None:
+                raise Forbidden(entry.unless_keys)
+            if scope == "dashboard":
+                self.dashboard.admit_without_key(exchange)
                 return
-            raise Forbidden(entry.unless_keys)
+            if self._services.is_local:
+                return
         auth.admit(exchange, scope)
 
     def _account(self, exchange: Exchange, found: Found) -> None:
@@ -230,8 +221,9 @@ class Routes:
         else:
             level = logging.INFO if problem is not None or status >= 400 else self._access_level
         if log.isEnabledFor(level):
-            log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, _safe(exchange.path), status,
-                    exchange.elapsed_s * 1000, _note(exchange), exchange.request_id, _reason(exchange))  # fmt: skip
+            took_ms, path = exchange.elapsed_s * 1000, _safe(exchange.path)
+            log.log(level, "%s %s %d %.1f ms%s, id %s%s", exchange.method, path, status, took_ms, _note(exchange),
+                    exchange.request_id, _reason(exchange), extra=_fields(exchange, path, status, took_ms))  # fmt: skip
 
     async def _generate(self, exchange: Exchange) -> None:
         await self._services.pipeline.run(call_for(exchange, self._services))
@@ -245,6 +237,16 @@ def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
         "/api/ps": {"GET": Entry("models", pages.running)},
         "/api/show": {"POST": Entry("models", pages.show, takes_json=True)},
     }
+
+
+def _fields(exchange: Exchange, path: str, status: int, took_ms: float) -> dict[str, Any]:
+    """The same for programs."""
+    prompt, completion = exchange.tokens or (None, None)
+    problem = None if exchange.problem is None else one_line(exchange.problem)
+    return about(
+        exchange, method=exchange.method, path=path, status=status, ms=round(took_ms, 1), prompt_tokens=prompt,
+        completion_tokens=completion, problem=problem,
+    )  # fmt: skip
 
 
 def _note(exchange: Exchange) -> str:

@@ -23,6 +23,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.blame import Blame
 from tonle.gateway.relay import Relay
 from tonle.gateway.stage_results import AcceptedRequest, Hedge, Route, SendResult
+from tonle.observe.trace_facts import SentAttempt
 
 Choose = Callable[[AcceptedRequest, list[Backend]], Route]
 _RETRIED = (*BROKEN, *BUSY)
@@ -44,6 +45,7 @@ class Sender:
         failed: list[Backend] = []
         blame = Blame(accepted.owner)
         hedge: Hedge | None = None
+        sends: tuple[SentAttempt, ...] = ()
         queued_s = 0.0
         attempt: Attempt | None = None
         while True:
@@ -58,7 +60,7 @@ class Sender:
                 route, hedge_after_s = msgspec.structs.replace(route, prefill=None), None
             attempt = Attempt(accepted, route, relay, blame, queued_s=queued_s)
             await attempt.run(hedge_after_s, partial(self._second, accepted, route, failed))
-            queued_s, hedge = attempt.queued_s, attempt.hedge or hedge
+            queued_s, hedge, sends = attempt.queued_s, attempt.hedge or hedge, sends + attempt.sends
             if attempt.hedge_failed is not None:
                 failed += [attempt.hedge_failed, attempt.culprit]
                 break
@@ -76,6 +78,7 @@ class Sender:
             sent_s=attempt.sent_s,
             first_byte_s=relay.first_byte_s,
             used=attempt.used,
+            sends=sends,
             failure=attempt.failure,
         )
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tonle.audit.trail import AuditTrail
 from tonle.config.gateway import GatewayConfig
 from tonle.gateway.adapters import AdapterAdmin
 from tonle.gateway.admin import Admin
+from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.auth import Auth
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.cached_reply import CachedReplies
+from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
@@ -30,6 +34,7 @@ class Services:
 
     config: GatewayConfig
     auth: Auth
+    ring: KeyRing
     pipeline: Pipeline
     router: Router
     pool: BackendPool
@@ -37,9 +42,12 @@ class Services:
     metrics: GatewayMetrics
     admin: Admin
     adapters: AdapterAdmin
+    experiments: Experiments
+    sessions: Sessions
     responses: ResponsesApi
     proxies: Proxies
     is_open: Callable[[], bool]  # False while it is being stopped
+    trail: AuditTrail | None = None
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
     local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
     observed: Observed | None = None  # None: of several front ends none sees all requests

@@ -21,6 +21,7 @@ from tonle.edge.buffered_reply import BufferedReply
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.fast_metrics import FastCounter
+from tonle.gateway.log_fields import about
 from tonle.gateway.outgoing import copy_for, headers_for
 from tonle.gateway.stage_results import AcceptedRequest, ShadowCopy
 
@@ -81,10 +82,12 @@ class Shadows:
         try:
             await backend.send("POST", accepted.call.path, body, headers, answer, first_s=backend.timeout_s)
             took_ms = (time.monotonic() - began_s) * 1000
-            log.info("shadow of %s: %s answered %d in %.1f ms", request_id, backend.name, answer.status, took_ms)
+            log.info("shadow of %s: %s answered %d in %.1f ms", request_id, backend.name, answer.status, took_ms,
+                     extra=about(accepted.call.exchange))  # fmt: skip
         except Exception as error:
             failure = error
-            log.warning("shadow of %s: %s failed: %s", request_id, backend.name, error)
+            log.warning("shadow of %s: %s failed: %s", request_id, backend.name, error,
+                        extra=about(accepted.call.exchange))  # fmt: skip
         finally:
             self.requests.add("answered" if answer.status == 200 and failure is None else "failed")
             if close is not None:

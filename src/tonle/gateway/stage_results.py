@@ -21,6 +21,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens
+from tonle.observe.trace_facts import SentAttempt
 from tonle.protocol.replies import ModelEntry
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     sent_s: float | None = None  # monotonic
     first_byte_s: float | None = None  # monotonic
     used: UsedTokens = NONE_USED  # by the last attempt
+    sends: tuple[SentAttempt, ...] = ()  # all of them, if the request is recorded in a trace
     failure: BaseException | None = None  # why there is no reply, or no whole one
 
 

@@ -3,7 +3,8 @@
 Does: refuse, where there are no keys, what a page of another site asks (`Host`, `Origin`, `Sec-Fetch-Site`); answer CORS;
 require JSON, which a page cannot send elsewhere without a preflight. Does not: know keys or paths.
 
-Where there are keys, a page of another site cannot know one, and the first three are not checked.
+Where there are keys, a page of another site cannot know one, and the first three are not checked. A browser sends the
+cookie of the dashboard by itself, so a request that relies on it must come from a page of this server (`check_own_page`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tonle.gateway.refusals import ForeignPage, NoLength, NotJson
 # Headers of replies that scripts of other origins may read.
 EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, x-tonle-chain, retry-after"
 
+DASHBOARD_HEADER = "x-tonle-dashboard"  # a page of another origin cannot send it without a preflight, which is refused
 READING = ("GET", "HEAD", "OPTIONS")  # change nothing, and a page of another site cannot read what they return
 _MAX_SHOWN = 100  # letters of a header in a message
 _CACHED = 256  # names that are remembered
@@ -90,6 +92,36 @@ class WebPages:
                 ("access-control-allow-headers", exchange.header("access-control-request-headers") or "*"),
                 ("access-control-max-age", "600"),
             ]
+
+
+def check_own_page(exchange: Exchange) -> None:
+    """For a request that relies on a cookie. Raises `ForeignPage`."""
+    if not is_from_own_page(exchange):
+        raise ForeignPage(
+            "the session of the dashboard counts only for requests of its own page; programs send a key, as "
+            "`Authorization: Bearer KEY`"
+        )
+    if exchange.method not in READING and exchange.header(DASHBOARD_HEADER) != "1":
+        raise ForeignPage("with the session of the dashboard, this needs the header X-Tonle-Dashboard: 1")
+
+
+def is_from_own_page(exchange: Exchange) -> bool:
+    """Whether the browser says so. Only browsers are asked: other programs have no cookie unless they are given one."""
+    site = exchange.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin" or (site == "none" and exchange.method in READING)
+    # Over plain HTTP, browsers send it to this machine only. Then they name the page's origin in each request that may
+    # change something, and the page itself (the dashboard's policy has them do so) in the others.
+    origin = exchange.headers.get("origin")
+    if origin is None and exchange.method in READING:
+        scheme, _, rest = exchange.header("referer").partition("://")
+        origin = f"{scheme}://{rest.partition('/')[0]}"
+    return origin is not None and is_own_origin(origin, exchange)
+
+
+def is_own_origin(origin: str, exchange: Exchange) -> bool:
+    host = exchange.header("host").lower()
+    return bool(host) and origin.partition("://")[2].lower() == host
 
 
 def check_json(exchange: Exchange) -> None:

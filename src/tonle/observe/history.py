@@ -41,14 +41,17 @@ class _Ring:
 
     def add(self, sample: Sample) -> None:
         t = sample.t - sample.t % self.step
+        self.open_t = t
         known = self.unsaved.get(t)
         if known is None:
-            known = self.unsaved[t] = Sample(t, seconds=0)
-            while len(self.unsaved) > self.most:  # the file cannot be written
+            while len(self.unsaved) >= self.most:  # the file cannot be written
                 del self.unsaved[next(iter(self.unsaved))]
+            if self.step == 1:
+                self.unsaved[t] = sample
+                return
+            known = self.unsaved[t] = Sample(t, seconds=0)
         known.merge(sample)
         known.t, known.seconds = t, min(known.seconds, self.step)  # a second may be that of an end and of a new start
-        self.open_t = t
 
     def encoded(self) -> dict[int, bytes]:
         return {t: _ENCODER.encode(sample) for t, sample in self.unsaved.items()}

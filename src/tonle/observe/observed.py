@@ -23,7 +23,6 @@ from tonle.observe.usage import Usage
 if TYPE_CHECKING:
     from tonle.observe.alerts import Alerts
     from tonle.observe.sla import Sla
-    from tonle.observe.tracing import Tracing
 
 log = logging.getLogger("tonle.observe")
 
@@ -40,7 +39,6 @@ class Observed:
         sampler: Sampler,
         history: History,
         alerts: Alerts | None = None,
-        tracing: Tracing | None = None,
         keeps: bool = True,
     ) -> None:
         """`keeps`: figures are taken each second, and kept, as is usage."""
@@ -50,7 +48,6 @@ class Observed:
         self.usage = Usage(history.file)
         self.sla = sla
         self.alerts = alerts
-        self.tracing = tracing
         self.keeps = keeps
         self._saver: asyncio.Task[None] | None = None
 
@@ -60,16 +57,12 @@ class Observed:
         if self.keeps:
             self.sampler.add(seen)
             self.usage.add(seen)
-        if self.tracing is not None:
-            self.tracing.ended(seen)
 
     def states(self) -> dict[str, BackendState]:
         """What backends tell of themselves, by name; absent: one that does not."""
         return self.sampler.states
 
     async def start(self) -> None:
-        if self.tracing is not None:
-            await self.tracing.start()
         if self.keeps:
             await asyncio.to_thread(self.history.open)
             self.sampler.listen(self.history.add)
@@ -86,8 +79,6 @@ class Observed:
             self._saver = None
             await asyncio.to_thread(self._save)
             await asyncio.to_thread(self.history.file.close)
-        if self.tracing is not None:
-            await self.tracing.stop()
 
     async def _save_often(self) -> None:
         while True:

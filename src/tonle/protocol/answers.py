@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,9 +25,6 @@ from tonle.protocol.replies import (
     decode_usage,
     foreign_part,
 )
-
-if TYPE_CHECKING:
-    pass
 
 EVENT_STREAM = sse.MEDIA_TYPE
 MAX_BODY_BYTES = 64 * 1024**2  # of a reply that is not a stream; of a longer one only the size is kept
@@ -92,9 +89,7 @@ class Answer:
     first_s: float | None = None  # monotonic; the first text
     last_s: float | None = None
     engine_s: dict[str, float] | None = None  # queue, prefill, decode, where an engine in this process tells them
-    spent: Any = (
-        None  # the same in detail: a `TimeSpent`, or None. The audit's process reads an answer without knowing it
-    )
+    spent: Any = None  # the same in detail: a `TimeSpent`, which the audit's process need not know
     complete: bool = False  # False: the reply broke off
     cut: bool = False  # there was more text than is kept
 

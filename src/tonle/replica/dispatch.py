@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from tonle.edge.client import Sink, UpstreamError
 from tonle.engine.text import Text
 from tonle.errors import TonleError
 from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.observe.trace_context import TraceContext
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.errors import error_reply
@@ -95,7 +97,7 @@ class ReplicaTransport:
         except TonleError as error:
             reply = _error(error)
         except Exception as error:
-            log.exception("%s %s failed, id %s", method, path, request.header("x-request-id"))
+            log.exception("%s %s failed, id %s", method, path, request.header("x-request-id"), extra=_about(names))
             reply = _error(error)
         sink.head(reply.status, {"content-type": reply.content_type, **reply.headers})
         sink.data(reply.body)
@@ -107,6 +109,13 @@ class ReplicaTransport:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _about(headers: dict[str, str]) -> dict[str, Any]:
+    """Which request a log line is about, for lines as JSON."""
+    trace = TraceContext.of(headers)
+    trace_id = {} if trace is None else {"trace_id": trace.trace_id}
+    return {"fields": {"request_id": headers.get("x-request-id", ""), **trace_id}}
 
 
 async def _within(first_s: float, reply: Awaitable[EndpointReply]) -> EndpointReply:

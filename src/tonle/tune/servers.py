@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from tonle.bench.server_process import ServerProcess, free_port
 from tonle.config.serve import SETTINGS
-from tonle.config.setting import AUDIT, INFERENCE, LIMITS, LOGGING, SECURITY, SERVER, STATE, STORED
+from tonle.config.setting import AUDIT, INFERENCE, LIMITS, LOGGING, OBSERVE, SECURITY, SERVER, STATE, STORED
 from tonle.errors import ConfigError
 from tonle.tune.space import BY_NAME, Settings
 
 _PLACE = re.compile(r"\{(\w+)\}")
 # Settings of a file that a server under measurement does without: it answers this program alone, on the loopback interface.
-_LEFT_OUT = {SECURITY, AUDIT, STATE, LIMITS, LOGGING, SERVER, STORED, INFERENCE}
+_LEFT_OUT = {SECURITY, AUDIT, STATE, LIMITS, LOGGING, SERVER, STORED, INFERENCE, OBSERVE}
 _READY_S = 900.0
 
 Progress = Callable[[float, str], None]

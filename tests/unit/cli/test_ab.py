@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.unit.cli.terminal import tonle
 
 
@@ -29,7 +31,8 @@ def test_a_report(tmp_path: Path) -> None:
     assert "Experiment e" in shown and "latency_ms" in shown and "different" in shown and "could be chance" in shown
     facts = json.loads(tonle("ab", "report", str(tmp_path), "--control", "control", "--json").stdout)
     latency = next(each for each in facts["comparisons"] if each["measure"] == "latency_ms")
-    assert latency["significant"] and latency["value"] - latency["control"] == 50
+    assert latency["significant"] and latency["difference"] == pytest.approx(50)
+    assert latency["interval"][0] < 50 < latency["interval"][1]
     ttft = next(each for each in facts["comparisons"] if each["measure"] == "ttft_ms")
     assert not ttft["significant"]
 

@@ -45,7 +45,7 @@ def test_wrong_words(tmp_path: Path) -> None:
     wrong = tonle("keys", "create", "--name", "x", "--scope", "fly", *place, COLUMNS="160")
     assert (
         wrong.returncode == 2
-        and "'--scope': 'fly' is not one of 'models', 'metrics', 'priority', 'admin'" in wrong.stderr
+        and "'--scope': 'fly' is not one of 'models', 'metrics', 'priority', 'dashboard', 'admin'" in wrong.stderr
     )
     assert tonle("keys", "create", *place).returncode == 2
     assert "there is no key 'nope'" in tonle("keys", "revoke", "nope", *place).stderr

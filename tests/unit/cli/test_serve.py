@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -185,6 +186,31 @@ def test_the_banner_names_adapters_and_who_may_load_more(settings: dict[str, Any
         shown = banner("m", CARD, ServerInfo.of(listener, ServeConfig(**settings)), 1.5, chats=True)
     lines = [line for line in shown.splitlines() if "LoRA" in line]
     assert lines == ([] if fact is None else [f"  [dim]LoRA     [/dim] {fact}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ({}, "http://127.0.0.1:8000/dashboard"),
+        ({"admin_key": ("k",)}, "http://127.0.0.1:8000/dashboard, for keys of scope admin or dashboard"),
+        (
+            {"api_key": ("k",), "state_db": "/x"},
+            "http://127.0.0.1:8000/dashboard, for keys of scope admin or dashboard",
+        ),
+        ({"api_key": ("k",)}, "closed: give --admin-key KEY, which opens it"),
+        ({"dashboard": False}, None),
+        ({"frontends": 2}, None),
+    ],
+)
+def test_the_banner_says_where_the_dashboard_is(settings: dict[str, Any], fact: str | None) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        server = dataclasses.replace(ServerInfo.of(listener, ServeConfig(**settings)), port=8000)
+    lines = [line for line in banner("m", CARD, server, 1.5, chats=True).splitlines() if "Dashboard" in line]
+    assert lines == ([] if fact is None else [f"  [dim]Dashboard[/dim] {fact}"])
+    if not settings:
+        assert (
+            dataclasses.replace(server, host="0.0.0.0").dashboard_fact == "closed: give --admin-key KEY, which opens it"
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import yaml
 
 from tests.fakes.checkpoints import save_folder
 from tests.fakes.server import tonle_serve
-from tests.unit.deploy.examples import committed_and_rendered, files_of
+from tests.unit.deploy.examples import ROOT, committed_and_rendered, files_of
 from tests.unit.deploy.test_containers import free_port, status_of, wait_for
 from tonle.deploy.compose import GATEWAY_PORT
 from tonle.errors import ConfigError
@@ -180,26 +180,17 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     assert list((folder / "audit").iterdir())
 
 
-def names_in(scrape: str) -> set[str]:
-    return {re.split(r"[{ ]", line)[0] for line in scrape.splitlines() if line and not line.startswith("#")}
+def test_the_dashboard_is_that_of_deploy_grafana(tmp_path: Path) -> None:
+    """tests/http/test_metrics.py compares what it names with what is measured."""
+    made = json.loads(files_of("compose", tmp_path)["grafana/dashboards/tonle.json"].text)
+    assert made == json.loads((ROOT / "deploy" / "grafana" / "tonle.json").read_text())
 
 
-def test_every_metric_of_the_dashboard_is_measured(tmp_path: Path, scrapes: dict[str, str]) -> None:
-    dashboard = json.loads(files_of("compose", tmp_path)["grafana/dashboards/tonle.json"].text)
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert len(queries) > 20
-    jobs = {
-        job["job_name"]
-        for job in yaml.safe_load(files_of("compose", tmp_path)["prometheus.yml"].text)["scrape_configs"]
-    }
-    assert jobs == set(scrapes)
-    for query in queries:
-        found = re.findall(r"([a-z_]+:[a-z_0-9]+|process_[a-z_]+)(?:\{([^}]*)\})?", query)
-        assert found, query
-        for name, selector in found:
-            job = re.search(r'job="([a-z]+)"', selector)
-            for scrape in [scrapes[job[1]]] if job else scrapes.values():
-                assert name in names_in(scrape), query
+def test_both_are_scraped(tmp_path: Path, scrapes: dict[str, str]) -> None:
+    document = yaml.safe_load(files_of("compose", tmp_path)["prometheus.yml"].text)
+    assert {job["job_name"] for job in document["scrape_configs"]} == set(scrapes)
+    assert "vllm:num_requests_running{" in scrapes["server"]
+    assert "tonle:backend_up{" in scrapes["gateway"] and "vllm:" not in scrapes["gateway"]
 
 
 def test_the_labels_of_the_dashboard_are_there(scrapes: dict[str, str]) -> None:
@@ -207,14 +198,6 @@ def test_the_labels_of_the_dashboard_are_there(scrapes: dict[str, str]) -> None:
     assert 'status="ok"' in line and "http_status=" in line
     for status in ("refused", "failed", "interrupted"):
         assert f'status="{status}"' in scrapes["gateway"]
-
-
-def test_panels_do_not_overlap(tmp_path: Path) -> None:
-    panels = json.loads(files_of("compose", tmp_path)["grafana/dashboards/tonle.json"].text)["panels"]
-    cells = [(panel["gridPos"]["x"] + dx, panel["gridPos"]["y"] + dy) for panel in panels
-             for dx in range(panel["gridPos"]["w"]) for dy in range(panel["gridPos"]["h"])]  # fmt: skip
-    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
-    assert len({panel["id"] for panel in panels}) == len(panels)
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
@@ -225,7 +208,8 @@ def test_promtool_reads_the_queries(tmp_path: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(config)
     subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
     panels = json.loads(files["grafana/dashboards/tonle.json"].text)["panels"]
-    queries = [target["expr"].replace("$__rate_interval", "1m") for panel in panels for target in panel["targets"]]
+    targets = [target for panel in panels for target in panel.get("targets", [])]
+    queries = [target["expr"].replace("$__rate_interval", "1m") for target in targets]
     rules = [{"record": f"r:{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], check=True, capture_output=True)

@@ -187,7 +187,7 @@ def test_the_gateways_list_is_what_a_gateway_loads(tmp_path: Path) -> None:
     loaded = loaded_by_a_gateway(settings, report)
     needed = {name for name in (each.lower().replace("_", "-") for each in loaded) if name in declared}
     assert {"httptools", "msgspec", "pyyaml"} <= needed
-    optional = {"redis", "asyncpg", "cryptography"}
+    optional = {"redis", "asyncpg", "cryptography", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
     assert needed - optional == set(listed) - optional
     assert "torch" not in loaded
 

@@ -66,3 +66,26 @@ def test_networks_are_checked_when_they_are_read() -> None:
     assert values.networks().read("10.0.0.0/8, ::1") == ("10.0.0.0/8", "::1")
     with pytest.raises(ValueError, match=r"must be addresses or networks such as 10.0.0.0/8, not '10.0.0.1/8'"):
         values.networks().read(["10.0.0.1/8"])
+
+
+@pytest.mark.parametrize(
+    ("peer", "header", "value", "is_https"),
+    [
+        ("10.0.0.1", "x-forwarded-for", "https", True),
+        ("10.0.0.1", "x-forwarded-for", "HTTPS, http", True),  # the first proxy talks to the browser
+        ("10.0.0.1", "x-forwarded-for", "http", False),
+        ("10.0.0.1", "x-forwarded-for", "", False),
+        ("203.0.113.9", "x-forwarded-for", "https", False),  # a stranger's word
+        ("10.0.0.1", "forwarded", 'for=203.0.113.7;proto="https"', True),
+        ("10.0.0.1", "forwarded", "for=203.0.113.7; Proto=https, for=10.0.0.2;proto=http", True),
+        ("10.0.0.1", "forwarded", "for=203.0.113.7;proto=http", False),
+        ("10.0.0.1", "forwarded", "for=203.0.113.7;xproto=https", False),
+    ],
+)
+def test_whether_the_caller_used_https(peer: str, header: str, value: str, is_https: bool) -> None:
+    line: Any = None
+    exchange = Exchange(line, client=peer, loopback=False)
+    exchange.headers["x-forwarded-proto" if header == "x-forwarded-for" else header] = value
+    Proxies(BOTH, header).place(exchange)
+    assert exchange.forwarded_https is is_https
+    assert Exchange(line, client=peer, loopback=False).forwarded_https is False

@@ -8,10 +8,12 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +92,30 @@ def test_a_post_is_signed_and_says_what_is_wrong(clock: Clock) -> None:
                 "summary": "backend b is dead: connection refused", "since": "2023-11-14T22:30:00.000Z",
                 "details": {"reason": "connection refused"}, "suppressed": 0,
             }  # fmt: skip
+
+    run(main)
+
+
+def test_the_documented_verifier(clock: Clock) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def verify" in text]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    names["time"] = SimpleNamespace(time=lambda: 1_700_000_100.0)
+
+    async def main() -> None:
+        async with receiver() as place, running(place, clock) as alerts:
+            alerts.fire("backend", "b", "dead")
+            await until(lambda: len(place.posts) == 1)
+            ((_, headers, body),) = place.posts
+            assert names["verify"](SECRET, headers, body) is True
+            assert names["verify"](
+                SECRET, headers | {"webhook-signature": f"v1,x {headers['webhook-signature']}"}, body
+            )
+            assert names["verify"](SECRET, headers, body + b" ") is False
+            assert names["verify"]("another", headers, body) is False
+            names["time"] = SimpleNamespace(time=lambda: 1_700_001_000.0)
+            assert names["verify"](SECRET, headers, body) is False, "it is old"
 
     run(main)
 

@@ -41,6 +41,10 @@ class KeyRing:
         key = self._by_digest.get(digest)
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
+    def current(self, key: Key) -> Key | None:
+        """As it is now; None once it was revoked, or left the settings."""
+        return self._by_digest.get(key.digest)
+
     async def add(self, key: Key) -> None:
         assert self.store is not None, "keys cannot be added without a store"
         await self.store.add(key)

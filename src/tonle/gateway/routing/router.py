@@ -45,6 +45,7 @@ class Router:
         self._config = config
         self._aliases = dict(config.aliases)
         self._experiments: dict[str, ExperimentConfig] = {row.model: row for row in config.experiments}
+        self._stopped: set[str] = set()  # names of experiments that take no part for now
         self._last_rule = ByRole(config.prefill_threshold)  # the policies after it are preferences
         self.policies: tuple[Policy, ...] = (
             has_model,
@@ -77,7 +78,7 @@ class Router:
         experiment = self._experiments.get(asked) or self._experiments.get(model)
         arm = None
         if experiment is not None:
-            arm = assign(experiment, subject_of(key, request))
+            arm = None if experiment.name in self._stopped else assign(experiment, subject_of(key, request))
             model = (arm or experiment.arms[0]).model or model
         entry = self._pool.entry(model)
         if entry is None:
@@ -107,6 +108,18 @@ class Router:
         if len(names) == 1:
             return names[0]
         raise InvalidRequest(f"model is missing, and there are several: {', '.join(names)}", param="model")
+
+    # -- experiments
+
+    def is_running(self, experiment: str) -> bool:
+        return experiment not in self._stopped
+
+    def start_experiment(self, name: str) -> None:
+        self._stopped.discard(name)
+
+    def stop_experiment(self, name: str) -> None:
+        """Requests are served as if there were none, until it is started again or this process is."""
+        self._stopped.add(name)
 
     # -- backends
 

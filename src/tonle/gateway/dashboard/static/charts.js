@@ -93,7 +93,7 @@ function options(box, { unit, series, height, max, latest }) {
     width: width(box), height,
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0], // room for half a label of time on the right
     scales: { x: { time: true, range: () => Object.values(visible(latest.current)) }, y: { range: (_, low, high) => yRange(low, high, max) } },
     axes: [
       { ...axis, size: 26, space: 48, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => tickTime(tick, latest.current.span)) },

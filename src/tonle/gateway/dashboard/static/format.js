@@ -99,5 +99,5 @@ export const UNITS = {
   seconds: { show: seconds, tick: (value) => seconds(value).replace(/\.0+ /, " ") },
   percent: { show: percent, tick: percent },
   bytes: { show: bytes, tick: bytes },
-  money: { show: money, tick: money },
+  money: { show: money, tick: (value) => money(value).replace(/\.00$/, "") },
 };

@@ -11,6 +11,7 @@ import { Tracks } from "./tracks.js";
 export const LIVE_SECONDS = 300;
 export const TRACK_SECONDS = 120; // what sparklines show
 const LONGEST_WAIT_S = 15; // between two attempts to connect
+const HIDDEN_S = 60; // a page in the background for longer lets its connection go: browsers allow six per server
 const SILENCE_S = 10; // events come each second: after this long without one the connection is taken for dead
 
 class Live {
@@ -30,22 +31,23 @@ class Live {
     this._heard = 0;
     this._timer = null;
     this._retry = null;
+    this._pause = null;
+    document.addEventListener("visibilitychange", () => this._showOrHide());
   }
 
   // `onNeedsLogin` is called when the server does not know the session any more.
   start(onNeedsLogin) {
     this.stop();
     this._onNeedsLogin = onNeedsLogin;
-    this.state = "connecting";
     this._open();
     this._timer = setInterval(() => this._tick(), 1000);
   }
 
   stop() {
-    this._source?.close();
-    this._source = null;
+    this._close();
     clearInterval(this._timer);
-    clearTimeout(this._retry);
+    clearTimeout(this._pause);
+    this._timer = null;
     this.event = null;
     this.ring.clear();
     for (const tracks of [this.backends, this.models, this.keys]) tracks.clear();
@@ -59,6 +61,21 @@ class Live {
 
   now() {
     return Date.now() / 1000 + this._clockOffset;
+  }
+
+  _close() {
+    this._source?.close();
+    this._source = null;
+    clearTimeout(this._retry);
+    this.state = "connecting";
+  }
+
+  _showOrHide() {
+    clearTimeout(this._pause);
+    if (this._timer === null) return;
+    if (document.hidden) this._pause = setTimeout(() => this._close(), HIDDEN_S * 1000);
+    else if (this._source === null) this._open();
+    this._tell();
   }
 
   _open() {
@@ -135,7 +152,8 @@ class Live {
 
   // Each second without an event is a gap in the charts.
   _tick() {
-    if (this.state === "open" && Date.now() - this._heard > SILENCE_S * 1000) this._lose(this._source);
+    const isSilent = Date.now() - this._heard > SILENCE_S * 1000;
+    if (this._source && this.state !== "lost" && isSilent) this._lose(this._source);
     if (this.state !== "lost") return;
     this.ring.push(this.now(), {});
     this._tell();
@@ -159,7 +177,6 @@ function countBy(rows, keyOf) {
 }
 
 export const live = new Live();
-document.addEventListener("visibilitychange", () => live._tell());
 
 export function useLive() {
   const [, update] = useState(0);

@@ -6,13 +6,14 @@
 //   ]} sort=${{ id: "time", descending: true }} height=${480} onOpen=${(row) => go(`#/requests/${row.id}`)} />
 //
 // A column: `value(row)` is sorted by, and shown unless there is `show(row)` (text or an element); `sortable: false` for actions;
-// `wide: true` hides it at phone width, `wide: "most"` below 1200 px; `width` (CSS) is needed where `height` is given. A table with `height` scrolls in itself
-// and is virtual: rows are `ROW_PX` high, texts are cut with an ellipsis. With `onOpen`, the first cell is a button.
+// `wide: true` hides it at phone width, `wide: "most"` below 1200 px; `width` (CSS) is needed where `height` is given. A table with
+// `height` scrolls in itself and is virtual: rows are `ROW_PX` high, texts are cut with an ellipsis, and elements are used again for
+// other rows, which costs half of making new ones and leaves the keyboard where it is. With `onOpen`, the first cell is a button.
 
 import { html, useMemo, useRef, useState } from "./html.js";
 
 export const ROW_PX = 34;
-const SPARE_ROWS = 8; // rendered above and below what is in view
+const SPARE_ROWS = 4; // rendered above and below what is in view
 
 export function Table({ label, columns, rows, rowKey, sort = null, height = null, onOpen = null, openKey = null, empty = "Nothing yet.", testid }) {
   const [order, setOrder] = useState(sort);
@@ -20,7 +21,8 @@ export function Table({ label, columns, rows, rowKey, sort = null, height = null
   const body = useRef(null);
   const sorted = useMemo(() => sortRows(rows, columns, order), [rows, order]);
   const from = height ? Math.max(0, Math.min(Math.floor(top / ROW_PX) - SPARE_ROWS, sorted.length)) : 0;
-  const to = height ? Math.min(sorted.length, from + Math.ceil(height / ROW_PX) + 2 * SPARE_ROWS) : sorted.length;
+  const slots = height ? Math.ceil(height / ROW_PX) + 2 * SPARE_ROWS : sorted.length;
+  const to = Math.min(sorted.length, from + slots);
   const shown = sorted.slice(from, to);
 
   const sortBy = (column) => setOrder((before) => ({ id: column.id, descending: before?.id === column.id ? !before.descending : column.align === "right" }));
@@ -34,10 +36,10 @@ export function Table({ label, columns, rows, rowKey, sort = null, height = null
           <tr aria-rowindex="1">${columns.map((column) => html`<${Heading} key=${column.id} column=${column} order=${order} onSort=${sortBy} />`)}</tr>
         </thead>
         <tbody ref=${body} onKeyDown=${onOpen ? (event) => moveFocus(event, body.current) : null}>
-          ${from > 0 && html`<${Spacer} rows=${from} columns=${columns.length} />`}
+          ${from > 0 && html`<${Spacer} rows=${from} />`}
           ${shown.map((row, i) => html`
-            <${Row} key=${rowKey(row)} row=${row} index=${from + i + 2} isOpen=${openKey !== null && rowKey(row) === openKey} ...${cells} />`)}
-          ${to < sorted.length && html`<${Spacer} rows=${sorted.length - to} columns=${columns.length} />`}
+            <${Row} key=${height ? (from + i) % slots : rowKey(row)} row=${row} index=${from + i + 2} isOpen=${openKey !== null && rowKey(row) === openKey} ...${cells} />`)}
+          ${to < sorted.length && html`<${Spacer} rows=${sorted.length - to} />`}
           ${sorted.length === 0 && html`<tr><td class="empty" colspan=${columns.length}>${empty}</td></tr>`}
         </tbody>
       </table>
@@ -73,9 +75,9 @@ function Row({ row, index, columns, onOpen, isOpen }) {
     </tr>`;
 }
 
-// Stands for rows that are out of view.
-function Spacer({ rows, columns }) {
-  return html`<tr class="spacer" aria-hidden="true"><td colspan=${columns} style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
+// Stands for rows that are out of view. One cell: a wider one would make columns of those that are hidden at this width.
+function Spacer({ rows }) {
+  return html`<tr class="spacer" aria-hidden="true"><td style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
 }
 
 const wideClass = (column) => (column.wide === "most" ? "wide widest" : column.wide ? "wide" : "");
@@ -97,11 +99,14 @@ export function sortRows(rows, columns, order) {
   const column = order && columns.find((one) => one.id === order.id);
   if (!column?.value) return rows;
   const sign = order.descending ? -1 : 1;
-  const keyed = rows.map((row) => [column.value(row), row]);
-  keyed.sort(([a], [b]) => {
+  const compare = (a, b) => {
     const unknown = Number(a === null || a === undefined) - Number(b === null || b === undefined);
     if (unknown) return unknown;
     return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
-  });
-  return keyed.map(([, row]) => row);
+  };
+  const values = rows.map(column.value);
+  const isSorted = values.every((value, i) => i === 0 || compare(values[i - 1], value) <= 0);
+  if (isSorted) return rows;
+  const places = values.map((_, i) => i).sort((i, j) => compare(values[i], values[j]));
+  return places.map((i) => rows[i]);
 }

@@ -2,7 +2,7 @@
 
 import { post } from "../api.js";
 import { Sparkline } from "../charts.js";
-import { count, number, percent } from "../format.js";
+import { count, NONE, number, percent } from "../format.js";
 import { html } from "../html.js";
 import { live, TRACK_SECONDS, useLive } from "../live.js";
 import { Table } from "../table.js";
@@ -17,8 +17,9 @@ export default function BackendsPage({ session }) {
   return html`
     <${PageHeading} title=${title} />
     ${readOnly && html`<${Message} testid="read-only">${readOnly}<//>`}
-    <${Table} label="Backends" testid="backends" rows=${rows} rowKey=${(row) => row.name} columns=${columns(readOnly)}
+    <${Table} label="Backends" testid="backends" rows=${rows} rowKey=${(row) => row.name} columns=${columns(rows, readOnly)}
       sort=${{ id: "name", descending: false }} empty=${event ? "No backend is configured." : "Waiting for figures…"} />
+    ${rows.filter((row) => row.warning).map((row) => html`<${Message} key=${row.name} kind="warning"><b>${row.name}</b>: ${row.warning}<//>`)}
     <p class="hint">Lines show the last ${TRACK_SECONDS / 60} minutes. A drained backend finishes the requests it has and gets no new ones.</p>`;
 }
 
@@ -26,22 +27,23 @@ const state = (row, name) => row.state?.[name] ?? null;
 const running = (row) => state(row, "running") ?? row.running;
 const waiting = (row) => state(row, "waiting") ?? row.waiting;
 
-function columns(readOnly) {
+function columns(rows, readOnly) {
+  const hasGpu = rows.some((row) => state(row, "gpu_utilization") !== null);
   return [
     { id: "name", title: "Name", value: (row) => row.name, show: nameCell },
     { id: "state", title: "State", value: stateOf, show: stateCell },
-    { id: "models", title: "Models", value: (row) => row.models.join(", "), wide: "most" },
+    { id: "models", title: "Models", value: (row) => row.models.join(", "), show: (row) => row.models.join(", ") || NONE, wide: "most" },
     { id: "running", title: "Running", align: "right", value: running, show: (row) => lineCell(row, "running", count(running(row))) },
     { id: "waiting", title: "Waiting", align: "right", wide: true, value: waiting, show: (row) => count(waiting(row)) },
     { id: "tokens", title: "Tokens/s", align: "right", wide: true, value: tokensPerSecond, show: (row) => lineCell(row, "tokens_per_s", number(tokensPerSecond(row))) },
     { id: "kv", title: "KV cache", align: "right", wide: true, value: (row) => state(row, "kv_usage"),
       show: (row) => lineCell(row, "kv_usage", percent(state(row, "kv_usage")), 1) },
-    { id: "gpu", title: "GPU", align: "right", wide: "most", value: (row) => state(row, "gpu_utilization"), show: (row) => percent(state(row, "gpu_utilization")) },
+    hasGpu && { id: "gpu", title: "GPU", align: "right", wide: "most", value: (row) => state(row, "gpu_utilization"), show: (row) => percent(state(row, "gpu_utilization")) },
     { id: "prefix", title: "Prefix hits", align: "right", wide: "most", value: prefixRate, show: (row) => percent(prefixRate(row)) },
     { id: "sent", title: "Sent", align: "right", wide: "most", value: (row) => row.sent, show: (row) => count(row.sent) },
     { id: "failed", title: "Failed", align: "right", wide: "most", value: (row) => row.failed, show: (row) => count(row.failed) },
     { id: "action", title: "Action", sortable: false, show: (row) => html`<${Drain} row=${row} readOnly=${readOnly} />` },
-  ];
+  ].filter(Boolean);
 }
 
 function nameCell(row) {
@@ -53,7 +55,7 @@ function stateOf(row) {
   if (row.draining) return running(row) > 0 ? "draining" : "drained";
   if (row.breaker === "open") return "resting";
   if (!row.available) return "not available";
-  return row.breaker === "half_open" || row.breaker === "half-open" ? "on trial" : "available";
+  return row.breaker === "half open" ? "on trial" : "available";
 }
 
 const KINDS = { available: "good", draining: "warning", drained: "warning", "on trial": "warning", resting: "bad", "not available": "bad" };
@@ -61,7 +63,7 @@ const KINDS = { available: "good", draining: "warning", drained: "warning", "on 
 // The reason is part of the cell, not of a tooltip: it is what an operator looks for.
 function stateCell(row) {
   const words = stateOf(row);
-  const reason = row.unhealthy_reason || row.warning || (words === "resting" ? "too many failures; it is tried again shortly" : "");
+  const reason = row.unhealthy_reason || (words === "resting" ? "too many failures; it is tried again shortly" : "");
   return html`<${Badge} kind=${KINDS[words]}>${words}<//>${reason && html`<div class="hint reason">${reason}</div>`}`;
 }
 

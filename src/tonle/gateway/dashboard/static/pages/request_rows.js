@@ -120,9 +120,16 @@ const words = (row) =>
     .join("\n")
     .toLowerCase();
 
-// The values that a condition can have: those that appear, in order of the alphabet.
-export function choices(rows, of) {
-  return [...new Set(rows.map(of))].filter(Boolean).sort();
+// The values that each condition can have: those that appear, in order of the alphabet.
+export function choices(rows) {
+  const found = { status: new Set(), model: new Set(), key: new Set(), backend: new Set() };
+  for (const row of rows) {
+    found.status.add(row.status);
+    found.model.add(row.model);
+    found.key.add(keyOf(row));
+    found.backend.add(row.backend);
+  }
+  return Object.fromEntries(Object.entries(found).map(([name, values]) => [name, [...values].filter(Boolean).sort()]));
 }
 
 export const requestRows = new RequestRows();

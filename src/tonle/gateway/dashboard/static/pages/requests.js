@@ -16,7 +16,6 @@ const figure = (id, title, field, show) => (
   { id, title, value: (row) => row[field], show: (row) => show(row[field]), align: "right", width: "11ch", wide: true }
 );
 
-// The most telling first: where there is no room for all, the table scrolls.
 const COLUMNS = [
   { id: "time", title: "Time", value: (row) => row.time, show: (row) => clock(row.time), width: "10ch" },
   { id: "status", title: "Status", value: (row) => row.status, show: (row) => html`<${StatusBadge} status=${row.status} />`, width: "12ch" },
@@ -25,10 +24,10 @@ const COLUMNS = [
   { ...figure("total", "Total", "total_s", seconds), wide: false },
   figure("ttft", "TTFT", "ttft_s", seconds),
   { ...figure("prompt", "Prompt", "prompt_tokens", count), show: prompt, width: "16ch" },
-  figure("answer", "Answer", "completion_tokens", count),
-  figure("itl", "ITL", "itl_s", seconds),
-  figure("queue", "Queue", "queue_s", seconds),
-  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: true },
+  { ...figure("answer", "Answer", "completion_tokens", count), wide: "most" },
+  { ...figure("itl", "ITL", "itl_s", seconds), wide: "most" },
+  { ...figure("queue", "Queue", "queue_s", seconds), wide: "most" },
+  { id: "backend", title: "Backend", value: (row) => row.backend || null, width: "14ch", wide: "most" },
 ];
 // Beside an open request there is room for these.
 const FEW_COLUMNS = COLUMNS.filter((column) => ["time", "status", "model", "total"].includes(column.id));
@@ -112,8 +111,8 @@ export default function RequestsPage({ session, rest, params }) {
 }
 
 function told(state, num, isFiltered) {
-  const all = `${count(state.rows.length)} of the last ${count(MOST_ROWS)} requests`;
-  const text = isFiltered ? `${count(num)} shown, of ${count(state.rows.length)}` : all;
+  const all = `${count(state.rows.length)} ${state.rows.length === 1 ? "request" : "requests"}`;
+  const text = isFiltered ? `${count(num)} of ${all}` : `${all}; the last ${count(MOST_ROWS)} are kept`;
   return state.isLoading ? `${text} – loading …` : text;
 }
 
@@ -125,12 +124,7 @@ function Tools({ state }) {
 
 function Filters({ state, filter, setFilter }) {
   const set = (name) => (event) => setFilter({ ...filter, [name]: event.target.value });
-  const lists = useMemo(() => ({
-    status: choices(state.rows, (row) => row.status),
-    model: choices(state.rows, (row) => row.model),
-    key: choices(state.rows, keyOf),
-    backend: choices(state.rows, (row) => row.backend),
-  }), [state.rows]);
+  const lists = useMemo(() => choices(state.rows), [state.rows]);
   const isSet = Object.values(filter).some(Boolean);
   return html`<form class="filters" role="search" aria-label="Requests" onSubmit=${(event) => event.preventDefault()}>
     <label class="field grow"><span>Search</span>

@@ -1,0 +1,89 @@
+"""`Sessions`: who is logged in to the dashboard. A session stands for the key it was made with, and ends with it.
+
+Does: draw tokens, keep their SHA-256 in memory, end what is idle or old. Does not: check where a request comes from
+(`web_pages.py`) or what the key may do (`auth.py`). A restart of the server ends all sessions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from tonle.edge.exchange import Exchange
+from tonle.gateway.api_keys.key import Key, digest_of
+from tonle.gateway.api_keys.ring import KeyRing
+
+COOKIE = "tonle_session"
+MAX_SESSIONS = 1000  # one more ends the one that was not used for longest
+IDLE_S = 12 * 3600.0
+LIFE_S = 7 * 24 * 3600.0
+TOKEN_BYTES = 32
+_MAX_COOKIE_BYTES = 8192
+
+
+class Session:
+    __slots__ = ("began_s", "key", "used_s")
+
+    def __init__(self, key: Key, now_s: float) -> None:
+        self.key = key
+        self.began_s = self.used_s = now_s
+
+
+class Sessions:
+    def __init__(self, ring: KeyRing, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ring = ring
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}  # by the token's digest; the one used last is last
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, key: Key) -> str:
+        """A new token, which is sent to the browser and never kept."""
+        now_s = self._clock()
+        self._sessions = {name: each for name, each in self._sessions.items() if not _is_over(each, now_s)}
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._sessions[digest_of(token)] = Session(key, now_s)
+        return token
+
+    def key_of(self, token: str) -> Key | None:
+        """The key as it is now; None: there is no such session any more. This counts as a use."""
+        name, now_s = digest_of(token), self._clock()
+        session = self._sessions.pop(name, None)
+        if session is None or _is_over(session, now_s):
+            return None
+        key = self._ring.current(session.key)
+        if key is None:
+            return None
+        session.used_s = now_s
+        self._sessions[name] = session
+        return key
+
+    def end(self, token: str) -> None:
+        self._sessions.pop(digest_of(token), None)
+
+
+def _is_over(session: Session, now_s: float) -> bool:
+    return now_s - session.used_s > IDLE_S or now_s - session.began_s > LIFE_S
+
+
+def token_of(exchange: Exchange) -> str:
+    """Empty: the request has none."""
+    text = exchange.header("cookie")
+    if COOKIE not in text or len(text) > _MAX_COOKIE_BYTES:
+        return ""
+    for part in text.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def cookie(token: str, *, secure: bool) -> tuple[str, str]:
+    """The header that gives it to the browser; an empty token takes it away."""
+    life_s = int(LIFE_S) if token else 0
+    flags = "; Secure" if secure else ""
+    return "set-cookie", f"{COOKIE}={token}; Path=/; Max-Age={life_s}; HttpOnly; SameSite=Strict{flags}"

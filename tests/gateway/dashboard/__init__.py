@@ -1,0 +1,1 @@
+"""The dashboard's server: login, who may see what, the stream, and attacks on it."""

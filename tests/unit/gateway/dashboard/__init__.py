@@ -1,0 +1,1 @@
+"""Parts of the dashboard's server, without a server."""
