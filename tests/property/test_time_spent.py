@@ -121,7 +121,7 @@ class Life:
         prompts = {handles[i] for i in plan.prompts} if any(sizes[i] > 1 for i in plan.prompts) else set()
         added_s = self.notes.sums()[2] - before_s
         kept = self.notes._prompt_steps
-        largest = kept[-1].largest if kept and kept[-1].ended_s == self.now else None
+        largest = kept[-1].largest[0] if kept and kept[-1].ended_s == self.now else None
         self.steps.append(Step(began_s, self.now, parts, prompts, largest, added_s))
         assert 0 <= added_s <= self.now - began_s + 1e-9 and (prompts or not added_s)
         if largest is not None:
