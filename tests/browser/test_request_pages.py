@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.browser.conftest import House
+from tests.browser.house import House
 from tests.browser.signed_in import go_to, signed_in
 
 if TYPE_CHECKING:

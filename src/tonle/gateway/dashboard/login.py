@@ -45,9 +45,7 @@ class LoginPages:
 
     async def log_in(self, exchange: Exchange) -> None:
         services, client = self._services, exchange.client
-        headers = exchange.headers
-        if ("sec-fetch-site" in headers or "origin" in headers) and not is_from_own_page(exchange):
-            raise ForeignPage("only the dashboard's own page may log in")
+        _refuse_other_pages(exchange, "log in")
         if len(exchange.body) > MAX_LOGIN_BYTES:
             raise TooLarge(f"a login has at most {MAX_LOGIN_BYTES} bytes")
         if not services.auth.has_keys:
@@ -68,6 +66,7 @@ class LoginPages:
         exchange.reply(b"", status=204, headers=[cookie(token, secure=self._is_https(exchange))])
 
     async def log_out(self, exchange: Exchange) -> None:
+        _refuse_other_pages(exchange, "log out")  # it comes without the cookie, and the reply would still take it away
         if token := token_of(exchange):
             check_own_page(exchange)
             self._services.sessions.end(token)
@@ -116,3 +115,10 @@ class LoginPages:
 
     def _is_https(self, exchange: Exchange) -> bool:
         return self._services.config.ssl_certfile is not None or exchange.forwarded_https
+
+
+def _refuse_other_pages(exchange: Exchange, what: str) -> None:
+    """Programs, which name no page, may. Raises `ForeignPage`."""
+    headers = exchange.headers
+    if ("sec-fetch-site" in headers or "origin" in headers) and not is_from_own_page(exchange):
+        raise ForeignPage(f"only the dashboard's own page may {what}")

@@ -17,12 +17,10 @@ export default function KeysPage({ session }) {
       <${Message} testid="no-key-store">This server has no key store: its keys, if it has any, are in its settings. Start it with
         --admin-key KEY or --state-db PLACE to create and revoke keys here.<//>`;
   }
-  const readOnly = whyReadOnly(session);
-  if (readOnly) return html`<${PageHeading} title=${title} /><${Message} testid="read-only">Only admins see the keys. ${readOnly}<//>`;
-  return html`<${KeyList} session=${session} />`;
+  return html`<${KeyList} session=${session} readOnly=${whyReadOnly(session)} />`;
 }
 
-function KeyList({ session }) {
+function KeyList({ session, readOnly }) {
   useLive();
   const [showsRevoked, setShowsRevoked] = useState(false);
   const listed = useGet("/admin/keys", {}, 10);
@@ -34,15 +32,17 @@ function KeyList({ session }) {
       ${numRevoked > 0 && html`
         <label class="check"><input type="checkbox" checked=${showsRevoked} onChange=${() => setShowsRevoked(!showsRevoked)} /> Show ${count(numRevoked)} revoked</label>`}
     <//>
-    <${CreateKey} models=${session.server.models} onDone=${listed.reload} />
+    ${readOnly
+      ? html`<${Message} testid="read-only">${readOnly}<//>`
+      : html`<${CreateKey} models=${session.server.models} onDone=${listed.reload} />`}
     ${listed.error && html`<${Message} kind="bad">${listed.error}<//>`}
-    <${Table} label="Keys" testid="keys" rows=${rows} rowKey=${(row) => row.id} columns=${columns(listed.reload)}
-      sort=${{ id: "name", descending: false }} empty=${listed.isLoading ? "Loading…" : "No keys yet. Create one above."} />
+    <${Table} label="Keys" testid="keys" rows=${rows} rowKey=${(row) => row.id} columns=${columns(listed.reload, readOnly)}
+      sort=${{ id: "name", descending: false }} empty=${listed.isLoading ? "Loading…" : readOnly ? "No keys yet." : "No keys yet. Create one above."} />
     <p class="hint">Days begin at 00:00 UTC. Requests with a revoked key are refused at once. Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
       Keys that stand in the server's settings are not listed.</p>`;
 }
 
-function columns(onDone) {
+function columns(onDone, readOnly) {
   return [
     { id: "name", title: "Name", value: (row) => row.name, show: (row) => html`<b>${row.name}</b><div class="hint"><code>${row.id}</code></div>` },
     { id: "scopes", title: "May", value: (row) => row.scopes.join(", "), wide: true, show: mayCell },
@@ -50,7 +50,7 @@ function columns(onDone) {
     { id: "limits", title: "Limits", sortable: false, wide: true, show: limitsCell },
     { id: "requests", title: "Requests", align: "right", wide: true, value: perMinute, show: requestsCell },
     { id: "created", title: "Created", wide: true, value: (row) => row.created, show: (row) => html`<span class="number">${day(row.created)}</span>` },
-    { id: "action", title: "Action", sortable: false, show: (row) => html`<${Revoke} row=${row} onDone=${onDone} />` },
+    { id: "action", title: "Action", sortable: false, show: (row) => html`<${Revoke} row=${row} readOnly=${readOnly} onDone=${onDone} />` },
   ];
 }
 
@@ -81,13 +81,13 @@ function requestsCell(row) {
   return html`<span class="with-line">${text}<${Sparkline} values=${live.keys.line(row.id, "requests")} label=${`requests of ${row.name}, now ${text}`} /></span>`;
 }
 
-function Revoke({ row, onDone }) {
+function Revoke({ row, readOnly, onDone }) {
   if (row.revoked) return html`<${Badge} kind="bad">revoked ${day(row.revoked)}<//>`;
   const revoke = async () => {
     await del(`/admin/keys/${encodeURIComponent(row.id)}`);
     await onDone();
   };
   return html`
-    <${ActionButton} kind="danger" testid=${`revoke-${row.id}`} label=${`Revoke ${row.name}`} onRun=${revoke}
+    <${ActionButton} kind="danger" disabledReason=${readOnly} testid=${`revoke-${row.id}`} label=${`Revoke ${row.name}`} onRun=${revoke}
       confirm="Revoke it for good?">Revoke<//>`;
 }
