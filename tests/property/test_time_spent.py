@@ -157,7 +157,7 @@ class Life:
         assert spent.total_s == approx(last.ended_s - arrived_s)
         assert spent.num_steps == story.num_tokens
         assert spent.preempted_s == approx(sum(end - begin for begin, end in story.lost))
-        assert (spent.num_preemptions > 0) == bool(story.lost)
+        assert spent.num_preemptions > 0 or not story.lost  # it may get a row again in the plan that took its own
         self._judge_waits(story, spent)
         self._judge_prompt(handle, story, spent)
         self._judge_others(handle, story, spent)
