@@ -23,7 +23,9 @@ READY = {
 
 
 @contextmanager
-def opened(browser: Browser, url: str, page_name: str = "overview", *, width: int = WIDTH, **how: Any) -> Iterator[Page]:
+def opened(
+    browser: Browser, url: str, page_name: str = "overview", *, width: int = WIDTH, **how: Any
+) -> Iterator[Page]:
     """Fails at the end if a script failed, the content security policy stopped something, or a request went elsewhere."""
     context = browser.new_context(viewport={"width": width, "height": HEIGHT}, **how)
     page = context.new_page()

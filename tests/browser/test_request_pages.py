@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from tests.browser.house import House
@@ -14,13 +13,6 @@ from tests.browser.signed_in import go_to, signed_in
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-AXE = Path(__file__).parent / "vendor/axe.min.js"
-PAGES = ("requests", "experiments", "usage", "audit", "playground")
-READY = {  # what a page shows when it has loaded
-    "requests": "requests-table", "experiments": "experiment", "usage": "usage-totals", "audit": "trail-state",
-    "playground": "pane", "requests/ID": "waterfall",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +30,6 @@ def admin(browser: Browser, house: House, asked: list[str]) -> Iterator[Page]:
         yield page
 
 
-def told(house: House, path: str) -> Any:
-    """What the page is told, asked for by a program."""
-    headers = {"authorization": f"Bearer {house.admin_key}"}
-    return httpx.get(f"{house.url}/dashboard/api/{path}", headers=headers, timeout=30).json()
-
-
 def seconds(page: Page, test_id: str, name: str) -> list[float]:
     return [float(each.get_attribute(name) or "nan") for each in page.get_by_test_id(test_id).all()]
 
@@ -58,7 +44,7 @@ def test_a_waterfall_adds_up_to_the_latency_of_its_request(admin: Page, house: H
     assert sum(lengths) == pytest.approx(total_s, rel=1e-6)
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     assert starts == pytest.approx([0.0, *ends[:-1]], abs=1e-6)
-    row = told(house, f"requests/{asked[0]}")["request"]
+    row = house.told(f"dashboard/api/requests/{asked[0]}")["request"]
     assert total_s == pytest.approx(row["total_s"], rel=1e-6)
     assert admin.get_by_test_id("sentences").locator("li").count() >= 1
 
@@ -104,23 +90,20 @@ def test_requests_appear_as_they_end_and_can_be_filtered(admin: Page, house: Hou
     admin.get_by_test_id("filter-text").fill("")
 
 
-def test_an_experiment_shows_its_arms_and_is_stopped_and_started(admin: Page) -> None:
+def test_an_experiment_shows_its_arms_with_their_requests(admin: Page) -> None:
     go_to(admin, "experiments")
     experiment = admin.get_by_test_id("experiment")
+    experiment.get_by_test_id("arm").nth(1).wait_for()
     assert experiment.get_by_test_id("arm").count() == 2
-    experiment.get_by_test_id("stop-experiment").click()
-    experiment.get_by_test_id("stop-experiment-confirm").click()
-    experiment.get_by_text("stopped", exact=True).wait_for()
-    experiment.get_by_test_id("start-experiment").click()
-    experiment.get_by_test_id("start-experiment-confirm").click()
     experiment.get_by_text("running", exact=True).wait_for()
+    experiment.get_by_text("Too few to tell").or_(experiment.get_by_test_id("comparison").first).first.wait_for()
 
 
 def test_usage_adds_up_and_can_be_downloaded(admin: Page, house: House) -> None:
     go_to(admin, "usage")
     table = admin.get_by_test_id("usage-table")
     table.get_by_text("user", exact=True).wait_for()
-    rows = told(house, "usage")["rows"]
+    rows = house.told("dashboard/api/usage")["rows"]
     total = admin.get_by_test_id("total-requests").inner_text()
     assert int(total.replace(",", "")) == sum(row["requests"] for row in rows) >= 10
     admin.get_by_test_id("usage-group").select_option("model")
@@ -143,39 +126,12 @@ def test_the_audit_is_searched_and_verified(admin: Page) -> None:
     assert "Count to 2." in admin.get_by_test_id("record").inner_text()
 
 
-def test_a_key_that_may_only_read_sees_why_it_may_not_change(browser: Browser, house: House, asked: list[str]) -> None:
-    with signed_in(browser, house.url, house.reader_key, "experiments") as page:
-        page.get_by_test_id("stop-experiment").wait_for()
-        assert page.get_by_test_id("stop-experiment").is_disabled()
+def test_a_key_that_may_only_read_sees_requests_and_why_it_may_not_chat(
+    browser: Browser, house: House, asked: list[str]
+) -> None:
+    with signed_in(browser, house.url, house.reader_key, "requests") as page:
         go_to(page, "playground")
         page.get_by_test_id("playground-disabled").get_by_text("scope").wait_for()
         assert page.get_by_test_id("draft").count() == 0
         go_to(page, f"requests/{asked[0]}")
         page.get_by_test_id("waterfall").wait_for()
-
-
-@pytest.mark.parametrize("address", [*PAGES, "requests/ID"])
-def test_no_page_has_a_serious_accessibility_fault(admin: Page, asked: list[str], address: str) -> None:
-    go_to(admin, address.replace("ID", asked[0]))
-    admin.get_by_test_id(READY[address]).first.wait_for()
-    admin.evaluate(AXE.read_text())
-    found = admin.evaluate("() => axe.run('main', {resultTypes: ['violations']})")
-    serious = [
-        (each["id"], each["nodes"][0]["html"][:200])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
-
-
-@pytest.mark.parametrize("address", [*PAGES, "requests/ID"])
-def test_no_page_is_wider_than_a_phone(admin: Page, asked: list[str], address: str) -> None:
-    before = admin.viewport_size
-    assert before is not None
-    admin.set_viewport_size({"width": 390, "height": 844})
-    try:
-        go_to(admin, address.replace("ID", asked[0]))
-        admin.get_by_test_id(READY[address]).first.wait_for()
-        assert admin.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    finally:
-        admin.set_viewport_size(before)
