@@ -32,6 +32,8 @@ CREATE TABLE IF NOT EXISTS usage (
 ) WITHOUT ROWID;
 """
 
+_TABLES = {"seconds", "minutes", "hours", "usage"}
+
 
 class Kept(Protocol):
     """What is written to the file from time to time."""
@@ -121,7 +123,7 @@ class HistoryFile:
             with _transaction(db):
                 for each in kept:
                     each.write(db)
-        except sqlite3.Error as error:
+        except Exception as error:  # of SQLite, or a figure that no column can hold
             self._complain(error)
             if _is_damage(error):
                 self._drop()  # the next time it is opened, found damaged, and moved aside
@@ -150,14 +152,14 @@ class HistoryFile:
                 self._db.close()
             self._db = None
 
-    def _complain(self, error: sqlite3.Error) -> None:
+    def _complain(self, error: Exception) -> None:
         """Once, until it works again."""
         if not self._complained:
             self._complained = True
             log.warning("figures and usage cannot be kept in %s, trying again: %s", self.path or "memory", error)
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
@@ -165,6 +167,7 @@ def _connected(path: Path | str) -> sqlite3.Connection:
     """Raises `sqlite3.Error`, `_OtherVersionError`."""
     db = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False, isolation_level=None)
     try:
+        _check_owner(db)
         db.execute("PRAGMA locking_mode=EXCLUSIVE")  # two servers would overwrite each other's seconds
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -182,6 +185,13 @@ def _connected(path: Path | str) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _check_owner(db: sqlite3.Connection) -> None:
+    """Before anything is changed in it. Raises `sqlite3.Error`: the settings may name the file of something else."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and not tables >= _TABLES:
+        raise sqlite3.OperationalError("it is a database with other tables, not one of figures")
 
 
 @contextlib.contextmanager

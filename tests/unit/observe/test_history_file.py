@@ -175,3 +175,25 @@ def test_a_server_that_restarts_within_a_second_adds_to_it(path: Path) -> None:
         assert history.series(1, 1)["series"]["requests_per_s"] == [3 * number]
         assert history.save()
         history.file.close()
+
+
+def test_a_figure_that_cannot_be_written_is_complained_about(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = opened(path)
+    history.add(Sample(int(time.time()) - 1, prefix_hits=1 << 70))
+    assert not history.save() and not history.save()
+    assert len(warnings(caplog)) == 1
+    history.file.close()
+
+
+def test_the_database_of_something_else_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for version in (0, 1, 7):
+        path = tmp_path / f"keys-{version}.db"
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE keys (id TEXT)")
+            db.execute(f"PRAGMA user_version={version}")
+        db.close()
+        before = path.read_bytes()
+        history = opened(path)
+        assert history.kind == "memory" and works(history)
+        assert "other tables" in warnings(caplog)[-1]
+        assert [found.read_bytes() for found in tmp_path.glob(f"keys-{version}*")] == [before]

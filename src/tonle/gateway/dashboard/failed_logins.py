@@ -1,6 +1,7 @@
 """`FailedLogins`: how long an address must wait after wrong keys.
 
-Does: count failures by address, in bounded memory. Does not: block an address for longer than `MAX_WAIT_S`.
+Does: count failures by address, in bounded memory. Does not: block an address for longer than `MAX_WAIT_S`, or forget because
+a right key follows: the holder of one key could guess the others in between.
 """
 
 from __future__ import annotations
@@ -37,9 +38,6 @@ class FailedLogins:
             del self._failures[next(iter(self._failures))]
         self._failures[name] = (count + 1, now_s)
         return count + 1
-
-    def forget(self, client: str) -> None:
-        self._failures.pop(_network(client), None)
 
 
 def _network(client: str) -> str:
