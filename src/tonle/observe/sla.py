@@ -262,7 +262,7 @@ def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:
         return parts
     if name == "ttft":
         return {part: parts[part] for part in _BEFORE_FIRST if part in parts}
-    gaps = max(1, seen.completion_tokens - 1)
+    gaps = max(1, seen.num_gaps) / seen.num_answers  # of one answer
     return {part: parts[part] / gaps for part in _BETWEEN if part in parts}
 
 
