@@ -53,11 +53,15 @@ class Arrival:
         self.tail = piece[-64:]
 
 
-async def drive(url: str, concurrency: int, total: int, *, stream: bool) -> Level:
-    """`concurrency` callers, `total` requests."""
-    client = HttpClient(Address.parse(url), api_key=KEY)
+def body_of(*, stream: bool, **fields: object) -> bytes:
     messages = [{"role": "user", "content": "What is the capital of Cambodia?"}]
-    body = json.dumps({"model": "stub", "messages": messages, "stream": stream}).encode()
+    return json.dumps({"model": "stub", "messages": messages, "stream": stream, **fields}).encode()
+
+
+async def drive(url: str, concurrency: int, total: int, *, stream: bool, **fields: object) -> Level:
+    """`concurrency` callers, `total` requests. `fields`: more of their body."""
+    client = HttpClient(Address.parse(url), api_key=KEY)
+    body = body_of(stream=stream, **fields)
     request = client.request("POST", "/v1/chat/completions", body, {})
     waits_ms: list[float] = []
     left, failed = total, 0
