@@ -5,8 +5,8 @@ instruments. Does not: judge the server (`dashboard_server.py`).
 
 The time of an update is what the page's main thread did from one event to the next (scripts, style, layout, painting
 commands, collecting garbage); what other threads draw is not in it. It is told as processor time and as time that passed:
-the two differ where the browser, the servers and the load share the cores. Memory is the renderer process's private memory, as the
-browser's task manager shows it; its code, which all pages share, is in RSS only.
+the two differ where the browser, the servers and the load share the cores. Memory is the renderer process's private memory, as
+the browser's task manager shows it; its code, which all pages share, is in RSS only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from statistics import mean
 from typing import Any
 
 from rich.console import Console
+from tests.browser import chromium
+from tests.browser.signed_in import go_to, signed_in
 
 from benchmarks.gateway_load import KEY, Arrival, body_of, drive
 from benchmarks.gateway_servers import stub, tonle
 from benchmarks.needs import development_tool
 from benchmarks.tables import markdown_table, print_wide
-from tests.browser import chromium
-from tests.browser.signed_in import go_to, signed_in
 from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.edge.listening import run
 
@@ -167,7 +167,11 @@ def top_functions(profile: dict[str, Any], updates: int) -> list[tuple[str, floa
     for node, passed_us in zip(profile["samples"], profile["timeDeltas"], strict=True):
         frame = nodes[node]
         file = frame["url"].rpartition("/")[2]
-        name = f"{frame['functionName'] or '(unnamed)'} {file}:{frame['lineNumber'] + 1}" if file else frame["functionName"]
+        name = (
+            f"{frame['functionName'] or '(unnamed)'} {file}:{frame['lineNumber'] + 1}"
+            if file
+            else frame["functionName"]
+        )
         spent[name] = spent.get(name, 0.0) + passed_us / 1e3
     spent.pop("(idle)", None)
     ordered = sorted(spent.items(), key=lambda item: -item[1])[:PROFILED]
@@ -201,7 +205,10 @@ def main(folder: Path, arguments: argparse.Namespace) -> int:
     development_tool("playwright.sync_api")
     if chromium.find() is None:
         raise SystemExit(chromium.MISSING)
-    with stub(folder, GAP_MS) as upstream, tonle(folder, upstream.url, "--admin-key", ADMIN_KEY, audit=False) as gateway:
+    with (
+        stub(folder, GAP_MS) as upstream,
+        tonle(folder, upstream.url, "--admin-key", ADMIN_KEY, audit=False) as gateway,
+    ):
         level = run(drive(gateway.url, 20, arguments.kept, stream=False))
         if level.num_failed:
             raise SystemExit(f"{level.num_failed} of the first requests failed")
