@@ -46,4 +46,6 @@ def _network(client: str) -> str:
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:
         return client
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
+    if address.version == 4 or address.ipv4_mapped is not None:  # the latter: at a socket for both, all have one /64
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -108,6 +108,9 @@ def test_addresses_of_one_network_count_together_and_memory_is_bounded(
     for number in range(failed_logins.FREE):
         failed.add(f"2001:db8:1:2::{number}")
     assert failed.wait_s("2001:db8:1:2:ffff::1") > 0 and failed.wait_s("2001:db8:1:3::1") == 0
+    for _ in range(failed_logins.FREE):
+        failed.add("::ffff:203.0.113.7")  # IPv4 at a socket for both
+    assert failed.wait_s("::ffff:203.0.113.7") > 0 and failed.wait_s("::ffff:203.0.113.8") == 0
     for number in range(100):
         failed.add(f"203.0.113.{number}")
     assert len(failed._failures) == 10
