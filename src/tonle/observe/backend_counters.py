@@ -10,6 +10,7 @@ from tonle.observe.backend_state import BackendState
 from tonle.observe.sample import Sample
 
 _PATIENCE = 3  # readings that may fail before ended requests are counted instead
+_REST = 0.5  # tokens
 _AT_ONCE = ("prefix_hits", "prefix_queries", "draft_tokens", "accepted_tokens")
 _SPREAD = {"generation_tokens": "output_tokens", "prompt_tokens": "prompt_tokens"}  # of the state -> of the sample
 
@@ -54,7 +55,9 @@ class BackendCounters:
         """Add a second's share to `sample`. Returns prompt tokens that were not found in the prefix cache, by reason."""
         for name, target in _SPREAD.items():
             if owed := self._owed[name]:
-                share = min(owed, self._per_second[name])
+                share = self._per_second[name]
+                if owed < share + _REST:  # a rest that is left by rounding would be a second with next to no tokens
+                    share = owed
                 self._owed[name] = owed - share
                 setattr(sample, target, getattr(sample, target) + share)
         for name, count in self._at_once.items():
