@@ -5,8 +5,8 @@ instruments. Does not: judge the server (`dashboard_server.py`).
 
 The time of an update is what the page's main thread did from one event to the next (scripts, style, layout, painting
 commands, collecting garbage); what other threads draw is not in it. It is told as processor time and as time that passed:
-the two differ where the browser, the servers and the load share the cores. Memory is the renderer process's private memory, as
-the browser's task manager shows it; its code, which all pages share, is in RSS only.
+the two differ where the browser, the servers and the load share the cores. Memory is the private memory of the page's process,
+as the browser's task manager shows it; its code, which all pages share, is in RSS only.
 """
 
 from __future__ import annotations

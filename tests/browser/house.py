@@ -116,6 +116,7 @@ def _settings(folder: Path, backends: list[dict[str, str]], model: str) -> dict[
         "history_db": str(folder / "history.db"),
         "audit_dir": str(folder / "audit"),
         "price_per_hour": 2.5,
+        "sla_p95": "30s",
         "sla_ttft_p95": "5s",
         "experiments": [{"name": "same-model", "model": "river", "arms": arms}],
         "cache": "off",

@@ -10,7 +10,7 @@ from tonle.observe.backend_state import BackendState
 from tonle.observe.sample import Sample
 
 _PATIENCE = 3  # readings that may fail before ended requests are counted instead
-_REST = 0.5  # tokens
+_ROUNDING = 1e-6  # tokens; less than this is no token that is left, and a cost per token of it would be absurd
 _AT_ONCE = ("prefix_hits", "prefix_queries", "draft_tokens", "accepted_tokens")
 _SPREAD = {"generation_tokens": "output_tokens", "prompt_tokens": "prompt_tokens"}  # of the state -> of the sample
 
@@ -18,7 +18,8 @@ _SPREAD = {"generation_tokens": "output_tokens", "prompt_tokens": "prompt_tokens
 class BackendCounters:
     def __init__(self, interval_s: float) -> None:
         """`interval_s`: between two readings."""
-        self._interval_s = max(1.0, interval_s)
+        # A reading may come a second late: its tokens last until then, so that no second in between looks idle.
+        self._spread_s = interval_s + 1.0 if interval_s > 1.0 else 1.0
         self._last: BackendState | None = None
         self._owed = dict.fromkeys(_SPREAD, 0.0)  # tokens that no second has got yet
         self._per_second = dict.fromkeys(_SPREAD, 0.0)
@@ -36,7 +37,7 @@ class BackendCounters:
             return
         for name in _SPREAD:
             self._owed[name] += _grown(getattr(last, name), getattr(state, name))
-            self._per_second[name] = self._owed[name] / self._interval_s
+            self._per_second[name] = self._owed[name] / self._spread_s
         for name in _AT_ONCE:
             self._at_once[name] += _grown(getattr(last, name), getattr(state, name))
         before = last.prefix_missed or {}
@@ -56,7 +57,7 @@ class BackendCounters:
         for name, target in _SPREAD.items():
             if owed := self._owed[name]:
                 share = self._per_second[name]
-                if owed < share + _REST:  # a rest that is left by rounding would be a second with next to no tokens
+                if owed - share < _ROUNDING:
                     share = owed
                 self._owed[name] = owed - share
                 setattr(sample, target, getattr(sample, target) + share)

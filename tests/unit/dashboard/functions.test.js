@@ -119,7 +119,10 @@ test("an error carries the server's words, and 401 means signed out", async () =
   await assert.rejects(get("/x"), (error) => error.status === 0 && error.message.startsWith("The server cannot be reached"));
 });
 
-test("a value between two gaps is found", () => {
-  assert.deepEqual(isolated([1, null, 2, null, 3, 4, null]), [0, 2]);
-  assert.deepEqual(isolated([null, 5]), [1]);
+test("a value far from all others is found; a few seconds without one are crossed", () => {
+  const t = [0, 1, 20, 21, 40, 41, 60];
+  assert.deepEqual(isolated([1, null, 2, null, 3, 4, null], t), [0, 2]);
+  assert.deepEqual(isolated([1, null, null, 2], [0, 1, 2, 3]), []);
+  assert.deepEqual(isolated([null, 5], [0, 1]), [1]);
+  assert.deepEqual(isolated([1, null, 1], [0, 3600, 7200]), []); // hours: one may be missing
 });

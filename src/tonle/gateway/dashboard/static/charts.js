@@ -7,7 +7,7 @@
 
 import { clock, dateTime, UNITS } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "./html.js";
-import { isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./scale.js";
+import { bridged, isolated, lastKnown, pointsOfMinute, yRange, yTicks } from "./scale.js";
 import { onThemeChange } from "./theme.js";
 
 const uPlot = window.uPlot; // vendor/uplot.js, a classic script
@@ -102,7 +102,7 @@ function options(box, { unit, series, height, max, latest }) {
     series: [{}, ...series.map((line, i) => {
       const stroke = colour(`--line-${(i % MOST_LINES) + 1}`);
       const points = { show: true, size: 4, width: 0, fill: stroke, filter: alone };
-      return { label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], stroke, points };
+      return { label: line.label, width: 1.5, dash: DASHES[i % MOST_LINES], stroke, points, gaps: longGaps };
     })],
     plugins: [tooltip(unit, latest)],
   };
@@ -114,7 +114,13 @@ function tickTime(time, span) {
 }
 
 // A value between two gaps would be a line of no length: it is drawn as a dot.
-const alone = (plot, index) => isolated(plot.data[index]);
+const alone = (plot, index) => isolated(plot.data[index], plot.data[0]);
+
+// Of the gaps that uPlot found (in pixels), those that are long enough to mean something.
+function longGaps(plot, _series, _from, _to, gaps) {
+  const within = bridged(plot.data[0]);
+  return gaps.filter(([from, to]) => plot.posToVal(to, "x", true) - plot.posToVal(from, "x", true) > within);
+}
 
 // Time and all values beside the cursor. It floats over the plot, so that nothing moves.
 function tooltip(unit, latest) {

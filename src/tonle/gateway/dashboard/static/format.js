@@ -31,6 +31,7 @@ export function seconds(value) {
   if (size === 0) return "0 ms";
   if (size < 0.01) return `${(value * 1e3).toFixed(1)} ms`;
   if (size < 0.9995) return `${Math.round(value * 1e3)} ms`;
+  if (size < 60 && Number.isInteger(value)) return `${value} s`;
   if (size < 59.95) return `${size < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
   const total = Math.round(value);
   if (total < 3600) return joined(Math.floor(total / 60), "min", total % 60, "s");
@@ -44,7 +45,7 @@ const joined = (big, bigUnit, small, smallUnit) => `${big} ${bigUnit}${small ? `
 // A share of 1 as a percentage.
 export function percent(value) {
   if (!known(value)) return NONE;
-  const hundredths = value * 100;
+  const hundredths = Math.abs(value) < 0.0005 ? 0 : value * 100;
   const rounded = hundredths.toFixed(hundredths !== 0 && Math.abs(hundredths) < 10 ? 1 : 0);
   return `${rounded} %`;
 }

@@ -37,10 +37,19 @@ export function lastKnown(values, within) {
   return null;
 }
 
-// Where a value has neither a value before it nor one after it.
-export function isolated(values) {
-  const isNone = (i) => values[i] === null || values[i] === undefined;
-  const found = [];
-  for (let i = 0; i < values.length; i += 1) if (!isNone(i) && isNone(i - 1) && isNone(i + 1)) found.push(i);
-  return found;
+// Seconds without a figure that a line crosses: some figures are read every five seconds. On long ranges, one point may be missing.
+export function bridged(t) {
+  const step = t.length > 1 ? t[t.length - 1] - t[t.length - 2] : 1;
+  return Math.max(10, 2 * step);
+}
+
+// Where a value has none near it on either side: a line of no length.
+export function isolated(values, t) {
+  const within = bridged(t);
+  const known = [];
+  values.forEach((value, i) => {
+    if (value !== null && value !== undefined) known.push(i);
+  });
+  const isFar = (i, j) => i === undefined || j === undefined || Math.abs(t[i] - t[j]) > within;
+  return known.filter((at, i) => isFar(at, known[i - 1]) && isFar(at, known[i + 1]));
 }
