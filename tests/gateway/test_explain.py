@@ -242,7 +242,8 @@ def test_a_backend_that_tells_nothing_of_use(tmp_path: Path, monkeypatch: pytest
                 return sentence
 
             wrong = {b"<html>": "cannot be read", b'{"engine": {"queue_s": -1}}': "cannot be read",
-                     b'{"engine": null}': "", b" " * 300_000: "could not be asked"}  # fmt: skip
+                     b'{"engine": null}': "", b'{"more": ' + b"[" * 200_000: "cannot be read",
+                     b" " * 300_000: "could not be asked"}  # fmt: skip
             for body, said in wrong.items():
                 upstream.told = body
                 assert said in await last()

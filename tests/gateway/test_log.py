@@ -132,7 +132,7 @@ def test_refused_at_the_door(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         await place.client.get("/admin/keys", headers=headers)
 
     level, line = the_line(tmp_path, caplog, Upstream("m"), ask)
-    assert level == "INFO" and "403" in line and "this key may not manage this server" in line
+    assert level == "INFO" and "403" in line and "this key may not see the dashboard" in line
 
 
 def test_what_goes_well_and_health_checks_stay_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,9 @@ import pytest
 from tests.gateway.running_gateway import CHAT, JSON, KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.audit.disk import locked
 from tonle.edge.exchange import Exchange
-from tonle.gateway import gateway_metrics
 from tonle.gateway.relay import Relay
+from tonle.observe import sla
+from tonle.observe.request_log import RequestLog
 from tonle.protocol.answers import Collector
 
 # asyncio keeps up to a hundred cancelled timers, with what hangs on them.
@@ -46,7 +47,8 @@ def test_objects_do_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR", "tonle")  # pytest keeps records; an engine of another test may have asked for INFO
-    monkeypatch.setattr(gateway_metrics, "WINDOW", 50)  # the latest calls, which are kept on purpose
+    monkeypatch.setattr(sla, "WINDOW", 50)  # the latest calls, which are kept on purpose
+    monkeypatch.setattr(RequestLog.__init__, "__defaults__", (50,))
 
     async def main() -> None:
         upstream = Upstream("m")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tonle.observe import history_file
 from tonle.observe.history import History
 from tonle.observe.sample import Mean, Sample
 from tonle.observe.sketch import Sketch
@@ -167,7 +168,8 @@ class Past:
 @given(events)
 @settings(max_examples=15, deadline=None)
 def test_history_is_what_happened(events: list[tuple[str, int, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history_file, "STEADY_S", 0.0)
         past = Past(Path(folder) / "history.db")
         for event in [*events, ("save", 0, 0), ("run", 3, 2)]:
             past.play(*event)

@@ -265,7 +265,7 @@ class Index:
             conditions.append(operator)
             values.append(value)
         if query.text:
-            if self._has_words and len(query.text) >= _TRIGRAM:
+            if self._has_words and len(query.text) >= _TRIGRAM and "\0" not in query.text:  # where FTS5's strings end
                 conditions.append("rowid IN (SELECT rowid FROM words WHERE words MATCH ?)")
                 values.append('"' + query.text.replace('"', '""') + '"')
             else:
@@ -309,9 +309,9 @@ def query_time(text: str | None) -> str | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter: in UTC it would be before the year 1, or after 9999
         raise InvalidRequest(f"{text!r} is not a time; write it as 2025-01-31 or 2025-01-31T09:30:00") from None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

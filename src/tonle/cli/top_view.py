@@ -109,6 +109,10 @@ def _target(target: Target) -> Text:
     verdict, style = ("met", "green") if target.meets else ("missed", "red")
     if not target.meets and target.burn_rate <= 1:
         verdict, style = "recovering", "yellow"  # it must hold for a minute
+    if target.meets and target.p95_s is None:
+        verdict, style = "no requests yet", "dim"
+    elif target.meets and target.p95_s is not None and target.p95_s > target.target_s:
+        verdict, style = "too few requests to judge", "yellow"
     value = f"{_seconds(target.p95_s)} of {_seconds(target.target_s)}"
     text = Text(f"{_TITLES.get(target.name, target.name):<6}{value:<18}", no_wrap=True)
     return text.append(f"{verdict}, {target.burn_rate:.1f}×", style=style)

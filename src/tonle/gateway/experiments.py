@@ -7,6 +7,7 @@ an experiment that was stopped runs again after a restart.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from tonle.config.routing import ExperimentConfig
 from tonle.edge.exchange import Exchange
 from tonle.errors import NotFound
 from tonle.gateway.comparison import MEASURES, ArmResult, Comparison, compare, wilson
-from tonle.gateway.dashboard.background import on_thread
+from tonle.gateway.dashboard.background import in_turn
 from tonle.gateway.experiment_records import ExperimentRecords
 from tonle.gateway.routing.router import Router
 
@@ -64,16 +65,20 @@ class Experiments:
 
     async def _all_reports(self) -> dict[str, dict[str, Any]]:
         """One reader at a time; those who wait for it get what it read."""
-        async with self._reading:
-            records = self._records
-            if records is not None and self._rows and time.monotonic() - self._read_s > FRESH_S:
-                await on_thread(records.update, "tonle-experiments")
-                self._reports = {
-                    row.name: _report(row, records.arms.get(row.name, {})) | {"complete": records.is_complete}
-                    for row in self._rows
-                }
-                self._read_s = time.monotonic()
-            return self._reports
+        if self._records is not None and self._rows:
+            await in_turn(self._reading, functools.partial(self._read, self._records), "tonle-experiments")
+        return self._reports
+
+    def _read(self, records: ExperimentRecords) -> None:
+        """On a thread."""
+        if time.monotonic() - self._read_s <= FRESH_S:
+            return
+        records.update()
+        self._reports = {
+            row.name: _report(row, records.arms.get(row.name, {})) | {"complete": records.is_complete}
+            for row in self._rows
+        }
+        self._read_s = time.monotonic()
 
 
 def _report(row: ExperimentConfig, found: dict[str, ArmResult]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from tonle.observe.explain import Explanation, Names, explain, visible_id
 from tonle.observe.request_log import RequestLog
 from tonle.observe.request_row import row_of
 from tonle.observe.seen_request import SeenRequest
+from tonle.protocol.replies import UNREADABLE
 from tonle.telemetry.time_spent import TimeSpent
 
 PREFIX, SUFFIX = "/v1/requests/", "/explain"
@@ -158,7 +159,7 @@ class ExplainPage:
             return EnginePart(None, _no_name, _untold(backend, answer.status))
         try:
             engine = msgspec.json.decode(answer.body, type=BackendReply).engine
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             return EnginePart(None, _no_name, f"What {backend.name} tells of this request cannot be read.")
         if engine is None:
             return EnginePart(None, _no_name)

@@ -87,7 +87,8 @@ def _seen(
     ttft_s, last_s = _token_moments(arrived_s, results, answer)
     prompt_tokens, cached_tokens, completion_tokens = _tokens(results, answer)
     sent_s = None if sent is None else _since(arrived_s, sent.sent_s)
-    device_s = _device_s(sent_s, last_s or total_s, results, answer.spent, backend)
+    num_answers = 1 if request is None else max(1, request.num_answers)
+    device_s = _device_s(sent_s, last_s or total_s, num_answers, answer.spent, backend)
     price = None if backend is None else backend.price_per_hour
     trace = exchange.trace
     return SeenRequest(
@@ -107,6 +108,7 @@ def _seen(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         completion_tokens=completion_tokens,
+        num_answers=num_answers,
         cache=results.lookup.state,
         experiment=None if model is None else model.experiment,
         arm=None if model is None or model.arm is None else model.arm.name,
@@ -167,11 +169,11 @@ def _number(value: object) -> int:
 
 
 def _device_s(
-    sent_s: float | None, until_s: float, results: StageResults, spent: TimeSpent | None, backend: Backend | None
+    sent_s: float | None, until_s: float, num_answers: int, spent: TimeSpent | None, backend: Backend | None
 ) -> float:
     """Its share of the device. Of a backend elsewhere: its time there, shared with the requests that are there when it ends."""
     if spent is not None:  # of one of its answers, the slowest
-        return spent.device_s * (1 if results.request is None else results.request.num_answers)
+        return spent.device_s * num_answers
     if sent_s is None or backend is None:
         return 0.0
     return max(0.0, until_s - sent_s) / (backend.gate.num_inside + 1)  # this one has left

@@ -10,7 +10,7 @@ from tonle.observe.backend_state import BackendState
 from tonle.observe.sample import Sample
 
 _PATIENCE = 3  # readings that may fail before ended requests are counted instead
-_ROUNDING = 1e-6  # tokens; less than this is no token that is left, and a cost per token of it would be absurd
+_REST = 0.5  # tokens: less is not left to later seconds, where a token would cost a fortune
 _AT_ONCE = ("prefix_hits", "prefix_queries", "draft_tokens", "accepted_tokens")
 _SPREAD = {"generation_tokens": "output_tokens", "prompt_tokens": "prompt_tokens"}  # of the state -> of the sample
 
@@ -57,7 +57,7 @@ class BackendCounters:
         for name, target in _SPREAD.items():
             if owed := self._owed[name]:
                 share = self._per_second[name]
-                if owed - share < _ROUNDING:
+                if owed - share < _REST:
                     share = owed
                 self._owed[name] = owed - share
                 setattr(sample, target, getattr(sample, target) + share)

@@ -5,10 +5,13 @@ Does: pick the few lines that are needed, in vLLM's names and ours. Does not: fe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import msgspec
+
+from tonle.telemetry.time_spent import MISS_REASONS
+
+_MOST = 1 << 48  # of any figure: no server has counted more, and sums of these still fit in 64 bits
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +39,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _sum(values: list[float]) -> int:
-    return round(sum(values))
+    return min(round(sum(values)), _MOST)
 
 
 # field -> its names, the current one first, and what several series (of one engine each) make together
@@ -71,7 +74,8 @@ def read_metrics(name: str, text: bytes, at: float) -> BackendState:
     for labels, value in _samples(text, _MISSED):
         _, _, rest = labels.partition(_REASON)
         reason = rest.partition(b'"')[0].decode(errors="replace")
-        missed[reason] = missed.get(reason, 0) + round(value)
+        if reason in MISS_REASONS:
+            missed[reason] = min(missed.get(reason, 0) + round(value), _MOST)
     return msgspec.convert({"name": name, "at": at, "prefix_missed": missed or None, **found}, BackendState)
 
 
@@ -98,4 +102,4 @@ def _number(text: bytes) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= _MOST else None  # NaN is neither

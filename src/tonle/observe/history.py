@@ -41,6 +41,10 @@ class _Ring:
 
     def add(self, sample: Sample) -> None:
         t = sample.t - sample.t % self.step
+        if self.step > 1 and self.open_t is not None and 0 < self.open_t - t <= self.step:
+            t = (
+                self.open_t
+            )  # the clock was set back: a complete row, which may be in the file already, is not begun again
         self.open_t = t
         known = self.unsaved.get(t)
         if known is None:
@@ -61,10 +65,11 @@ class _Ring:
         self._closed = [t for t in self.unsaved if t != self.open_t or self.step == 1]
         return self.encoded()
 
-    def write(self, db: sqlite3.Connection, rows: dict[int, bytes]) -> None:
+    def write(self, db: sqlite3.Connection, rows: dict[int, bytes], *, may_drop: bool) -> None:
         db.executemany(f"INSERT OR REPLACE INTO {self.table} VALUES (?, ?)", rows.items())
-        if self.open_t is not None:
-            db.execute(f"DELETE FROM {self.table} WHERE t <= ?", (self.open_t - self.length_s,))
+        if self.open_t is not None and may_drop:
+            bounds = (self.open_t - self.length_s, self.open_t + _EARLY_S)
+            db.execute(f"DELETE FROM {self.table} WHERE t <= ? OR t > ?", bounds)
 
     def written(self) -> None:
         for t in self._closed:
@@ -76,7 +81,6 @@ class _Ring:
 
     def resume(self, db: sqlite3.Connection, now: int) -> None:
         """Go on with the second, minute and hour in which the last process may have ended."""
-        db.execute(f"DELETE FROM {self.table} WHERE t > ?", (now + _EARLY_S,))
         t = now - now % self.step
         for found, data in self.rows(db, t, t + 1).items():
             if (sample := _decoded(data)) is not None:
@@ -91,10 +95,11 @@ class History:
         path: Path | None,
         *,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         most: tuple[int, int, int] = (3600, 44_640, 744),
     ) -> None:
         """`path` is None: in memory. The file is opened by `open`, or when it is first needed. `most`: of the rings."""
-        self.file = HistoryFile(path)
+        self.file = HistoryFile(path, clock=clock, monotonic=monotonic)
         self._clock = clock  # unix seconds
         self._lock = threading.Lock()
         self._rings = (_Ring("seconds", 1, most[0]), _Ring("minutes", 60, most[1]), _Ring("hours", 3600, most[2]))
@@ -124,11 +129,11 @@ class History:
 
     # -- `Kept`
 
-    def write(self, db: sqlite3.Connection) -> None:
+    def write(self, db: sqlite3.Connection, *, may_drop: bool) -> None:
         with self._lock:
             rows = [ring.begin_save() for ring in self._rings]
         for ring, encoded in zip(self._rings, rows, strict=True):
-            ring.write(db, encoded)
+            ring.write(db, encoded, may_drop=may_drop)
 
     def written(self, ok: bool) -> None:
         if ok:

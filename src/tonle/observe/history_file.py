@@ -21,6 +21,10 @@ ResultT = TypeVar("ResultT")
 
 VERSION = 1  # of the tables and of `Sample`
 _BUSY_S = 1.0  # another process holds the file
+# Nothing is dropped for its age before the clock has run for so long without a jump: a machine that starts may have a clock that
+# is years off until it has asked a time server.
+STEADY_S = 600.0
+_JUMP_S = 60.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seconds (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS minutes (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
@@ -32,12 +36,14 @@ CREATE TABLE IF NOT EXISTS usage (
 ) WITHOUT ROWID;
 """
 
+_TABLES = {"seconds", "minutes", "hours", "usage"}
+
 
 class Kept(Protocol):
     """What is written to the file from time to time."""
 
-    def write(self, db: sqlite3.Connection) -> None:
-        """Inside the transaction."""
+    def write(self, db: sqlite3.Connection, *, may_drop: bool) -> None:
+        """Inside the transaction. `may_drop`: the clock can be trusted to say what is too old."""
         ...
 
     def written(self, ok: bool) -> None:
@@ -52,8 +58,17 @@ class _OtherVersionError(Exception):
 class HistoryFile:
     """Every method blocks: call them on a thread. `path` is None: in memory."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
+        self._clock, self._monotonic = clock, monotonic
+        self._offset_s = clock() - monotonic()  # of the two clocks
+        self._steady_since_s = monotonic()
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._complained = False
@@ -117,17 +132,24 @@ class HistoryFile:
 
     def _write(self, kept: list[Kept]) -> bool:
         try:
-            db = self._open()
+            db, may_drop = self._open(), self._is_clock_steady()
             with _transaction(db):
                 for each in kept:
-                    each.write(db)
-        except sqlite3.Error as error:
+                    each.write(db, may_drop=may_drop)
+        except Exception as error:  # of SQLite, or a figure that no column can hold
             self._complain(error)
             if _is_damage(error):
                 self._drop()  # the next time it is opened, found damaged, and moved aside
             return False
         self._complained = False
         return True
+
+    def _is_clock_steady(self) -> bool:
+        now_s = self._monotonic()
+        offset_s = self._clock() - now_s
+        if abs(offset_s - self._offset_s) > _JUMP_S:  # it was set, or the machine slept
+            self._offset_s, self._steady_since_s = offset_s, now_s
+        return now_s - self._steady_since_s >= STEADY_S
 
     def read(self, query: Callable[[sqlite3.Connection], ResultT], otherwise: ResultT) -> ResultT:
         """`otherwise`, if it cannot be read."""
@@ -150,14 +172,14 @@ class HistoryFile:
                 self._db.close()
             self._db = None
 
-    def _complain(self, error: sqlite3.Error) -> None:
+    def _complain(self, error: Exception) -> None:
         """Once, until it works again."""
         if not self._complained:
             self._complained = True
             log.warning("figures and usage cannot be kept in %s, trying again: %s", self.path or "memory", error)
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
@@ -165,6 +187,7 @@ def _connected(path: Path | str) -> sqlite3.Connection:
     """Raises `sqlite3.Error`, `_OtherVersionError`."""
     db = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False, isolation_level=None)
     try:
+        _check_owner(db)
         db.execute("PRAGMA locking_mode=EXCLUSIVE")  # two servers would overwrite each other's seconds
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
@@ -182,6 +205,13 @@ def _connected(path: Path | str) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _check_owner(db: sqlite3.Connection) -> None:
+    """Before anything is changed in it. Raises `sqlite3.Error`: the settings may name the file of something else."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and not tables >= _TABLES:
+        raise sqlite3.OperationalError("it is a database with other tables, not one of figures")
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ class Sampler:
         if seen.ttft_s is not None:
             sample.ttft.add(seen.ttft_s)
         if (self._gaps is None or not seen.is_local) and seen.status != "cached" and (gap_s := seen.itl_s) is not None:
-            sample.itl.add(gap_s, seen.completion_tokens - 1)
+            sample.itl.add(gap_s, seen.num_gaps)
 
     def told(self, state: BackendState) -> None:
         """A backend has told its state."""

@@ -28,7 +28,8 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # of all its answers
+    num_answers: int = 1  # `n`, times its prompts: they are made side by side
     cache: str = "bypass"  # the response cache: hit, miss, bypass
     experiment: str | None = None
     arm: str | None = None
@@ -52,7 +53,12 @@ class SeenRequest(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def itl_s(self) -> float | None:
-        """Mean gap between two tokens."""
-        if self.ttft_s is None or self.last_s is None or self.completion_tokens < 2:
+        """Mean gap between two tokens of one answer."""
+        if self.ttft_s is None or self.last_s is None or self.num_gaps < 1:
             return None
-        return max(0.0, self.last_s - self.ttft_s) / (self.completion_tokens - 1)
+        return max(0.0, self.last_s - self.ttft_s) * self.num_answers / self.num_gaps
+
+    @property
+    def num_gaps(self) -> int:
+        """Between the tokens of each answer, all together."""
+        return max(0, self.completion_tokens - self.num_answers)

@@ -60,7 +60,11 @@ class TargetVerdict(msgspec.Struct, frozen=True):
             return f"{title} p95 over {target} since {began}{cause}"
         if self.value_s is None:
             return f"{title} p95 target {target}: no request in five minutes"
-        few = f", of {self.requests} requests only" if self.requests < MIN_REQUESTS else ""
+        few = (
+            f", of {self.requests} request{'' if self.requests == 1 else 's'} only"
+            if self.requests < MIN_REQUESTS
+            else ""
+        )
         return f"{title} p95 {_seconds(self.value_s)}, target {target}{few}"
 
 
@@ -262,7 +266,7 @@ def _counted(name: TargetName, parts: Parts, seen: SeenRequest) -> Parts:
         return parts
     if name == "ttft":
         return {part: parts[part] for part in _BEFORE_FIRST if part in parts}
-    gaps = max(1, seen.completion_tokens - 1)
+    gaps = max(1, seen.num_gaps) / seen.num_answers  # of one answer
     return {part: parts[part] / gaps for part in _BETWEEN if part in parts}
 
 

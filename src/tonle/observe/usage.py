@@ -116,7 +116,7 @@ class Usage:
 
     # -- `Kept`
 
-    def write(self, db: sqlite3.Connection) -> None:
+    def write(self, db: sqlite3.Connection, *, may_drop: bool) -> None:
         with self._lock:
             self._saving, self._unsaved = self._unsaved, {}
         db.executemany(_UPSERT, [
@@ -124,7 +124,7 @@ class Usage:
              row.completion_tokens, row.device_s, row.cost)
             for row in self._saving.values()
         ])  # fmt: skip
-        if self._saving:
+        if self._saving and may_drop:
             newest = max(day for day, _, _ in self._saving)
             oldest = datetime.date.fromisoformat(newest) - datetime.timedelta(days=KEPT_DAYS)
             db.execute("DELETE FROM usage WHERE day <= ?", (oldest.isoformat(),))

@@ -6,12 +6,15 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.gateway.dashboard.pages import API, make_key
-from tests.gateway.running_gateway import KEY, RunningGateway, Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, KEY, RunningGateway, Upstream, run, running_gateway, until
 from tonle.gateway.dashboard import audit_pages
 
 
@@ -155,5 +158,58 @@ def test_who_may_read_the_trail(tmp_path: Path) -> None:
             assert refused.status_code == 404 and "--audit-dir" in refused.json()["error"]["message"]
             await place.ask(headers={"x-request-id": "req-0"})
             assert (await place.get(f"{API}/requests/req-0")).json()["audit"]["verified"] == "none"
+
+    run(main())
+
+
+def test_callers_that_hang_up_leave_one_search_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on, original = threading.Event(), audit_pages._find
+
+    def held(*args: Any) -> Any:
+        going_on.wait(60)
+        return original(*args)
+
+    def num_running() -> int:
+        return sum(thread.name == "tonle-audit-search" for thread in threading.enumerate())
+
+    monkeypatch.setattr(audit_pages, "_find", held)
+
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            try:
+                for _ in range(audit_pages.MAX_WAITING):
+                    with pytest.raises(httpx.ReadTimeout):
+                        await place.client.get(
+                            f"{API}/audit",
+                            headers={"authorization": f"Bearer {ADMIN}"},
+                            timeout=httpx.Timeout(10, read=0.05),
+                        )
+                assert num_running() == 1
+                assert (await place.get(f"{API}/audit")).status_code == 503
+            finally:
+                going_on.set()
+            await until(lambda: num_running() == 0, "searches go on")
+            assert (await place.get(f"{API}/audit")).status_code == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("text=%00%00%00", 200),
+        ("text=%22%20OR%201%3D1%20--", 200),
+        ("text=a*%20NEAR%20(", 200),
+        ("from=0001-01-01T00:00:00%2B14:00", 400),
+        ("to=9999-12-31T23:59:59-14:00", 400),
+    ],
+)
+def test_odd_searches(tmp_path: Path, query: str, status: int) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            await place.ask("about rivers")
+            await recorded(place, 1)
+            reply = await place.get(f"{API}/audit?{query}")
+            assert reply.status_code == status and not reply.json().get("records")
 
     run(main())

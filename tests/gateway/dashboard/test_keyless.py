@@ -46,7 +46,7 @@ def test_a_gateway_without_keys_shows_it_to_this_machine(tmp_path: Path) -> None
 def test_it_is_closed_to_what_a_proxy_passes_on(tmp_path: Path) -> None:
     async def main() -> None:
         async with running_gateway(tmp_path, Upstream("m"), **NO_KEYS) as place:
-            for name in ("x-forwarded-for", "forwarded", "via", "x-forwarded-host", "x-real-ip"):
+            for name in ("x-forwarded-for", "forwarded", "via", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"):
                 refused = await place.client.get(f"{API}/requests", headers={name: "203.0.113.7"})
                 assert refused.status_code == 403 and "--admin-key" in refused.json()["error"]["message"]
 

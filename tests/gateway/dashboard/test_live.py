@@ -113,6 +113,21 @@ def test_there_are_only_so_many_and_a_reader_who_does_not_read_holds_nothing_up(
     run(main())
 
 
+def test_no_key_takes_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_OF_A_KEY", 2)
+
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place, open_streams(place, 2):
+            assert "with this key" in (await place.get(f"{API}/live")).text
+            reader = (await make_key(place, "dashboard"))["key"]
+            async with place.client.stream(
+                "GET", f"{API}/live", headers={"authorization": f"Bearer {reader}"}
+            ) as reply:
+                assert reply.status_code == 200
+
+    run(main())
+
+
 def test_events_are_left_out_for_a_slow_reader(tmp_path: Path) -> None:
     class SlowReader:
         full, gone, written = True, None, b""

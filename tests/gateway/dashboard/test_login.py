@@ -250,3 +250,13 @@ def test_many_browsers_log_in_at_once(tmp_path: Path) -> None:
                 assert (await place.client.get(f"{API}/requests", headers=cookie | OWN)).status_code == 200
 
     run(main())
+
+
+def test_a_right_key_in_between_does_not_let_an_address_guess_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_gateway(tmp_path, Upstream("m")) as place:
+            own = (await make_key(place, "models"))["key"]
+            found = [(await log_in(place, key)).status_code for key in ["wrong", "wrong", own, ADMIN] * 3]
+            assert found == [401, 401, 403, 204] * 2 + [401, 429, 429, 429]
+
+    run(main())

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { firingOf } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
 import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
@@ -136,4 +137,11 @@ test("intervals share one scale around zero", () => {
 test("masks are found in texts, also those with names of their own", () => {
   const parts = "to [email], staff [badge.no] and [other]".split(maskPattern({ "badge.no": 1, "omitted output": 1 }));
   assert.deepEqual(parts, ["to ", "[email]", ", staff ", "[badge.no]", " and [other]"]);
+});
+
+test("an alert is shown on top from its firing to its end, a missed target in its own card", () => {
+  const alert = (time, kind, subject, state) => ({ time, kind, subject, state, summary: "" });
+  const alerts = [alert(3, "backend", "a", "resolved"), alert(1, "backend", "a", "firing"), alert(2, "backend", "b", "firing"), alert(4, "sla", "ttft", "firing")];
+  assert.deepEqual(firingOf(alerts).map((each) => each.subject), ["b"]);
+  assert.deepEqual(firingOf(undefined), []);
 });

@@ -112,5 +112,7 @@ def test_steps_go_on_being_noted_after_one_failed(model: Any, monkeypatch: pytes
     monkeypatch.setattr(driver.loop._runner, "launch", fails_once)
     answer = GenerationConfig(max_tokens=4, temperature=0.0, early_stopping=False)
     spent = run(driver, [driver.ask([1, 2, 3], answer), driver.ask([4, 5, 6], answer)])
+    notes = driver.loop._scheduler.notes
+    assert notes is not None and not notes._in_flight, "the step that failed will never end"
     assert sorted(spent) == [1, 2] and all(own.num_preemptions >= 1 for own in spent.values())
     assert all(own.preempted_s <= own.prefill_s + own.decode_s for own in spent.values())

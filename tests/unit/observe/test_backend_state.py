@@ -53,3 +53,15 @@ def test_anything_else_is_nothing() -> None:
            b"vllm:num_requests_running{a=\"b\"}\nvllm:num_requests_running 1e999")  # fmt: skip
     for text in odd:
         assert read_metrics("b", text, 0.0) == BackendState(name="b", at=0.0), text
+
+
+def test_a_server_that_tells_nonsense_is_held_within_bounds() -> None:
+    """Such figures are added up, encoded and stored for a month."""
+    text = b"vllm:num_requests_running 1e300\nvllm:kv_cache_usage_perc 1e19\n"
+    text += b'vllm:generation_tokens_total{engine="0"} 2e14\n' * 100_000
+    text += b"".join(b'tonle:prefix_cache_missed_tokens_total{reason="%d"} 1\n' % number for number in range(1000))
+    text += b'tonle:prefix_cache_missed_tokens_total{reason="new"} 2e14\n' * 10
+    state = read_metrics("b", text, 0.0)
+    most = 1 << 48
+    assert (state.running, state.kv_usage) == (None, None)
+    assert (state.generation_tokens, state.prefix_missed) == (most, {"new": most})

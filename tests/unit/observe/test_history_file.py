@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tonle.observe import history_file
 from tonle.observe.history import History
 from tonle.observe.history_file import VERSION
 from tonle.observe.sample import Sample
@@ -143,15 +145,48 @@ def test_a_full_disk_loses_nothing_once_there_is_room(path: Path, caplog: pytest
     after.file.close()
 
 
-def test_rows_of_a_wrong_clock_are_dropped(path: Path) -> None:
-    history = History(path, clock=lambda: time.time() + 10_000_000)
-    history.open()
-    add(history, 5, ago_s=-9_000_000)
+def num_rows(history: History, table: str = "seconds") -> int:
+    return history.file.read(lambda db: int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]), -1)
+
+
+@pytest.mark.parametrize("wrong_s", [-1_000_000_000.0, 1_000_000_000.0])
+def test_a_machine_that_starts_with_a_wrong_clock_drops_nothing_until_it_is_set(path: Path, wrong_s: float) -> None:
+    history = opened(path)
+    add(history, 5)
     assert history.save()
     history.file.close()
-    after = opened(path)
-    assert after.file.read(lambda db: db.execute("SELECT count(*) FROM seconds").fetchone(), None) == (0,)
-    after.file.close()
+    passed_s = 0.0
+    clock = {"off": wrong_s}
+    history = History(path, clock=lambda: time.time() + passed_s + clock["off"], monotonic=lambda: passed_s)
+    history.open()
+    for passed_s in (10.0, 20.0):
+        add(history, 1, ago_s=-int(wrong_s + passed_s))
+        assert history.save()
+    assert num_rows(history) == 7
+    clock["off"] = 0.0
+    add(history, 1, ago_s=-30)
+    passed_s = 30.0
+    assert history.save() and num_rows(history) == 8, "it has just been set"
+    passed_s = 30.0 + history_file.STEADY_S
+    add(history, 1, ago_s=-int(passed_s))
+    assert history.save() and num_rows(history) == 7, "rows of the wrong clock are gone, old and future ones"
+    assert num_known(history) == 7
+    history.file.close()
+
+
+def test_a_clock_that_is_set_back_a_little_keeps_the_hour_before(path: Path) -> None:
+    history = History(path, clock=lambda: 1_700_002_900.0)
+    history.open()
+    for t in range(1_700_002_700, 1_700_002_810):  # 1_700_002_800 begins an hour
+        history.add(Sample(t, requests=1))
+    assert history.save()
+    history.add(Sample(1_700_002_798, requests=1))
+    assert history.save()
+    hours = history.series(2 * 3600, 2)["series"]["requests_per_s"]
+    assert hours == [1.0, 1.0] and num_rows(history, "hours") == 2
+    minutes = history.file.read(lambda db: history._rings[1].rows(db, 1_700_002_740, 1_700_002_741), {})
+    assert msgspec.msgpack.decode(minutes[1_700_002_740], type=Sample).requests == 60
+    history.file.close()
 
 
 def test_a_month_is_read_by_hours() -> None:
@@ -175,3 +210,25 @@ def test_a_server_that_restarts_within_a_second_adds_to_it(path: Path) -> None:
         assert history.series(1, 1)["series"]["requests_per_s"] == [3 * number]
         assert history.save()
         history.file.close()
+
+
+def test_a_figure_that_cannot_be_written_is_complained_about(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    history = opened(path)
+    history.add(Sample(int(time.time()) - 1, prefix_hits=1 << 70))
+    assert not history.save() and not history.save()
+    assert len(warnings(caplog)) == 1
+    history.file.close()
+
+
+def test_the_database_of_something_else_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for version in (0, 1, 7):
+        path = tmp_path / f"keys-{version}.db"
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE keys (id TEXT)")
+            db.execute(f"PRAGMA user_version={version}")
+        db.close()
+        before = path.read_bytes()
+        history = opened(path)
+        assert history.kind == "memory" and works(history)
+        assert "other tables" in warnings(caplog)[-1]
+        assert [found.read_bytes() for found in tmp_path.glob(f"keys-{version}*")] == [before]

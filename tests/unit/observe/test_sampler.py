@@ -271,3 +271,11 @@ def test_the_timer_closes_seconds_until_it_is_stopped() -> None:
         assert [sample.t for sample in samples] == list(range(samples[0].t, samples[0].t + len(samples)))
 
     run(main())
+
+
+def test_answers_side_by_side_do_not_make_the_gaps_of_one_look_shorter() -> None:
+    one = seen(ttft_s=0.5, last_s=1.5, completion_tokens=11)
+    four = seen(ttft_s=0.5, last_s=1.5, completion_tokens=44, num_answers=4)
+    assert one.itl_s == pytest.approx(0.1) and four.itl_s == pytest.approx(0.1)
+    assert (one.num_gaps, four.num_gaps) == (10, 40)
+    assert seen(ttft_s=0.5, last_s=1.5, completion_tokens=4, num_answers=4).itl_s is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tonle.observe import history_file
 from tonle.observe.history import History
 from tonle.observe.seen_request import SeenRequest
 from tonle.observe.usage import Usage
@@ -95,9 +96,13 @@ def test_it_survives_a_restart_and_a_failed_save(history: History, monkeypatch: 
     assert [row.requests for row in later.rows("2026-01-01", "2026-12-31")] == [2]
 
 
-def test_four_hundred_days_are_kept(history: History) -> None:
+def test_four_hundred_days_are_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage(history.file)
     for number in (0, 1, 400):
         usage.add(seen(arrived=MORNING + number * DAY_S))
+    assert save(history, usage)
+    assert len(usage.rows("2026-01-01", "2028-01-01")) == 3, "the clock may be wrong: nothing is dropped yet"
+    monkeypatch.setattr(history_file, "STEADY_S", 0.0)
+    usage.add(seen(arrived=MORNING + 400 * DAY_S))
     assert save(history, usage)
     assert [row.day for row in usage.rows("2026-01-01", "2028-01-01")] == ["2026-01-02", "2027-02-05"]

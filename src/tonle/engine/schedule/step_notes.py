@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tonle.engine.schedule.sequence_notes import SequenceNotes
 
 _MAX_STEPS = 1024  # steps that prompts made twice as long: as many are kept,
-_MAX_WALK = 64  # of them, the latest, are looked at for one sequence,
+_MAX_WALK = 32  # of them, the latest, are looked at for one sequence,
 _MAX_OTHERS = 3  # and prompts of others that it is told of
 _WEIGHT = 1 / 16  # of the latest step in the mean of steps without prompts
 _SIZES = 24  # of steps without prompts, by the bit length of the number of their sequences
@@ -38,8 +38,7 @@ class PromptStep(NamedTuple):
     seconds: float
     added_s: float  # what it took beyond a step with the same sequences and no prompts
     handles: list[int]  # of all prompts in it
-    largest: int  # handle of the one with the most tokens in it
-    prompt_tokens: int  # of that one, the whole prompt
+    largest: tuple[int, int]  # of the one with the most tokens in it: its handle, and the tokens of its whole prompt
 
 
 class StepNotes:
@@ -140,7 +139,7 @@ class StepNotes:
                 handles = [sequences[i].request.handle for i in entries]
                 request = sequences[largest].request
                 self._prompt_steps.append(
-                    PromptStep(self.now, self.step_s, added_s, handles, request.handle, len(request.prompt))
+                    PromptStep(self.now, self.step_s, added_s, handles, (request.handle, len(request.prompt)))
                 )
         else:
             self._plain_ended(len(plan.rows))
@@ -174,15 +173,16 @@ class StepNotes:
         in these spans. `added`: what they added to those steps; otherwise the steps' whole time."""
         if not self._prompt_steps or self._prompt_steps[-1].ended_s <= since_s:
             return []
-        seconds: dict[int, float] = {}
-        prompt_tokens: dict[int, int] = {}
-        for ended_s, step_s, added_s, handles, largest, size in islice(reversed(self._prompt_steps), _MAX_WALK):
+        seconds: dict[tuple[int, int], float] = {}
+        for ended_s, took_s, added_s, handles, largest in islice(reversed(self._prompt_steps), _MAX_WALK):
             if ended_s <= since_s:
                 break
             if handle in handles or (without and any(begin < ended_s <= end for begin, end in without)):
                 continue
-            took_s = added_s if added else min(step_s, ended_s - since_s)
+            if added:
+                took_s = added_s
+            elif took_s > ended_s - since_s:
+                took_s = ended_s - since_s
             seconds[largest] = seconds.get(largest, 0.0) + took_s
-            prompt_tokens[largest] = size
         most = sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MAX_OTHERS]
-        return [OtherPrompt(other, prompt_tokens[other], seconds[other]) for other in most]
+        return [OtherPrompt(*other, seconds[other]) for other in most]

@@ -23,7 +23,7 @@ from tonle.audit.verify import verify
 from tonle.audit.verify_record import NO_RECORD, RecordVerdict, verify_record
 from tonle.edge.exchange import Exchange
 from tonle.errors import CapacityError, NotFound, TonleError
-from tonle.gateway.dashboard.background import on_thread
+from tonle.gateway.dashboard.background import in_turn, on_thread
 from tonle.gateway.dashboard.query import Query
 from tonle.gateway.services import Services
 from tonle.observe.seen_request import SeenRequest
@@ -117,11 +117,11 @@ class AuditPages:
         if self._num_waiting >= MAX_WAITING:
             raise CapacityError("other searches of the audit trail are running", retry_after_s=2)
         self._num_waiting += 1
-        try:
-            async with self._searching:
-                return await on_thread(work, "tonle-audit-search")
-        finally:
+
+        def ended() -> None:
             self._num_waiting -= 1
+
+        return await in_turn(self._searching, work, "tonle-audit-search", ended)
 
 
 def _find(options: AuditOptions, query: IndexQuery) -> tuple[list[Row], int, day_ledger.Head | None]:

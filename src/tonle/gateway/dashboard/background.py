@@ -1,6 +1,6 @@
-"""`on_thread`: work that reads many files, off the event loop.
+"""`on_thread`: work that reads many files, off the event loop. `in_turn`: the same, one after the other.
 
-Does: run it on a daemon thread, so that a server that is told to stop does not wait for it. Does not: bound how many run at once:
+Does: run it on a daemon thread, so that a server that is told to stop does not wait for it. Does not: bound how many wait:
 callers do.
 """
 
@@ -39,3 +39,19 @@ async def on_thread(work: Callable[[], ResultT], name: str) -> ResultT:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
+
+
+async def in_turn(
+    lock: asyncio.Lock, work: Callable[[], ResultT], name: str, ended: Callable[[], None] = lambda: None
+) -> ResultT:
+    """Holds the lock until the work is done, even if its caller hangs up meanwhile: a thread cannot be cancelled. Then calls
+    `ended`."""
+
+    async def run() -> ResultT:
+        try:
+            async with lock:
+                return await on_thread(work, name)
+        finally:
+            ended()
+
+    return await asyncio.shield(asyncio.create_task(run()))

@@ -1,6 +1,7 @@
 """`FailedLogins`: how long an address must wait after wrong keys.
 
-Does: count failures by address, in bounded memory. Does not: block an address for longer than `MAX_WAIT_S`.
+Does: count failures by address, in bounded memory. Does not: block an address for longer than `MAX_WAIT_S`, or forget because
+a right key follows: the holder of one key could guess the others in between.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ class FailedLogins:
         self._failures[name] = (count + 1, now_s)
         return count + 1
 
-    def forget(self, client: str) -> None:
-        self._failures.pop(_network(client), None)
-
 
 def _network(client: str) -> str:
     """One machine may have any address of its /64."""
@@ -48,4 +46,6 @@ def _network(client: str) -> str:
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:
         return client
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
+    if address.version == 4 or address.ipv4_mapped is not None:  # the latter: at a socket for both, all have one /64
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tonle.observe.sample import Sample
 
 MAX_STREAMS = 64
+MAX_OF_A_KEY = 48  # so that no key takes them all
 SHUTTING_DOWN = "the server is shutting down"
 _STREAM_HEADERS = (("x-accel-buffering", "no"),)  # a proxy must not hold events back
 _encode = msgspec.json.Encoder().encode
@@ -50,6 +51,10 @@ class Live:
             raise ShuttingDown(SHUTTING_DOWN)
         if len(self._streams) >= MAX_STREAMS:
             raise CapacityError(f"{MAX_STREAMS} pages of the dashboard are open; close one", retry_after_s=10)
+        if sum(each.exchange.key.id == exchange.key.id for each in self._streams) >= MAX_OF_A_KEY:
+            raise CapacityError(
+                f"{MAX_OF_A_KEY} pages of the dashboard are open with this key; close one", retry_after_s=10
+            )
         exchange.start(content_type=EVENT_STREAM, headers=_STREAM_HEADERS)
         if exchange.method == "HEAD":
             exchange.end()

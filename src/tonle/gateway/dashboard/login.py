@@ -58,7 +58,6 @@ class LoginPages:
             count = self._failed.add(client)
             log.warning("a wrong key was given at /dashboard by %s; it was its wrong key number %d", client, count)
             raise Unauthorized("this key is unknown or was revoked", param="key")
-        self._failed.forget(client)
         if not key.may("dashboard"):
             raise Forbidden("this key may not see the dashboard: it needs the scope dashboard or admin", param="key")
         services.sessions.end(token_of(exchange))  # of the same browser

@@ -42,7 +42,8 @@ HEADERS = (
     ("cross-origin-resource-policy", "same-origin"),
 )
 DATA_HEADERS = (*HEADERS, ("cache-control", "no-store"))
-PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+# What proxies and tunnels add; beginnings of names.
+PROXY_HEADERS = ("forwarded", "x-forwarded-", "x-real-ip", "via", "cf-connecting-ip", "true-client-ip", "x-client-ip")
 
 NO_FILES = "this installation lacks the files of the dashboard: install the package again"
 NEEDS_KEY = (
@@ -109,7 +110,7 @@ class Dashboard:
         """On a server that has no keys. Raises `Forbidden`, `ForeignPage`."""
         if not self._services.config.loopback:
             raise Forbidden(NEEDS_KEY)
-        if not exchange.loopback or any(name in exchange.headers for name in PROXY_HEADERS):
+        if not exchange.loopback or any(name.startswith(PROXY_HEADERS) for name in exchange.headers):
             raise Forbidden(NEEDS_KEY_HERE)
         headers = exchange.headers
         if ("sec-fetch-site" in headers or "origin" in headers) and not is_from_own_page(exchange):

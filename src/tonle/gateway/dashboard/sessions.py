@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from tonle.edge.exchange import Exchange
@@ -15,7 +16,7 @@ from tonle.gateway.api_keys.key import Key, digest_of
 from tonle.gateway.api_keys.ring import KeyRing
 
 COOKIE = "tonle_session"
-MAX_SESSIONS = 1000  # one more ends the one that was not used for longest
+MAX_SESSIONS = 1000  # one more ends the one that was not used for longest, of the key that has most
 IDLE_S = 12 * 3600.0
 LIFE_S = 7 * 24 * 3600.0
 TOKEN_BYTES = 32
@@ -44,7 +45,7 @@ class Sessions:
         now_s = self._clock()
         self._sessions = {name: each for name, each in self._sessions.items() if not _is_over(each, now_s)}
         while len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+            del self._sessions[self._least_missed()]
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions[digest_of(token)] = Session(key, now_s)
         return token
@@ -61,6 +62,12 @@ class Sessions:
         session.used_s = now_s
         self._sessions[name] = session
         return key
+
+    def _least_missed(self) -> str:
+        """A key that logs in again and again ends its own sessions, and not those of others."""
+        counts = Counter(each.key.id for each in self._sessions.values())
+        most = max(counts.values())
+        return next(name for name, each in self._sessions.items() if counts[each.key.id] == most)
 
     def end(self, token: str) -> None:
         self._sessions.pop(digest_of(token), None)

@@ -143,6 +143,20 @@ def test_its_adapter_was_being_read_while_others_ran() -> None:
     assert waits(world.spent[3]) == {}, "it did not stand behind the one that waits for its adapter"
 
 
+def test_it_waited_for_its_adapter_while_the_queue_waited_for_rows() -> None:
+    memory = SlowMemory()
+    world = World(tight(num_adapter_slots=1), adapters=memory)
+    world.ask(1, 4, new=5)
+    world.ask(2, 4, adapter=5)
+    world.ask(3, 4, new=5)
+    world.ask(4, 4, new=5)  # finds both rows taken
+    world.step(3)
+    memory.present.add(5)
+    world.finish()
+    assert waits(world.spent[2]) == {"adapter": 3 * STEP_S + 0.08, "rows": 2 * STEP_S}
+    assert waits(world.spent[4]) == {"rows": 5 * STEP_S + 0.08}
+
+
 def test_the_slot_of_its_adapter_was_held_by_another() -> None:
     memory = SlowMemory()
     memory.present |= {5, 6}

@@ -6,7 +6,7 @@ import { newest, RangeChoice, rangeOf, recently, useSeries } from "../history.js
 import { html } from "../html.js";
 import { useLive } from "../live.js";
 import { Card, Message, PageHeading } from "../widgets.js";
-import { Alerts, Errors, MissedPrefixes, SlaCard } from "./overview_lists.js";
+import { Alerts, Errors, Firing, MissedPrefixes, SlaCard } from "./overview_lists.js";
 
 export const title = "Overview";
 
@@ -17,6 +17,7 @@ export default function OverviewPage({ session, params }) {
   return html`
     <${PageHeading} title=${title}><${RangeChoice} page="overview" range=${range} /><//>
     ${series.error && html`<${Message} kind="bad">${series.error}<//>`}
+    <${Firing} alerts=${event?.alerts} />
     <${SlaCard} sla=${event?.sla} />
     <div class="cards">
       <${Load} series=${series} />

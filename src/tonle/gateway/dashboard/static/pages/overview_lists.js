@@ -4,6 +4,7 @@ import { ago, count, number, percent, seconds } from "../format.js";
 import { html, useState } from "../html.js";
 import { live } from "../live.js";
 import { Badge, Card } from "../widgets.js";
+import { firingOf } from "./firing.js";
 
 const TARGETS = { e2e: "End-to-end latency, p95", ttft: "Time to first token, p95", itl: "Time between tokens, p95" };
 const BURN_RATE = "How fast the 5 % of requests that may be slower are used up: at 1 exactly, above 1 too fast.";
@@ -51,6 +52,13 @@ export function Errors({ errors }) {
           <li key=${code}><a href=${`#/requests?text=${encodeURIComponent(code)}`}>${code}</a><b class="number">${count(times)}</b></li>`)}
       </ul>
     <//>`;
+}
+
+export function Firing({ alerts }) {
+  return firingOf(alerts).map((alert) => html`
+    <p class="message bad" role="alert" data-testid="firing" key=${`${alert.kind} ${alert.subject}`}>
+      <b>Alert: </b>${alert.summary}${" "}<span class="soft">${ago(alert.time, live.now())}</span>
+    </p>`);
 }
 
 const SHOWN_ALERTS = 5;

@@ -69,8 +69,8 @@ function Disabled({ session }) {
   return html`<section class="card" data-testid="playground-disabled">
     <h2>The playground needs a key that may use models</h2>
     <p>You are signed in with <b>${name}</b>, which may look at the dashboard but not send requests to models. Sign in with a key that has
-      the scope <code>models</code> as well as <code>dashboard</code>, or with an admin's. Admins create keys on the page
-      <a href="#/keys">Keys</a>.</p>
+      the scope <code>models</code> as well as <code>dashboard</code>, or with an admin's. Admins create keys on the
+      page${" "}<a href="#/keys">Keys</a>.</p>
   </section>`;
 }
 

@@ -70,7 +70,7 @@ const WHY = {
   only: "it is the only one for this model",
   experiment: "the experiment's arm names it",
   length: "prompts of this length go there",
-  prefix: "it has computed the beginning of this prompt before",
+  prefix: "prompts that begin like this one go there",
   load: "it had the least to do",
   hedge: "it answered before the one that was asked first",
 };
@@ -92,6 +92,7 @@ function Audit({ audit }) {
 function Commands({ id, session }) {
   const key = session.key ? ' -H "Authorization: Bearer $TONLE_API_KEY"' : "";
   const url = `${window.location.origin}/v1/requests/${encodeURIComponent(id)}/explain`;
-  return html`${[`curl${key} '${url}'`, `tonle explain ${id}`].map((text) => html`<div class="code-sample" key=${text}>
+  const told = `--url ${window.location.origin}${session.key ? ' --api-key "$TONLE_API_KEY"' : ""}`;
+  return html`${[`curl${key} '${url}'`, `tonle explain ${id} ${told}`].map((text) => html`<div class="code-sample" key=${text}>
     <pre tabindex="0">${text}</pre><${CopyButton} text=${text} /></div>`)}`;
 }

@@ -104,7 +104,7 @@ export default function RequestsPage({ session, rest, params }) {
         <p class="hint" data-testid="requests-count">${told(state, rows.length, isFiltered)}</p>
         <${Table} label="Requests" testid="requests-table" rows=${rows} columns=${id ? FEW_COLUMNS : COLUMNS}
           rowKey=${(row) => row.id} sort=${{ id: "time", descending: true }} height=${height} onOpen=${open} openKey=${id}
-          empty=${isFiltered ? "No request meets these conditions." : state.isLoading ? "Loading …" : "No request has ended yet."} />
+          empty=${isFiltered ? "No request meets these conditions." : state.isLoading ? "Loading …" : "No request has ended since the server started."} />
       </div>
       ${id && html`<${RequestDetail} key=${id} id=${id} session=${session} />`}
     </div>`;
