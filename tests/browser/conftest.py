@@ -1,4 +1,8 @@
-"""One model, one gateway and one browser for all tests of this folder."""
+"""One model, one gateway and one browser for all tests of this folder.
+
+Of the package and not of the session: Playwright has an event loop run in this thread until it is stopped, and tests of other
+folders have loops of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if importlib.util.find_spec("playwright") is None or chromium.find() is None:
         pytest.skip(chromium.MISSING)
@@ -24,7 +28,7 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def house(browser: Browser, default_model: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with running(tmp_path_factory.mktemp("house")) as found:
         yield found
