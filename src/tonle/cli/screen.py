@@ -102,25 +102,37 @@ def _end_line(write: Callable[[str], None], last: str) -> None:
 
 
 @contextlib.contextmanager
+def keys_not_echoed() -> Iterator[bool]:
+    """Each key can be read as it is pressed, and is not shown. False: standard input is no terminal, and nothing was changed."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (OSError, ValueError, termios.error):
+        yield False
+        return
+    quiet = [*before]
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
 def typing_ahead() -> Iterator[None]:
     """Keys pressed while no prompt is shown are not echoed but kept for the next prompt. Ctrl-C works as ever.
 
     Around all of a chat, and not around each answer: in between, the terminal would swallow a Ctrl-D.
     """
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (OSError, ValueError, termios.error):  # not a terminal
-        yield
-        return
-    quiet = [*before]
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
-    mark_pasted_text(on=True)
-    try:
-        yield
-    finally:
-        mark_pasted_text(on=False)
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+    with keys_not_echoed() as is_terminal:
+        if not is_terminal:
+            yield
+            return
+        mark_pasted_text(on=True)
+        try:
+            yield
+        finally:
+            mark_pasted_text(on=False)
 
 
 def mark_pasted_text(*, on: bool) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import termios
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -167,23 +166,18 @@ async def _asked_within(event: asyncio.Event, seconds: float) -> bool:
 @contextlib.contextmanager
 def _keys(quit_asked: asyncio.Event) -> Iterator[None]:
     """Sets the event when q is pressed. Keys are not echoed meanwhile."""
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (OSError, ValueError, termios.error):  # not a terminal
-        yield
-        return
-    quiet = [*before]
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
-    loop, number = asyncio.get_running_loop(), sys.stdin.fileno()
+    with screen.keys_not_echoed() as is_terminal:
+        if not is_terminal:
+            yield
+            return
+        loop, number = asyncio.get_running_loop(), sys.stdin.fileno()
 
-    def on_key() -> None:
-        if os.read(number, 64) in _QUIT_KEYS:
-            quit_asked.set()
+        def on_key() -> None:
+            if os.read(number, 64) in _QUIT_KEYS:
+                quit_asked.set()
 
-    loop.add_reader(number, on_key)
-    try:
-        yield
-    finally:
-        loop.remove_reader(number)
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        loop.add_reader(number, on_key)
+        try:
+            yield
+        finally:
+            loop.remove_reader(number)
