@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test test-browser fuzz chaos structured examples model check format clean
+.PHONY: help serve chat bench test test-browser fuzz chaos ray structured examples model check format clean
 
 help: ## Show this
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ fuzz: $(INSTALLED_DEV) ## Random input, the long form: make fuzz ARGS="--cases 2
 
 chaos: model ## Faults under load, and a table of what happened: make chaos ARGS="--fault kill-engine"
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+ray: $(INSTALLED_DEV) ## Replicas on a local Ray cluster, some minutes; installs Ray if there is none
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) -e '.[ray]'
+	@$(BIN)/python -m pytest tests/ray -m ray $(ARGS)
 
 structured: model ## Answers bound by schemas, validated: make structured ARGS="--generations 200"
 	@$(BIN)/python -m benchmarks.structured --only validity $(ARGS)

@@ -44,7 +44,7 @@ from benchmarks.needs import development_tool
 from benchmarks.tables import markdown_table, print_wide
 from benchmarks.workload import SHAPES, Job
 from tonle import InferenceEngine
-from tonle.engine.build import choose_device
+from tonle.engine.device import choose_device
 from tonle.models.source import ModelSource, resolve
 
 ONE, STATIC, LIVE, TONLE = "one by one", "static batches", "Tonle, live model", "Tonle"

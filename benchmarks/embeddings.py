@@ -29,7 +29,7 @@ from benchmarks.baseline_sides import save_random, transformers_model, wait_for_
 from benchmarks.ranking import print_ranking
 from benchmarks.workload import SHAPES
 from tonle import EngineConfig, InferenceEngine
-from tonle.engine.build import choose_device
+from tonle.engine.device import choose_device
 from tonle.engine.embedding import normalized
 from tonle.models.source import resolve
 

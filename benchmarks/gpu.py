@@ -125,7 +125,7 @@ async def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]
             after = engine.front.stats
             row["steps"] = after.num_steps - before.num_steps
             row["busy_share"] = (after.busy_s - before.busy_s) / row["seconds"]
-            row["floor_share"] = floor_ms / row["tpot_mean"]
+            row["floor_share"] = weight_bytes(name, users) / READ_BYTES_PER_S * 1e3 / row["tpot_mean"]
             row["parts_ms"] = {part: (spent - before.profile.get(part, 0.0)) / max(1, row["steps"]) * 1e3
                                for part, spent in after.profile.items()}  # fmt: skip
             rows.append(row)
@@ -191,7 +191,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_batch_size=options.max_batch_size, max_num_batched_tokens=options.max_num_batched_tokens,
         max_sequence_length=4096, device=options.device, dtype=options.dtype, load_format="random",
         long_prefill_token_threshold=options.max_num_batched_tokens, profile_performance=options.profile,
-        kv_cache_dtype=options.kv_cache_dtype, memory_pool_size=None,
+        kv_cache_dtype=options.kv_cache_dtype, memory_pool_size=None, quantization=options.quantization,
     )  # fmt: skip
 
 
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=4096)
     parser.add_argument("--kv-cache-dtype", default="auto", help="auto, or fp8")
+    parser.add_argument("--quantization", default="auto", help="of the weights: int8, int4 or fp8; default: bf16")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu")
     parser.add_argument("--http", action="store_true", help="also the first model by `tonle serve` over loopback")
     parser.add_argument("--http-users", type=numbers, help="default: 100 if among --users, else all of them")

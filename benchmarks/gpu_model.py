@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.eager import TIES, gaps
 from tonle.config.engine import EngineConfig
-from tonle.engine.build import choose_device
+from tonle.engine.device import choose_device
 from tonle.engine.inference_engine import InferenceEngine
 from tonle.engine.request import GenerationConfig
 from tonle.engine.text import Text, load_text

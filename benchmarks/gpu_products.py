@@ -21,7 +21,7 @@ from torch.nn.functional import linear, silu
 
 from benchmarks.gpu_step import median_ms
 from benchmarks.workload import READ_BYTES_PER_S, SHAPES
-from tonle.models.cuda.pointwise import silu_mul
+from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.skinny import SplitScratch, skinny, skinny_tiling
 
 MAX_ERROR = 2e-2  # of the largest output; gated: four roundings to bfloat16, 0.2 % each, and 1.01 % was seen
@@ -43,6 +43,7 @@ class Product:
     bias: bool = False
     add: bool = False
     glu: bool = False
+    norm: bool = False  # one row's kernel norms its input, too
 
     @property
     def weight_rows(self) -> int:
@@ -55,9 +56,9 @@ def products_of(model: str) -> list[Product]:
     head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
     q, kv = shape["num_attention_heads"] * head_dim, shape["num_key_value_heads"] * head_dim
     return [
-        Product(model, "qkv", q + 2 * kv, hidden, bias=shape["model_type"] == "qwen2"),
+        Product(model, "qkv", q + 2 * kv, hidden, bias=shape["model_type"] == "qwen2", norm=True),
         Product(model, "o", hidden, q, add=True),
-        Product(model, "gate_up", wide, hidden, glu=True),
+        Product(model, "gate_up", wide, hidden, glu=True, norm=True),
         Product(model, "down", hidden, wide, add=True),
     ]
 
@@ -88,7 +89,7 @@ class Case:
         else:
             torch.mm(self._x, weight.t(), out=into)
         if self.product.glu:
-            silu_mul(self._wide, out)
+            gate_mul(self._wide, out)
 
     def ours(self, weight: torch.Tensor, out: torch.Tensor) -> None:
         assert self.tiling is not None

@@ -21,19 +21,42 @@ from tonle.engine.build_cuda import cuda_machine
 from tonle.engine.plan import Plan
 from tonle.engine.run.cuda import CudaRunner
 from tonle.models.decoder import Decoder
+from tonle.models.layers import LinearPart, Quantized
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
+from tonle.models.weights import Weights
 
 
-def machine(name: str, rows: int, tokens: int, kv_cache_dtype: str = "auto", *, adapter_slots: int = 0) -> CudaRunner:
+def machine(
+    name: str,
+    rows: int,
+    tokens: int,
+    kv_cache_dtype: str = "auto",
+    *,
+    adapter_slots: int = 0,
+    quantize: Callable[[torch.Tensor], Quantized] | None = None,
+    lm_head: bool = True,
+) -> CudaRunner:
+    """`quantize`: makes few-bit weights of all matrices, of the output matrix if `lm_head`."""
     with tempfile.TemporaryDirectory() as root:
         spec = read_spec(ModelSource("folder", write_config(name, Path(root)), name))
     decoder = Decoder.random(spec, torch.device("cuda"), torch.bfloat16)
+    if quantize is not None:
+        for part in matrices_of(decoder.weights, lm_head=lm_head):
+            part.weight = quantize(part.dense)
     config = EngineConfig(max_batch_size=rows, max_num_batched_tokens=tokens, max_sequence_length=tokens,
                           memory_pool_size=16 * 2**30, kv_cache_dtype=kv_cache_dtype)  # fmt: skip
     made = cuda_machine(decoder, config, adapter_slots=adapter_slots)
     assert made is not None and isinstance(made.runner, CudaRunner)
+    if made.kv.k_scales is None:
+        made.kv.k.normal_()  # zeros may be read, and multiplied, faster than others
+        made.kv.v.normal_()
     return made.runner
+
+
+def matrices_of(weights: Weights, *, lm_head: bool) -> list[LinearPart]:
+    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return [part for linear in [*linears, *([weights.lm_head] if lm_head else [])] for part in linear.parts]
 
 
 def plan_of(rows: int, context: int, prompt: int = 0) -> Plan:
@@ -93,8 +116,11 @@ def step_work(runner: CudaRunner, plan: Plan) -> Callable[[], None]:
     runner.collect(runner.launch(plan))
     packed = runner._packer.pack(plan)
     samples = len(plan.rows)
+    last = runner._net.last
+    tokens = torch.randint(10, 30000, last.shape, dtype=last.dtype, device=last.device)
 
     def work() -> None:
+        last.copy_(tokens)  # each row its own: rows of the same tokens would choose the same experts
         if packed.num_tiles is None:
             runner._graphs.decode(packed.num_tokens, adapted=packed.adapted)
         else:
@@ -153,6 +179,7 @@ def main() -> None:
                 continue
             work = step_work(runner, plan_of(count, options.context))
             ms = median_ms(work)
+            floor = weight_bytes(options.model, count) / READ_BYTES_PER_S * 1e3
             rate = f"{count / ms * 1e3:8.0f} tok/s  {floor / ms:5.1%} of floor"
             print(f"  decode {count:4d} x {options.context}: {ms:7.3f} ms  {rate}", flush=True)
             if count in profiled:

@@ -18,6 +18,7 @@ import torch
 from tonle import __version__
 
 Q, L = "qwen2.5-1.5b", "llama-3.2-3b"
+LARGE, EXPERTS = "llama-3.1-8b", "qwen3-30b-a3b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,16 @@ LINES: list[tuple[str, str, list[Goal]]] = [
      [Goal(Q, "decode1", 1, "ready_s", 12), Goal(L, "decode1", 1, "ready_s", 12)]),
     ("HTTP through the gateway, 100 users, q1.5b, of the engine's", "–",
      [Goal(Q, "gateway", 100, "engine_share", 0.7, least=True)]),
+    ("l8b, one user, of the weight-read floor", "–", [Goal(LARGE, "decode1", 1, "floor_share", 0.85, least=True)]),
+    ("30b-a3b, one user, ms/token", "–", [Goal(EXPERTS, "decode1", 1, "tpot_mean", 2.6)]),
+    ("30b-a3b, 100 · 256 users, out tok/s", "–", [
+        Goal(EXPERTS, "serving", 100, "out_tok_s", 5_500, least=True),
+        Goal(EXPERTS, "serving", 256, "out_tok_s", 12_000, least=True)]),
 ]  # fmt: skip
 
 
 def text_of(figure: float, column: str) -> str:
-    if column == "engine_share":
+    if column in ("engine_share", "floor_share"):
         return f"{figure:.1%}"
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 10 else f"{figure:.2f}"
 

@@ -13,7 +13,7 @@ import msgspec
 
 from tonle.bench import LevelReport
 
-OURS = ("tonle", "tonle-8bit")  # as it comes, and with 8-bit activations, as the int8 peers compute
+OURS = ("tonle", "tonle-16bit")  # as it comes, with 8-bit activations as the int8 peers; and exact ones
 MEMORY_LEVEL = "16"
 GB = 1e9
 

@@ -37,15 +37,16 @@ from tonle.engine.request import Request, ResolvedConfig
 from tonle.engine.schedule import Scheduler, SchedulerLimits, StepNotes
 
 TARGET = 0.01  # of a step's CPU time
-PROMPT, ANSWER = 256, 64  # tokens, on average; they vary by half
+PROMPT, ANSWER = 216, 320  # tokens, on average, as in the preset "chat"; they vary by half
 EACH = 4  # requests of one user in a round
 
 
 class Users:
     """A mailbox behind which each user sends a request when the one before has ended."""
 
-    def __init__(self, num_users: int, *, vocab_size: int = 1000) -> None:
+    def __init__(self, num_users: int, *, vocab_size: int = 1000, answer_tokens: int = ANSWER) -> None:
         self.num_steps = 0
+        self._answer_tokens = answer_tokens
         self._encode = msgspec.msgpack.Encoder().encode
         self._vocab_size = vocab_size
         self._num_users = num_users
@@ -66,7 +67,7 @@ class Users:
             self._handles += 1
             prompt = [rng.randrange(self._vocab_size) for _ in range(rng.randint(PROMPT // 2, PROMPT * 3 // 2))]
             config = ResolvedConfig(
-                max_length=rng.randint(ANSWER // 2, ANSWER * 3 // 2),
+                max_length=rng.randint(self._answer_tokens // 2, self._answer_tokens * 3 // 2),
                 temperature=0.0,
                 early_stopping=False,
                 use_cache=False,
@@ -143,20 +144,20 @@ def compare(loop: Loop, users: Users, rounds: int, clock: Callable[[], float]) -
     return Cost(min(found[False]), min(found[True]))
 
 
-def bare_loop(rows: int, lag: int) -> tuple[Loop, Users]:
-    users: Any = Users(rows)
+def bare_loop(rows: int, lag: int, answer_tokens: int) -> tuple[Loop, Users]:
+    users: Any = Users(rows, answer_tokens=answer_tokens)
     limits = SchedulerLimits(
         max_num_seqs=rows, max_num_batched_tokens=4096, context_length=1024, block_size=16, long_prefill_tokens=2048
     )
     return Loop(Scheduler(limits, BlockPool(rows * 64), []), StandIn(lag), users), users  # type: ignore[arg-type]
 
 
-def real_loop(model: str, rows: int) -> tuple[Loop, Users, str]:
+def real_loop(model: str, rows: int, answer_tokens: int) -> tuple[Loop, Users, str]:
     from tonle.engine.build import build
     from tonle.engine.text.no_text import NoText
     from tonle.models.source import ModelSource, resolve
 
-    users: Any = Users(rows)
+    users: Any = Users(rows, answer_tokens=answer_tokens)
     settings: dict[str, Any] = {"max_batch_size": rows, "max_sequence_length": 1024}
     if model in SHAPES:
         with tempfile.TemporaryDirectory() as root:
@@ -173,6 +174,7 @@ def main() -> int:
     parser.add_argument(
         "--lag", type=int, default=1, choices=(0, 1), help="of the loop alone: 1 as on a GPU, 0 as on a CPU"
     )
+    parser.add_argument("--answer-tokens", type=int, default=ANSWER, help="of a request on average; each costs once")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of rounds")
     parser.add_argument(
         "--engine", metavar="MODEL", help=f"a file or folder, 'default', or random weights: {', '.join(SHAPES)}"
@@ -183,7 +185,7 @@ def main() -> int:
                   title="notes of where the time of requests goes", title_justify="left")  # fmt: skip
     worst = 0.0
     for rows in map(int, options.rows.split(",")):
-        loop, users = bare_loop(rows, options.lag)
+        loop, users = bare_loop(rows, options.lag, options.answer_tokens)
         cost = compare(loop, users, options.rounds, time.thread_time)
         line = [
             str(rows),
@@ -193,7 +195,7 @@ def main() -> int:
         ]
         share = None
         if options.engine is not None:
-            engine, its_users, device = real_loop(options.engine, rows)
+            engine, its_users, device = real_loop(options.engine, rows, options.answer_tokens)
             real = compare(engine, its_users, max(1, options.rounds // 5), time.process_time)
             share = cost.added_s / real.without_s
             worst = max(worst, share)

@@ -37,6 +37,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
         "attention_bias": False, "mlp_bias": False,
     },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "tie_word_embeddings": False, "rope_theta": 500000.0, "max_position_embeddings": 131072,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192},
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 128000,
+        "eos_token_id": 128009, "attention_bias": False, "mlp_bias": False,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+        "tie_word_embeddings": False, "rope_theta": 1000000.0, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 151643, "eos_token_id": 151645,
+        "attention_bias": False, "use_sliding_window": False,
+    },
     "tiny": {  # to try the benchmark itself, on any machine
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32000,
@@ -55,13 +73,23 @@ def write_config(name: str, root: Path) -> Path:
     return folder
 
 
-def weight_bytes(name: str) -> int:
-    """Bytes of bf16 weights one decode step reads: all but the input embedding, the output matrix once."""
+def experts_read(experts: int, per_token: int, rows: int) -> float:
+    """How many experts are chosen by any of so many rows, on average, if each chooses at random."""
+    return experts * (1 - (1 - per_token / experts) ** rows)
+
+
+def weight_bytes(name: str, rows: int = 1) -> int:
+    """Bytes of bf16 weights one decode step reads: all but the input embedding, the output matrix once; of experts, those that
+    so many rows choose."""
     shape = SHAPES[name]
-    hidden, wide, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
     head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
     q, kv = shape["num_attention_heads"] * head_dim, shape["num_key_value_heads"] * head_dim
-    per_layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * wide
+    mixer: float = 3 * hidden * shape["intermediate_size"]
+    if experts := shape.get("num_experts"):
+        read = experts_read(experts, shape["num_experts_per_tok"], rows)
+        mixer = 3 * hidden * shape["moe_intermediate_size"] * read + experts * hidden  # the router
+    per_layer = hidden * (q + 2 * kv) + q * hidden + mixer
     return int(2 * (layers * per_layer + hidden * shape["vocab_size"]))
 
 

@@ -274,7 +274,7 @@ class TestExamples:
                 with InferenceEngine(*live, replace(scope[name], memory_pool_size=2**22)) as engine:
                     assert len(engine.result(engine.submit_request("Hi", GREEDY), timeout=60).output_ids[0]) == 12
         assert {record.getMessage().partition("=")[0] for record in caplog.records} >= {
-            "enable_speculative_decoding", "enable_gradient_checkpointing", "memory_efficient_attention",
+            "enable_gradient_checkpointing", "memory_efficient_attention",
         }  # fmt: skip
 
     def test_debug_mode(self, live: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.fakes.checkpoints import tiny_model, tiny_tokenizer
 from tonle.models.adapters import MODULES, Adapter, AdapterPart
 from tonle.models.adapters.adapter import MODULE_PATHS, digest_of
 from tonle.models.adapters.read_adapter import matrix_shapes
+from tonle.models.load.places import Place, places, stored_shapes
+from tonle.models.load.transformers_model import live_spec
 from tonle.models.spec import ModelSpec
 
 PREFIX = "base_model.model.model."  # before layers.0. … in the files that PEFT writes
@@ -74,22 +77,26 @@ def write_adapter(
     made = random_adapter(spec, rank=rank, modules=chosen, layers=layers, seed=seed, strength=strength)
     tensors: dict[str, torch.Tensor] = {}
     parts: dict[tuple[int, str], AdapterPart] = {}
-    for (layer, module), part in made.parts.items():
-        scaling = alpha / (math.sqrt(part.rank) if use_rslora else part.rank)
-        a, b = part.a.to(dtype), (part.b / scaling).to(dtype)  # as stored: before scaling
-        stem = f"{prefix}layers.{layer}.{MODULE_PATHS[module]}"
+    ranks: dict[str, int] = {}
+    for (layer, path), stored in _as_stored(spec, made).items():
+        size = stored.a.shape[0]
+        scaling = alpha / (math.sqrt(size) if use_rslora else size)
+        a, b = stored.a.to(dtype), (stored.b / scaling).to(dtype)  # as stored: before scaling
+        stem = f"{prefix}layers.{layer}.{path}"
         tensors[f"{stem}.lora_A{infix}.weight"], tensors[f"{stem}.lora_B{infix}.weight"] = a, b
-        parts[layer, module] = AdapterPart(a.float(), b.float() * scaling)
-    names = {module: MODULE_PATHS[module].rpartition(".")[2] for module in chosen}
+        ranks[path.rpartition(".")[2]] = size
+        for module, place in stored.places.items():
+            parts[layer, module] = AdapterPart(a.float(), place.of(b.float() * scaling))
+    of_all = rank if isinstance(rank, int) else 1
     content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": "tiny",
-        "r": rank if isinstance(rank, int) else 1,
-        "rank_pattern": {} if isinstance(rank, int) else {names[module]: rank[module] for module in chosen},
+        "r": of_all,
+        "rank_pattern": {name: size for name, size in ranks.items() if size != of_all},
         "lora_alpha": alpha,
         "alpha_pattern": {},
-        "target_modules": list(names.values()),
+        "target_modules": list(ranks),
         "layers_to_transform": None if layers is None else list(layers),
         "use_rslora": use_rslora,
         "use_dora": False,
@@ -105,12 +112,52 @@ def write_adapter(
     return Adapter(digest_of(parts), parts)
 
 
+@dataclass
+class _Stored:
+    """What an adapter adds to one matrix of the checkpoint, before any scaling, and which of ours stand in it."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    places: dict[str, Place]  # by module
+
+
+def _as_stored(spec: ModelSpec, adapter: Adapter) -> dict[tuple[int, str], _Stored]:
+    """By layer and the checkpoint's name of the matrix. Where that holds several of ours, side by side, the ranks add up: A has
+    the rows of all, and B has zeros where one of ours meets another's."""
+    where, shapes = places(spec, ()), stored_shapes(spec, places(spec, ()))
+    made: dict[tuple[int, str], _Stored] = {}
+    for (layer, module), part in adapter.parts.items():
+        prefix = f"model.layers.{layer}."
+        place = where[f"{prefix}{MODULE_PATHS[module]}.weight"]
+        path = place.stored.removeprefix(prefix).removesuffix(".weight")
+        rows, columns = shapes[place.stored]
+        found = made.setdefault((layer, path), _Stored(torch.empty(0, columns), torch.empty(rows, 0), {}))
+        b = torch.zeros(rows, part.rank)
+        b[_stored_rows(place, rows)] = part.b
+        found.a, found.b = torch.cat((found.a, part.a)), torch.cat((found.b, b), dim=1)
+    for (layer, path), stored in made.items():
+        for module, canonical in MODULE_PATHS.items():
+            place = where.get(f"model.layers.{layer}.{canonical}.weight", Place(""))
+            if place.stored == f"model.layers.{layer}.{path}.weight":
+                stored.places[module] = place
+    return made
+
+
+def _stored_rows(place: Place, num_rows: int) -> torch.Tensor:
+    """Which of the checkpoint's rows ours are."""
+    return place.of(torch.arange(num_rows))
+
+
 @torch.no_grad()
 def merge(model: Any, adapter: Adapter) -> Any:
     """Add the adapter to a live transformers model's weights, in place; returns the model."""
+    weights = model.state_dict()
+    where = places(live_spec(model), weights)
     for (layer, module), part in adapter.parts.items():
-        weight = model.get_submodule(f"model.layers.{layer}.{MODULE_PATHS[module]}").weight
-        weight += (part.b.double() @ part.a.double()).to(weight.dtype)
+        place = where[f"model.layers.{layer}.{MODULE_PATHS[module]}.weight"]
+        weight = weights[place.stored]
+        added = (part.b.double() @ part.a.double()).to(weight.dtype)
+        weight[_stored_rows(place, weight.shape[0])] += added
     return model
 
 

@@ -26,6 +26,7 @@ from tonle.models.weights import EMBEDDING, Owned, assemble, tensor_shapes
 PATHS = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
          "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}  # fmt: skip
 BLOCK = 16  # tokens
+FLOAT = torch.float32
 
 
 def plain_layer(**attention: Any) -> LayerSpec:
@@ -69,14 +70,14 @@ class RandomModel:
             return _four_bits(drawn.numpy())
         return from_floats((drawn.bfloat16().float() if "o_proj" in name else drawn).numpy())
 
-    def fast(self, *, team: Team | None = None) -> CpuDecoder:
-        """Without a slow lane: every step runs through the kernels."""
+    def fast(self, *, team: Team | None = None, **settings: Any) -> CpuDecoder:
+        """Without a slow lane: every step runs through the kernels. settings: of `CpuDecoder`."""
         packed = pack(self.spec, lambda name: self._stored[name], lambda name: self._vectors[name].numpy())
 
         def embed(tokens: torch.Tensor, out: np.ndarray) -> None:
             out[...] = self._stored[EMBEDDING].take(tokens.numpy()).floats()
 
-        return CpuDecoder(self.spec, packed, embed, None, team=team)
+        return CpuDecoder(self.spec, packed, embed, None, team=team, **settings)
 
     def torch(self, merged: Adapter | None = None) -> Decoder:
         """In float32, from the same numbers; with an adapter merged into them."""
@@ -86,10 +87,10 @@ class RandomModel:
             tensors[name] = (tensors[name].double() + part.b.double() @ part.a.double()).float()
         return Decoder(self.spec, assemble(self.spec, tensors.__getitem__, Owned(torch.device("cpu"), torch.float32)))
 
-    def cache(self, num_blocks: int = 64) -> KVCache:
+    def cache(self, num_blocks: int = 64, dtype: Any = FLOAT) -> KVCache:
         spec = self.spec
         return KVCache(num_layers=spec.num_layers, num_blocks=num_blocks, block_size=BLOCK, num_kv_heads=spec.num_kv_heads,
-                       head_dim=spec.head_dim, dtype=torch.float32, device=torch.device("cpu"))  # fmt: skip
+                       head_dim=spec.head_dim, dtype=dtype, device=torch.device("cpu"))  # fmt: skip
 
 
 def step_of(

@@ -19,12 +19,14 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from tonle.engine.best_of import BestOf
 from tonle.engine.embedding import Embedding
 from tonle.engine.messages import AdapterInfo, LoopStats, ModelCard
 from tonle.engine.request import (
     Delta,
     GenerationConfig,
     GenerationResult,
+    RemoteBlocks,
     RequestPriority,
     Timings,
     TokenLogprob,
@@ -137,7 +139,9 @@ class FakeGeneration:
 
     async def _deltas(self) -> AsyncIterator[Delta]:
         front, config = self._front, self.config
-        choices = [front.script(self.prompt, config, index, self.opening) for index in range(config.n)]
+        asked = msgspec.structs.replace(config, logprobs=0) if config.best_of and config.logprobs is None else config
+        choices = [front.script(self.prompt, asked, index, self.opening) for index in range(config.num_candidates)]
+        best_of = BestOf(config) if config.num_candidates > config.n else None
         self.timings.scheduled_s = self.timings.arrived_s + front.queue_s if front.queue_s else time.monotonic()
         num_tokens = 0
         while any(choices):
@@ -158,7 +162,8 @@ class FakeGeneration:
                 if not any(choices):
                     self._ended = True
                     self.timings.finished_s = time.monotonic()
-                yield delta
+                for shown in [delta] if best_of is None else best_of.add(delta):
+                    yield shown
 
 
 class FakeFront:
@@ -210,6 +215,8 @@ class FakeFront:
         salt: bytes = b"",
         request_id: str | None = None,
         adapter: str | None = None,
+        remote: RemoteBlocks | None = None,
+        keep_blocks: bool = False,
     ) -> FakeGeneration:
         config.validate()
         if self.refusal is not None:

@@ -66,24 +66,27 @@ class Reference:
         self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
 
     def logits(self, prompt: list[int]) -> torch.Tensor:
-        hidden = self.tensors["model.embed_tokens.weight"][prompt]
+        hidden = self.tensors["model.embed_tokens.weight"][prompt] * self.spec.embedding_scale
         for index, layer in enumerate(self.spec.layers):
             hidden = self.layer(f"model.layers.{index}.", layer, hidden)
         head = "model.embed_tokens.weight" if self.spec.tie_embeddings else "lm_head.weight"
-        return (self.norm("model.norm", hidden) @ self.tensors[head].t()).float()
+        logits = self.norm("model.norm", hidden) @ self.tensors[head].t() * self.spec.logit_scale
+        if (cap := self.spec.logit_soft_cap) is not None:
+            logits = cap * (logits / cap).tanh()
+        return logits.float()
 
     def layer(self, at: str, layer: LayerSpec, hidden: torch.Tensor) -> torch.Tensor:
         before = self.norm(f"{at}input_layernorm", hidden) if layer.norm_before else hidden
-        attended = self.attention(at, layer.attention, before)
+        attended = self.attention(at, layer.attention, before) * self.spec.residual_scale
         if layer.residual == "parallel":
-            return hidden + attended + self.mixer(at, layer.mixer, before)
+            return hidden + attended + self.mixer(at, layer.mixer, before) * self.spec.residual_scale
         if layer.norm_after:
             hidden = hidden + self.norm(f"{at}post_attention_layernorm", attended)
             seen = self.norm(f"{at}pre_feedforward_layernorm", hidden) if layer.norm_before else hidden
             return hidden + self.norm(f"{at}post_feedforward_layernorm", self.mixer(at, layer.mixer, seen))
         hidden = hidden + attended
         seen = self.norm(f"{at}post_attention_layernorm", hidden) if layer.norm_before else hidden
-        return hidden + self.mixer(at, layer.mixer, seen)
+        return hidden + self.mixer(at, layer.mixer, seen) * self.spec.residual_scale
 
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         gain = self.tensors[f"{name}.weight"] + self.spec.gain_offset
@@ -94,12 +97,14 @@ class Reference:
 
     def attention(self, at: str, spec: AttentionSpec, x: torch.Tensor) -> torch.Tensor:
         count = len(x)
-        q, k, v = (self.linear(f"{at}self_attn.{n}_proj", x).view(count, -1, spec.head_dim) for n in "qkv")
-        if spec.qk_norm:
+        q, k, v = (self.linear(f"{at}self_attn.{n}_proj", x) for n in "qkv")
+        if spec.qk_norm and spec.qk_norm_whole:
+            q, k = self.norm(f"{at}self_attn.q_norm", q), self.norm(f"{at}self_attn.k_norm", k)
+        q, k, v = (each.view(count, -1, spec.head_dim) for each in (q, k, v))
+        if spec.qk_norm and not spec.qk_norm_whole:
             q, k = self.norm(f"{at}self_attn.q_norm", q), self.norm(f"{at}self_attn.k_norm", k)
         if spec.rope is not None:
-            cos, sin = Rotary(spec.rope, spec.head_dim, CPU).angles(torch.arange(count), torch.float64)
-            q, k = (x * cos + x.roll(spec.head_dim // 2, -1) * sin for x in (q, k))
+            q, k = (_rotated(each, spec.rope, spec.rope.rotated or spec.head_dim) for each in (q, k))
         if self.eight_bits:
             k, v = _in_eight_bits(k), _in_eight_bits(v)
         out = torch.zeros(count, spec.num_heads, spec.head_dim, dtype=torch.float64)
@@ -126,6 +131,9 @@ class Reference:
             total = sum(shares[t, e] for e in best) if spec.normed_shares else 1.0
             for expert in best:
                 out[t] += shares[t, expert] / total * self.perceptron(f"{at}mlp.experts.{expert}", spec, x[t])
+        if spec.shared_size:
+            gate = self.linear(f"{at}mlp.shared_expert_gate", x).sigmoid() if spec.shared_gate else 1.0
+            out = out + gate * self.perceptron(f"{at}mlp.shared_expert", spec, x)
         return out
 
     def perceptron(self, at: str, spec: MixerSpec, x: torch.Tensor) -> torch.Tensor:
@@ -134,8 +142,21 @@ class Reference:
                     "relu2": lambda z: relu(z) ** 2}[spec.activation](y)  # fmt: skip
 
         up = self.linear(f"{at}.up_proj", x)
+        if spec.activation == "swigluoai":
+            gate = self.linear(f"{at}.gate_proj", x).clamp(max=spec.clamp)
+            inner = (up.clamp(-spec.clamp, spec.clamp) + 1) * gate * (1.702 * gate).sigmoid()
+            return self.linear(f"{at}.down_proj", inner)
         inner = act(up) if spec.kind == "plain" else act(self.linear(f"{at}.gate_proj", x)) * up
         return self.linear(f"{at}.down_proj", inner)
+
+
+def _rotated(heads: torch.Tensor, rope: RopeSpec, rotated: int) -> torch.Tensor:
+    """The first `rotated` numbers of heads (tokens, heads, dim), as if there were no others; then the others."""
+    cos, sin = Rotary(dataclasses.replace(rope, rotated=None), rotated, CPU).angles(
+        torch.arange(len(heads)), torch.float64
+    )
+    turned, rest = heads[..., :rotated], heads[..., rotated:]
+    return torch.cat((turned * cos + turned.roll(rotated // 2, -1) * sin, rest), dim=-1)
 
 
 def _in_eight_bits(x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +184,11 @@ KINDS: dict[str, LayerSpec] = {
     "soft cap and window": attention(soft_cap=0.5, window=7),
     "sinks": attention(sinks=True),
     "sinks, soft cap, window": attention(sinks=True, soft_cap=1.0, window=9),
+    "part of each head rotated": attention(rope=RopeSpec(rotated=6)),
     "norms per head": attention(qk_norm=True),
+    "norms per head, part of it rotated": attention(qk_norm=True, rope=RopeSpec(rotated=12)),
+    "norms over all heads": attention(qk_norm=True, qk_norm_whole=True),
+    "norms over all heads, biases": attention(qk_norm=True, qk_norm_whole=True, qkv_bias=True),
     "biases": attention(qkv_bias=True, o_bias=True),
     "norms before and after": dataclasses.replace(PLAIN, norm_after=True),
     "norms after alone": dataclasses.replace(PLAIN, norm_before=False, norm_after=True),
@@ -173,6 +198,30 @@ KINDS: dict[str, LayerSpec] = {
     "plain mixer": mixer(kind="plain", activation="relu2"),
     "plain mixer with biases": mixer(kind="plain", activation="gelu", bias=True),
     "gelu": mixer(activation="gelu_tanh"),
+    "exact gelu": mixer(activation="gelu"),
+    "gelu, norms after alone": dataclasses.replace(mixer(activation="gelu_tanh"), norm_before=False, norm_after=True),
     "experts": mixer(kind="experts", num_experts=5, experts_per_token=2),
     "experts, shares as they are": mixer(kind="experts", num_experts=5, experts_per_token=2, normed_shares=False),
+    "experts with biases, clamped": mixer(
+        kind="experts",
+        num_experts=5,
+        experts_per_token=2,
+        bias=True,
+        router_bias=True,
+        activation="swigluoai",
+        clamp=0.8,
+    ),
+    "experts beside a shared one": mixer(kind="experts", num_experts=5, experts_per_token=2, size=64, shared_size=96),
+    "experts beside a gated one": mixer(
+        kind="experts", num_experts=5, experts_per_token=2, size=64, shared_size=96, shared_gate=True
+    ),
+}
+
+# What a model's description names beside its layers.
+SCALES: dict[str, dict[str, float]] = {
+    "embeddings": {"embedding_scale": 5.3},
+    "what a layer adds": {"residual_scale": 0.22},
+    "logits": {"logit_scale": 0.125},
+    "soft cap of logits": {"logit_soft_cap": 0.7},
+    "all": {"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 0.3, "logit_soft_cap": 2.0},
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.webhook_receiver import Receiver, receiver
-from tests.gateway.running_gateway import RunningGateway, Upstream, run, running_gateway, until
+from tests.gateway.running_gateway import ADMIN, RunningGateway, Upstream, run, running_gateway, until
 from tonle.audit.audit_stats import Alarm
 from tonle.gateway import alert_sources
 from tonle.observe import alerts, sla
@@ -51,6 +51,20 @@ def test_a_backend_that_dies_and_comes_back(tmp_path: Path) -> None:
             assert 'tonle:alerts_total{kind="backend"} 1.0' in metrics
             assert 'tonle:alerts_firing{kind="backend"} 0.0' in metrics
             assert 'tonle:alert_posts_total{result="delivered"} 2.0' in metrics
+
+    run(main())
+
+
+def test_a_dead_backend_that_is_removed_is_no_longer_a_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        upstream = Upstream("m")
+        async with watched(tmp_path, upstream, Upstream("m")) as (gateway, place):
+            upstream.locked = True
+            await until(lambda: place.told == ["b0 firing"], "no alert")
+            auth = {"authorization": f"Bearer {ADMIN}"}
+            assert (await gateway.client.delete("/admin/backends/b0", headers=auth)).status_code == 202
+            await until(lambda: place.told == ["b0 firing", "b0 resolved"], "the alert goes on")
+            assert "was removed" in place.data[1]["summary"]
 
     run(main())
 

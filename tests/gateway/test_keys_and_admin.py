@@ -168,7 +168,7 @@ def test_bad_wishes_are_refused(tmp_path: Path) -> None:
             for wish, message in (
                 (
                     {"name": "x", "scopes": ["models", "zz"]},
-                    "scopes[1] must be one of admin, dashboard, metrics, models, priority",
+                    "scopes[1] must be one of admin, dashboard, gateway, metrics, models, priority",
                 ),
                 ({"name": "x", "limits": {"tokens": 3}}, "there is no field limits.tokens"),
                 ({"scopes": []}, "name is missing"),

@@ -19,6 +19,7 @@ from tests.fakes.stores import Store
 from tests.gateway.running_gateway import ADMIN, CHAT, KEY, RunningGateway, Upstream, rows, run, running_gateway, until
 from tests.gateway.test_process import BODY, Slow, gateway, slow
 from tonle.errors import ConfigError
+from tonle.gateway.discovery import added_backends
 
 __all__ = ["slow"]  # a fixture
 
@@ -52,6 +53,32 @@ async def until_status(place: RunningGateway, key: str, status: int) -> httpx.Re
             return reply
         await asyncio.sleep(0.1)
     raise AssertionError(f"still {reply.status_code}: {reply.text}")
+
+
+def test_a_backend_added_here_is_known_there_and_both_are_one_gateway(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(added_backends, "FOLLOW_S", 0.05)
+
+    async def main() -> None:
+        extra = Upstream("n")
+        await extra.start()
+        async with two(tmp_path, store, Upstream("m")) as (one, other):
+            added = await one.post("/admin/backends", {"url": extra.url, "name": "extra", "api_key": "k"})
+            assert added.status_code == 201 and "k" not in added.json().values()
+            await until(lambda: (found := other.gateway.pool.find("extra")) and found.is_up, "it is not known there")
+            assert (await other.ask(model="n")).headers["x-tonle-backend"] == "extra"
+            names = {(await place.get("/v1/models")).headers["x-tonle-gateway"] for place in (one, other)}
+            assert len(names) == 1  # a request that has passed one of them has passed both
+            auth = {"authorization": f"Bearer {ADMIN}"}
+            changed = await other.client.patch("/admin/backends/extra", json={"weight": 4}, headers=auth)
+            assert changed.status_code == 200
+            await until(lambda: one.gateway.pool.named("extra").row.weight == 4, "the change is not seen here")
+            assert (await other.client.delete("/admin/backends/extra", headers=auth)).status_code == 202
+            await until(lambda: one.gateway.pool.find("extra") is None, "it is still here")
+        await extra.stop()
+
+    run(main())
 
 
 def test_a_key_made_here_works_there_and_is_revoked_everywhere(tmp_path: Path, store: Store) -> None:

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from benchmarks.eager import reference_logits
 
+from tests.fakes.checkpoints import tiny_model
 from tests.fakes.driver import Driver
+from tests.fakes.expert_checkpoints import tiny_experts
 from tests.fakes.features import FEATURES, rounded
+from tests.fakes.tiny_families import LONGROPE
 from tests.fakes.truth import BOUNDS, Bound, Text, judge, judge_told, transformers_logits
 from tonle.config.engine import EngineConfig
 from tonle.engine.request import GenerationConfig
@@ -41,6 +44,19 @@ SIZES: dict[str, dict[str, Any]] = {
                "vocab_size": 8000},
     "head-norms": {**USUAL, "num_key_value_heads": 8, "head_dim": 128},
 }  # fmt: skip
+
+_TWO_LAYERS = {**USUAL, "num_hidden_layers": 2}
+_WIDE_HEADS = {**_TWO_LAYERS, "num_key_value_heads": 4, "head_dim": 256}
+_LONG = {
+    **LONGROPE,
+    **{name: [factor for factor in LONGROPE[name] for _ in range(6)] for name in ("short_factor", "long_factor")},
+}
+# Where real models of a family have heads of another size.
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "gemma2": _WIDE_HEADS,
+    "gemma3": _WIDE_HEADS,
+    "phi3": {**_TWO_LAYERS, "hidden_size": 768, "head_dim": 96, "rope_parameters": _LONG},
+}
 
 
 @dataclass
@@ -87,7 +103,20 @@ class Case:
 
 def make_case(name: str, dtype: torch.dtype, folder: Path) -> Case:
     """The model of a feature, written to `folder`."""
-    model = FEATURES[name].model(**(SIZES.get(name, USUAL) if CUDA else {}))
+    return _saved(name, FEATURES[name].model(**(SIZES.get(name, USUAL) if CUDA else {})), dtype, folder)
+
+
+def family_case(family: str, dtype: torch.dtype, folder: Path) -> Case:
+    """A model of a family, written to `folder`."""
+    return _saved(family, tiny_model(family, **(FAMILY_SIZES.get(family, _TWO_LAYERS) if CUDA else {})), dtype, folder)
+
+
+def expert_case(family: str, folder: Path) -> Case:
+    """In float32: half precision may choose another expert, which no bound on log-probabilities allows for."""
+    return _saved(family, tiny_experts(family), torch.float32, folder)
+
+
+def _saved(name: str, model: Any, dtype: torch.dtype, folder: Path) -> Case:
     model.save_pretrained(folder)
     source = resolve(folder)
     reference = load(source, device=DEVICE, dtype=dtype)

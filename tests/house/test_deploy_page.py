@@ -33,6 +33,7 @@ CHANGES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "model_cache": [({}, 2**36)],
     "gateway": [({}, "mine")],
     "allowed_namespaces": [({}, ("gateways",))],
+    "discovered_by": [({}, "gateways/tonle")],
     "data_center": [({}, "US-KS-2")],
     "engine": [({"gpu": "L4"}, "vllm")],
     "image": [({}, "registry.example/tonle:1")],

@@ -13,6 +13,7 @@ from tonle.config.audit import MIDDLEWARE_SETTINGS
 from tonle.config.deploy import DEPLOY_SETTINGS
 from tonle.config.engine import EngineConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
+from tonle.config.ray import RAY_SETTINGS
 from tonle.config.routing import ArmConfig, BackendConfig, ExperimentConfig, ShadowConfig
 from tonle.config.serve import SETTINGS as SERVE_SETTINGS
 from tonle.config.vllm import VLLM_FLAGS
@@ -32,7 +33,7 @@ OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_have_their_public_names(page: Path) -> None:
     text = page.read_text()
-    every = [*SETTINGS, *DEPLOY_SETTINGS.values()]
+    every = [*SETTINGS, *DEPLOY_SETTINGS.values(), *RAY_SETTINGS.values()]
     inside = {setting.field: setting.name for setting in every if setting.field != setting.name}
     for word in re.findall(r"`([a-z0-9_]+)`", text) if page.name != IN_PYTHON else ():
         assert word not in inside, f"{page.name} calls {inside[word]} by its name inside the code, {word}"
@@ -99,3 +100,11 @@ def test_the_page_for_users_of_vllm_has_every_flag_and_says_the_same_of_it() -> 
             assert flag.anyway and {name, f"no-{name}"} & anyway, name
     known = ours | set(theirs) | {f"no-{name}" for name in (*ours, *theirs)}
     assert (same | renamed | anyway | refused) <= known, "the page names a flag that is not there"
+
+
+def test_the_table_of_ray_is_whole() -> None:
+    table = re.search(r"\| `ray:` .*?\n\n", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+    assert table is not None
+    rows = [row.split("|") for row in table.group().rstrip().splitlines()[2:]]
+    shown = {row[1].strip(" `"): row[2].strip() for row in rows}
+    assert shown == {name: setting.type.show(setting.default) for name, setting in RAY_SETTINGS.items()}

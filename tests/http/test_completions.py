@@ -166,7 +166,10 @@ def test_warnings_in_the_first_chunk(client: httpx.Client) -> None:
         ({"prompt": ""} | {"add_special_tokens": False}, "prompt"),
         ({}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "n": 3, "best_of": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["a"] * 3, "best_of": 3}, "best_of"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
@@ -183,3 +186,17 @@ def test_refused(client: httpx.Client, front: FakeFront, body: dict[str, Any], p
 
 def test_best_of_equal_to_n(client: httpx.Client) -> None:
     assert len(texts(client, prompt="a", n=2, best_of=2)) == 2
+
+
+def test_best_of_computes_more_answers_than_it_returns(client: httpx.Client, front: FakeFront) -> None:
+    reply = client.post(PATH, json={"prompt": ["ab", "c"], "n": 2, "best_of": 3}).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in reply["choices"])
+    assert reply["usage"]["completion_tokens"] == (4 + 5 + 6) + (3 + 4 + 5), "all that were computed count"
+    assert [generation.config.best_of for generation, _ in front.submitted] == [3, 3]
+
+
+def test_speculation_can_be_switched_off_for_a_request(client: httpx.Client, front: FakeFront) -> None:
+    texts(client, prompt="a")
+    texts(client, prompt="a", speculate=False)
+    assert [generation.config.speculate for generation, _ in front.submitted] == [True, False]

@@ -78,7 +78,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "--history-db",
         "memory",
     ]
-    flags = ["--device", "cpu", "--enable-lora", "--target-itl", "1s", "--target-ttft", "10s", "--audit-dir", str(folder / "a"),
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"}
+    flags = ["--device", "cpu", "--role", "both", "--kv-offload-memory", "4MiB", "--kv-events-config", json.dumps(events),
+             "--enable-lora", "--target-itl", "1s", "--target-ttft", "10s", "--audit-dir", str(folder / "a"),
              "--alert-webhook", f"http://127.0.0.1:{webhook.server_port}/"]  # fmt: skip
     with tonle_serve(folder / "tiny", *flags, *common) as server:
         os.environ["KEY_OF_THE_SERVER"] = KEY

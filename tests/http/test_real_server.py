@@ -151,10 +151,11 @@ def test_a_broken_model_is_refused_by_name(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.model
-def test_the_default_model_knows_the_capital_of_france(default_server: Server) -> None:
+def test_the_default_model_answers_the_question_of_the_readme(default_server: Server) -> None:
+    """Whose tokens are clear choices: rounding of activations (docs/quantization.md) may turn one that is nearly a tie."""
     url = f"{default_server.url}/v1/chat/completions"
-    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    question = {"messages": [{"role": "user", "content": "What is the capital of Cambodia?"}], "temperature": 0}
     reply = httpx.post(url, json=question, timeout=120).json()
-    assert "Paris" in reply["choices"][0]["message"]["content"]
+    assert reply["choices"][0]["message"]["content"] == "The capital of Cambodia is Phnom Penh."
     with httpx.stream("POST", url, json={**question, "stream": True}, timeout=120) as s:
         assert s.read().decode().rstrip().endswith("data: [DONE]")

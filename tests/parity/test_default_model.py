@@ -35,7 +35,7 @@ def test_greedy_tokens_alone_and_in_a_busy_batch(default_model: ModelSource, the
     text = load_text(default_model)
     prompts = [[text.encode("x")[0]], *(text.encode(prompt) for prompt in PROMPTS)]
     answers = [reference(theirs, prompt, NEW) for prompt in prompts]
-    driver = Driver(default_model, EngineConfig(memory_pool_size=2**29))
+    driver = Driver(default_model, EngineConfig(memory_pool_size=2**29, activation_bits=16))
     for prompt, answer in zip(prompts, answers, strict=True):
         assert_same(theirs, prompt, driver.generate([prompt], GREEDY)[0], answer)
     crowd = [text.encode(f"{i}. Tell me about the number {i}") for i in range(27)]

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fakes.checkpoints import tiny_model
+from tests.fakes.checkpoints import FIRST_FAMILIES, tiny_model
 from tests.fakes.driver import Driver
 from tonle.config.engine import EngineConfig
 from tonle.engine.request import GenerationConfig
 
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
 NEW = 64
 LENGTHS = [1, 2, 15, 16, 17, 40, 100, 300]
 GREEDY = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False)
@@ -44,7 +43,7 @@ def assert_same(model: Any, prompt: list[int], ours: list[int], theirs: list[int
     assert abs(gap) < TIE, f"token {at}: ours {ours[at]}, theirs {theirs[at]}, gap {gap}"
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FIRST_FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny_model(request.param)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
 
-from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
+from tests.fakes.checkpoints import FIRST_FAMILIES, save_folder, save_gguf, tiny_model
 from tests.unit.models.stepper import Stepper, random_tokens
 from tonle.models.decoder import Decoder
 from tonle.models.load import load
@@ -52,7 +52,7 @@ def check(decoder: Decoder, model: Any, *, lengths: list[int] = LENGTHS, chunk: 
         torch.testing.assert_close(stepper.of(row), reference(model, prompt), **TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FIRST_FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny_model(request.param)
 
@@ -153,7 +153,7 @@ def test_sharded_folder(tmp_path: Path) -> None:
     check(load(resolve(tmp_path)), model, lengths=[40])
 
 
-@pytest.mark.parametrize("quant", [Quant.F32, Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q4_0, Quant.Q4_1],
+@pytest.mark.parametrize("quant", [Quant.F32, Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1],
                          ids=lambda quant: quant.name)  # fmt: skip
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_gguf(family: str, quant: Quant, tmp_path: Path) -> None:

@@ -10,19 +10,23 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from tests.fakes.adapters import random_adapter
 from tests.fakes.layer_kinds import (
     ATTENTION,
     HIDDEN,
     KINDS,
     MIXER,
     PLAIN,
+    SCALES,
     VOCAB,
     Reference,
     decoder_of,
+    merged,
     spec_of,
     tensors_of,
 )
 from tests.unit.models.stepper import Stepper, random_tokens
+from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
 from tonle.models.layer_order import Piece, layer_order
 from tonle.models.spec import LayerSpec, MixerSpec, ModelSpec
@@ -43,6 +47,37 @@ def test_a_described_layer_computes_what_it_says(kind: str, chunk: int) -> None:
     reference = Reference(spec, tensors)
     for prompt, logits in zip(prompts, logits_of(decoder_of(spec, tensors), prompts, chunk), strict=True):
         torch.testing.assert_close(logits, reference.logits(prompt), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_scales_of_a_whole_model(scale: str) -> None:
+    spec = spec_of(PLAIN, KINDS["gated mixer with biases"], **SCALES[scale])
+    tensors, prompt = tensors_of(spec), random_tokens(23, VOCAB)
+    expected = Reference(spec, tensors).logits(prompt)
+    for chunk in (1000, 5):
+        logits = logits_of(decoder_of(spec, tensors), [prompt], chunk)[0]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+    for name in SCALES[scale]:  # each is seen
+        without = dataclasses.replace(spec, **{name: None if name == "logit_soft_cap" else 1.0})
+        assert (Reference(without, tensors).logits(prompt) - expected).abs().max() > 1e-2
+
+
+def test_an_adapter_is_scaled_with_what_it_is_added_to() -> None:
+    spec = spec_of(PLAIN, PLAIN, residual_scale=0.22)
+    tensors, prompt, adapter = tensors_of(spec), random_tokens(23, VOCAB), random_adapter(spec, rank=4, seed=1)
+    decoder = decoder_of(spec, tensors)
+    decoder.enable_adapters(1, 4)
+    decoder.set_adapter(0, adapter)
+    stepper = Stepper(decoder, [prompt], adapter_slots=[0])
+    stepper.run(1000)
+    expected = Reference(spec, merged(tensors, adapter)).logits(prompt)
+    torch.testing.assert_close(stepper.of(0), expected, rtol=0, atol=2e-4)
+    assert (Reference(spec, tensors).logits(prompt) - expected).abs().max() > 1e-2
+
+
+def test_a_residual_scale_that_a_norm_would_undo_is_refused() -> None:
+    with pytest.raises(ModelError, match="residual_scale with norms after"):
+        spec_of(KINDS["norms before and after"], residual_scale=0.5)
 
 
 def _by_name(name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -83,6 +83,21 @@ def test_the_logits_are_those_of_peft(family: str, decoder: Decoder, settings: d
     torch.testing.assert_close(logits(decoder, tmp_path), expected, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("other", ["phi3", "granite", "glm4"])
+def test_joined_matrices_rows_in_pairs_and_scaled_residuals(other: str, tmp_path: Path) -> None:
+    """Adapters change a checkpoint's matrices, and ours are made of those when they are loaded."""
+    model = made_by_peft(other, tmp_path / "peft", r=8, lora_alpha=16, target_modules="all-linear")
+    expected = theirs(model)
+    assert (expected - theirs(tiny_model(other))).abs().mean() > 0.05
+    save_folder(other, tmp_path / "model")
+    decoder = load(resolve(tmp_path / "model"))
+    decoder.enable_adapters(1, 64)
+    torch.testing.assert_close(logits(decoder, tmp_path / "peft"), expected, rtol=0, atol=2e-4)
+    write_adapter(tmp_path / "ours", decoder.spec, rank=4)
+    read_by_peft = PeftModel.from_pretrained(tiny_model(other), tmp_path / "ours")
+    torch.testing.assert_close(logits(decoder, tmp_path / "ours"), theirs(read_by_peft), rtol=0, atol=2e-4)
+
+
 def test_peft_reads_what_the_tests_write(decoder: Decoder, family: str, tmp_path: Path) -> None:
     """The folders that other tests use mean to PEFT what they mean here."""
     ranks = {"q": 3, "v": 8, "up": 1, "down": 16}

@@ -27,8 +27,9 @@ def logits(decoder: CpuDecoder, company: int, chunk: int) -> torch.Tensor:
 
 
 @pytest.mark.model
-def test_logits_are_the_same_bits_in_any_company(default_model: ModelSource) -> None:
-    decoder = open_cpu(default_model)
+@pytest.mark.parametrize("activation_bits", [8, 16])
+def test_logits_are_the_same_bits_in_any_company(default_model: ModelSource, activation_bits: int) -> None:
+    decoder = open_cpu(default_model, activation_bits=activation_bits)
     assert isinstance(decoder, CpuDecoder)
     decoder.open_fast_lane()  # without waiting for the process that compiles
     if not decoder.crossover > 10**6:

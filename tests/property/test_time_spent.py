@@ -13,7 +13,7 @@ from tests.property.test_scheduler import EOS, Device, Memory, _random_request, 
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import Request
-from tonle.engine.schedule import Scheduler, SchedulerLimits, StepNotes, StepOutcome, step_notes
+from tonle.engine.schedule import Scheduler, SchedulerLimits, StepNotes, StepOutcome, sequence_notes, step_notes
 from tonle.telemetry.time_spent import OtherPrompt, TimeSpent
 
 
@@ -197,12 +197,17 @@ class Life:
             if step.ended_s > arrived_s:
                 seconds = min(step.seconds, step.ended_s - arrived_s)
                 behind[step.largest] = behind.get(step.largest, 0.0) + seconds
+        waited_s = spent.queue_s + spent.prefill_waited_s
+        if waited_s <= sequence_notes._WORTH_NAMING * (spent.queue_s + spent.prefill_s):
+            behind = {}  # not looked into
         self._judge_list(behind, spent.behind, before)
         stalls = [s for s in after if s.prompts and handle not in s.prompts and not story.without_row(s)]
         stalled_by: dict[int, float] = {}
         for step in stalls:
             if step.largest is not None:
                 stalled_by[step.largest] = stalled_by.get(step.largest, 0.0) + step.added_s
+        if spent.stalled_s <= sequence_notes._WORTH_NAMING * spent.decode_s:
+            stalled_by = {}
         self._judge_list(stalled_by, spent.stalled_by, after)
         assert spent.num_stalled == len(stalls)
         assert spent.stalled_s == approx(sum(step.added_s for step in stalls), abs=1e-9)

@@ -173,7 +173,12 @@ def _kv_line(question: Question, option: Option) -> Line:
             "check answers of long contexts.",
         )
     if not question.gpu.has_fp8:
-        return Line(topic="fp8 KV", verdict="not on this GPU", reason="It needs compute capability 8.9 or newer.")
+        return Line(
+            topic="fp8 KV",
+            verdict=f"off; it would hold {2 * option.capacity.kv_tokens:,} tokens",
+            reason="GPUs before compute capability 8.9 unpack it by arithmetic, at a cost not measured yet (--kv-dtype fp8 plans "
+            "with it).",
+        )
     return Line(
         topic="fp8 KV",
         verdict=f"off; it would hold {2 * option.capacity.kv_tokens:,} tokens",

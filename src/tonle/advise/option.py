@@ -97,14 +97,15 @@ def _why_not_served(times: RooflineTimes) -> str:
     shape = times.shape
     if not times.gpu.served:
         return f"Tonle's engine has no kernels for {times.gpu.maker} GPUs"
-    if shape.experts:
-        return "Tonle's engine does not serve mixture-of-experts models"
     if shape.architecture and shape.architecture not in SERVED_ARCHITECTURES:
         return f"Tonle's engine does not serve {shape.architecture}"
     if not times.precision.served:
         return times.precision.why_not
     if times.gpus > 1:
-        return "Tonle's engine runs a model on one GPU; it has no tensor parallelism"
+        return (
+            "Tonle's engine divides a model between GPUs without its CUDA kernels, which the project has not measured: "
+            "tensor parallelism is vLLM's"
+        )
     return ""
 
 

@@ -224,7 +224,9 @@ def _usage(usage: Any) -> Any:
         total = prompt + completion
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else usage.get("cached_tokens")
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
+    # Of the engine in this process, where steps checked guesses: how many, and how many were right.
+    return found | {name: usage[name] for name in ("draft_tokens", "accepted_tokens") if name in usage}
 
 
 def _latency(record: Facts, answer: Answer, *, stream: bool) -> dict[str, float | None]:

@@ -1,4 +1,5 @@
-"""The subcommands of `tonle`, and how each of them ends: exit status 0, 1 (an error), 2 (usage) or 130 (Ctrl-C).
+"""The subcommands of `tonle`, and how each of them ends: exit status 0, 1 (an error), 2 (usage) or 130 (Ctrl-C);
+`tonle rollout` has a 3, too.
 
 A subcommand's module is imported when it is called and not before: `tonle --help` must not wait for an HTTP client.
 """
@@ -28,22 +29,26 @@ VERBS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "gateway": "Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.",
     "keys": "Create, list and revoke the API keys of a gateway.",
+    "backends": "List, add, change, drain and remove the backends of a running gateway.",
     "ab": "Compare the arms of an A/B experiment, from the audit trail.",
     "audit": "Check, search, export, replay and prune the audit trail.",
     "explain": "Say where the time of one request went.",
     "chat": "Chat with a model in the terminal.",
     "run": "Answer one prompt and exit.",
     "pull": "Download a model, so that it can start without a network later.",
+    "quantize": "Write a copy of a model with its weights in 8 or 4 bits.",
     "models": "List the models on this machine: those Tonle downloaded, and those in the Hugging Face cache.",
     "deploy": "Write the documents that run a server on KServe, llm-d, Kubernetes, Docker, RunPod or systemd.",
     "advise": "Size a deployment: precision, GPUs per replica, replicas, limits, each with its reason, checked in simulation.",
+    "ray": "Run replicas of `tonle serve` on a Ray cluster: as many as the load needs.",
+    "rollout": "Replace the replicas behind a gateway one by one, with no failed request.",
     "top": "Watch a running server: load, latencies, caches, GPU, backends.",
     "bench": "Measure an OpenAI-compatible server: time to first token, time per token, throughput.",
     "profile": "Measure how long the steps of a server take, for `tonle simulate` and `tonle tune`.",
     "simulate": "Say what servers would do under a load: fewest replicas for an SLO, cost, without a server.",
     "tune": "Find settings of a server for your load and your SLO: simulated, measured, and confirmed against the default.",
 }
-_MODULES = {"pull": "models"}
+_MODULES = {"backends": "gateway_backends", "pull": "models"}
 
 
 def _plain(message: str) -> str:

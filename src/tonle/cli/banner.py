@@ -121,11 +121,12 @@ def warn_if_open(server: ServerInfo, *, frontends: int) -> None:
 
 def weights(card: ModelCard) -> str:
     kept = _GGML_FLOATS.get(card.stored, card.stored)
+    made = f"quantized to {card.quantized_to}, " if card.quantized_to else ""
     if not kept:
-        return f"random, {card.dtype} on {card.device}"
-    if kept == card.dtype:
+        return f"random, {made}{card.dtype} on {card.device}"
+    if kept == card.dtype and not made:
         return f"{kept} on {card.device}"
-    return f"{kept} in the file, computed in {card.dtype} on {card.device}"
+    return f"{kept} in the file, {made}computed in {card.dtype} on {card.device}"
 
 
 def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, chats: bool) -> str:

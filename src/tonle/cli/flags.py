@@ -62,11 +62,11 @@ def with_flags(
             given = {name: arguments.pop(name) for name in (*settings, *theirs)}
             flags = {name: given[name] for name in settings if given[name] not in (None, [], ())}
             for name, flag in theirs.items():
-                if given[name] not in (None, []) and (translated := flag.translate(given[name])) is not None:
-                    setting, value = translated
-                    if setting in flags or arguments.get(setting):
-                        raise typer.BadParameter(_twice(flag, table[setting]))
-                    flags[setting] = value
+                if given[name] not in (None, []):
+                    for setting, value in flag.translate(given[name]).items():
+                        if setting in flags or arguments.get(setting):
+                            raise typer.BadParameter(_twice(flag, table[setting]))
+                        flags[setting] = value
             verb(**arguments, flags=flags)
 
         signature = inspect.signature(verb, eval_str=True)
@@ -92,8 +92,9 @@ def _twice(flag: VllmFlag, setting: Setting) -> str:
 def _parameter(setting: Setting) -> inspect.Parameter:
     is_switch = isinstance(setting.default, bool)
     is_list = isinstance(setting.default, tuple)
+    spelled = f"{setting.flag}/--no-{setting.flag[2:]}" if is_switch else setting.flag
     option = typer.Option(
-        f"{setting.flag}/--no-{setting.flag[2:]}" if is_switch else setting.flag,
+        *((spelled,) if setting.short is None else (spelled, setting.short)),
         metavar="" if is_switch else setting.type.metavar,
         help=explain(setting.help, setting.type.show(setting.default)),
         show_default=False,
@@ -126,9 +127,8 @@ def _hidden(name: str, flag: VllmFlag, table: Mapping[str, Setting]) -> inspect.
     def check(value: Any) -> Any:
         if value not in (None, []):
             try:
-                translated = flag.translate(value)
-                if translated is not None:
-                    table[translated[0]].type.read(translated[1])
+                for setting, translated in flag.translate(value).items():
+                    table[setting].type.read(translated)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from None
         return value

@@ -63,7 +63,7 @@ def _announce(server: Gateway, url: str, *, as_log: bool) -> None:
     ]
     facts = {
         "API": f"{url}/v1",
-        "Backends": "; ".join(backends),
+        "Backends": "; ".join(backends) or "none yet",
         "Keys": "none: this machine only" if server.ring.empty else "required, as a bearer token",
         "State": server.place,
         "Audit": server.config.audit_dir or "off",

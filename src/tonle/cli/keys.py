@@ -28,6 +28,7 @@ class ScopeName(enum.StrEnum):
     models = "models"
     metrics = "metrics"
     priority = "priority"
+    gateway = "gateway"
     dashboard = "dashboard"
     admin = "admin"
 
@@ -67,8 +68,8 @@ def create(
         list[ScopeName] | None,
         typer.Option(
             metavar="NAME",
-            help="What it may do: models, metrics, priority (ask for more than normal priority), dashboard (see it, change "
-            "nothing) or admin; repeatable. Default: models.",
+            help="What it may do: models, metrics, priority (ask for more than normal priority), gateway (another gateway "
+            "asks with it for its callers), dashboard (see it, change nothing) or admin; repeatable. Default: models.",
         ),
     ] = None,
     model: Annotated[
@@ -136,6 +137,12 @@ def show_all(
 
     from tonle.gateway.admin import shown_key
 
+    place = _place(state_db, config)
+    if _is_missing(place):  # to look must not create it
+        screen.stderr().print(f"No keys yet: there is no file {place}.", markup=False)
+        if as_json:
+            typer.echo(json.dumps({"keys": []}))
+        return
     _with_state(state_db, config, read)
 
 
@@ -150,6 +157,9 @@ def revoke(
     [dim]Example:[/dim]  tonle keys revoke KEY_ID
     """
 
+    if _is_missing(place := _place(state_db, config)):
+        raise ConfigError(f"there is no file {place}: no key to revoke", param="state_db")
+
     async def end(state: StateStore) -> None:
         key = await state.keys.revoke(key_id)
         screen.stderr().print(f"Revoked key {key.id} ({key.name}).", markup=False)
@@ -157,13 +167,25 @@ def revoke(
     _with_state(state_db, config, end)
 
 
+def _place(state_db: str | None, config: Path | None) -> str:
+    from tonle.config.gateway import default_state_db
+
+    return load_gateway({"state_db": state_db} if state_db else {}, file=config).state_db or str(default_state_db())
+
+
+def _is_missing(place: str) -> bool:
+    """It would be a file, and is none."""
+    from tonle.config.stores import scheme_of
+
+    return not scheme_of(place) and not Path(place).exists()
+
+
 def _with_state(state_db: str | None, config: Path | None, use: Callable[[StateStore], Awaitable[None]]) -> None:
     """Where the state is comes from the same flag, file and variables as the gateway's settings."""
-    from tonle.config.gateway import default_state_db
     from tonle.gateway.state_store import state_of
 
     settings = load_gateway({"state_db": state_db} if state_db else {}, file=config)
-    place = settings.state_db or str(default_state_db())
+    place = _place(state_db, config)
 
     async def main() -> None:
         state = state_of(place, timeout_s=max(PATIENCE_S, settings.store_timeout_s))

@@ -1,4 +1,4 @@
-"""`RemoteServer`: the OpenAI-compatible server at --url, for `tonle chat` and `tonle audit replay`.
+"""`RemoteServer`: the OpenAI-compatible server at --url, for `tonle chat`, `tonle backends` and others.
 
 Does: send, and say in the words of the command line what went wrong and what to do about it. Does not: read answers; use
 proxies: it connects directly, whatever HTTP_PROXY and HTTPS_PROXY say.
@@ -41,6 +41,14 @@ class RemoteServer:
     async def post(self, path: str, body: dict[str, Any], *, timeout_s: float) -> BufferedReply:
         """As `get`."""
         return await self._fetch(self._post(path, body), timeout_s)
+
+    async def delete(self, path: str, *, timeout_s: float) -> BufferedReply:
+        """As `get`."""
+        return await self._fetch(self._client.request("DELETE", path, b"", {}), timeout_s)
+
+    async def patch(self, path: str, body: dict[str, Any], *, timeout_s: float) -> BufferedReply:
+        """As `get`."""
+        return await self._fetch(self._client.request("PATCH", path, msgspec.json.encode(body), {}), timeout_s)
 
     async def _fetch(self, request: bytes, timeout_s: float) -> BufferedReply:
         try:

@@ -95,6 +95,7 @@ async def _serve_alone(
     """HTTP in this process."""
     from tonle.engine.front import Front
     from tonle.engine.process import EngineProcess
+    from tonle.engine.sleep import SleepingProcess
     from tonle.replica.serve import serve as serve_http
     from tonle.telemetry.shutdown_messages import say_stopped
 
@@ -115,7 +116,9 @@ async def _serve_alone(
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
-        num_cut = await serve_http(front, settings, listener=listener, stop=stop)
+        num_cut = await serve_http(
+            front, settings, listener=listener, stop=stop, sleeper=SleepingProcess(engine, front)
+        )
         if model.done():
             model.result()  # raises what kept the engine from starting
     finally:

@@ -35,7 +35,7 @@ _server = partial(typer.Option, rich_help_panel="Server", show_default=False)
 _MAXIMIZE = (
     "goodput (requests per second that keep the SLO) or throughput (output tokens per second). Default: goodput."
 )
-_ALLOW = "Also try what changes answers slightly: activation-bits, kv-dtype. Separate several by commas."
+_ALLOW = "Also try what changes answers slightly: kv-dtype (keys and values in 8 bits)."
 _VALUES = "Try these values of a setting: max_num_seqs=8,16,32; none (max_num_seqs=) leaves it alone. Repeat the flag for more."
 _COMMAND = (
     'What starts the server: "vllm serve MODEL …". Flags that are searched are added, and --port. With --server other, the '

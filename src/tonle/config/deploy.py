@@ -83,6 +83,16 @@ class DeployConfig:
         "flag for more. By default all.",
     )
 
+    discovered_by: str | None = _place(
+        None,
+        values.optional(
+            values.pattern(r"([a-z0-9][-a-z0-9]{0,62}/)?[a-z0-9][-a-z0-9.]{0,62}", "NAME or NAMESPACE/NAME"),
+            none="none",
+        ),
+        "With plain Kubernetes: the service account of a `tonle gateway` that finds the pods of this service (--discovery); it "
+        "gets the rights for that.",
+    )
+
     data_center: str = _place(
         "EU-RO-1",
         values.text("ID"),
@@ -100,7 +110,11 @@ class DeployConfig:
         values.optional(values.text("GPU"), none="a CPU"),
         "GPU of each pod, such as A10G, L4, A100-80GB or H100.",
     )
-    gpus: int = _pod(1, values.integer(1, 16), "GPUs of each pod, if gpu is set: vLLM's tensor parallel size.")
+    gpus: int = _pod(
+        1,
+        values.integer(1, 16),
+        "GPUs of each pod, if gpu is set, which compute the model together: --tensor-parallel-size.",
+    )
     cpu: int | None = _pod(
         None,
         values.optional(values.integer(1, 1024), none="4 with a GPU, else 2"),

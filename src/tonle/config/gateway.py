@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tonle.config import values
-from tonle.config.routing import BackendConfig, ExperimentConfig, ShadowConfig, mapping, objects
+from tonle.config.discovery import DiscoveryConfig, discovery_sources
+from tonle.config.fallbacks import fallback_chains, fallback_table
+from tonle.config.routing import NAME_PATTERN, BackendConfig, ExperimentConfig, ShadowConfig, mapping, objects
 from tonle.config.server import ServerConfig, cache_by_default_setting, port_setting
 from tonle.config.setting import QUEUE, ROUTING, STATE, Setting, setting, settings_of
 from tonle.config.state_dir import state_dir
@@ -40,6 +42,34 @@ class GatewayConfig(ServerConfig):
         objects(BackendConfig, "a list of backends, each with at least a url", short="url"),
         "Server to send requests to. Repeat the flag for more; in a file each can have settings of its own.",
         option="backend",
+    )
+    discovery: tuple[DiscoveryConfig, ...] = _route(
+        (),
+        discovery_sources(),
+        "Where to look for backends that come and go: kubernetes:NAMESPACE/SERVICE:PORT, file:PATH, http://HOST:PORT/PATH, or "
+        "YAML. Repeatable.",
+    )
+    backend_drain_s: float = _route(
+        300.0, values.duration(), "How long requests may run on at a backend that was removed; then they are ended."
+    )
+    region: str | None = _route(
+        None,
+        values.optional(values.pattern(NAME_PATTERN, "a name such as eu-west"), none="none"),
+        "Where this gateway is. Backends of its own region come first, and those that name none are in it.",
+    )
+    region_order: tuple[str, ...] = _route(
+        (),
+        values.names(),
+        "Other regions, nearest first; those not named come last. Used when its own has no backend with room.",
+    )
+    gateway_id: str | None = _route(
+        None,
+        values.optional(values.pattern(r"[A-Za-z0-9._:-]{1,64}", "a name such as eu-1"), none="drawn"),
+        "Its name in X-Tonle-Via, by which gateways that are each other's backends avoid loops. Replicas of one gateway need the "
+        "same; those with a shared state_db and one region have it by default.",
+    )
+    fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = _route(
+        (), fallback_table(), "Models that answer when all backends of another are out: {large: [medium, small]}."
     )
     aliases: tuple[tuple[str, str], ...] = _route(
         (),
@@ -116,13 +146,10 @@ class GatewayConfig(ServerConfig):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"two backends are called {name}; give each a name of its own", param="backends")
-        for backend, name in zip(self.backends, names, strict=True):
-            if backend.kind == "auto" and not self.probe_interval_s:
-                raise ConfigError(f"backend {name}: with probe_interval 0 the gateway cannot find out what kind of server "
-                                  "it is; set its kind to tonle, vllm or openai",
-                                  param="backends")  # fmt: skip
+        for backend in self.backends:
+            check_backend(backend, self)
         roles = {backend.role for backend in self.backends}
-        if "prefill" in roles and not roles & {"decode", "any"}:
+        if "prefill" in roles and not roles & {"decode", "any"} and not self.discovery:
             raise ConfigError(
                 "there are backends with role: prefill, but none with role: decode or any", param="backends"
             )
@@ -130,10 +157,13 @@ class GatewayConfig(ServerConfig):
             if not sum(arm.weight for arm in experiment.arms):
                 raise ConfigError(f"experiment {experiment.name}: all weights are 0", param="experiments")
             for arm in experiment.arms:
-                if arm.backend is not None and arm.backend not in names:
+                if arm.backend is not None and arm.backend not in names and not self.discovery:
                     raise ConfigError(f"arm {arm.name} of experiment {experiment.name} names backend {arm.backend}, but "
                                       f"there is none of that name; there are: {', '.join(names) or 'none'}",
                                       param="experiments")  # fmt: skip
+        fallback_chains(dict(self.fallbacks), dict(self.aliases))
+        if self.region_order and self.region is None:
+            raise ConfigError("region_order has no effect without region: say where this gateway is", param="region")
         self.check_cache()
         self.check_responses()
         for name, value in (("state_lease", self.state_lease_s), ("store_timeout", self.store_timeout_s)):
@@ -141,8 +171,23 @@ class GatewayConfig(ServerConfig):
                 raise ConfigError(f"{name} must be more than 0", param=name)
 
 
+def check_backend(backend: BackendConfig, config: GatewayConfig) -> None:
+    """Against the gateway's settings, whenever it comes. Raises `ConfigError`."""
+    if backend.kind == "auto" and not config.probe_interval_s:
+        raise ConfigError(f"backend {backend_name(backend)}: with probe_interval 0 the gateway cannot find out what kind of "
+                          "server it is; set its kind to tonle, vllm or openai",
+                          param="backends")  # fmt: skip
+
+
 def backend_name(backend: BackendConfig) -> str:
-    return backend.name or urlsplit(backend.url).netloc or backend.url
+    """Also of one whose URL cannot be used, for the message that says so; never with a password."""
+    if backend.name:
+        return backend.name
+    try:
+        place = urlsplit(backend.url).netloc
+    except ValueError:
+        place = ""
+    return (place or backend.url).rpartition("@")[2]
 
 
 def default_state_db() -> Path:

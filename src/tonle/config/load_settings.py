@@ -18,6 +18,7 @@ from tonle.config.cache_dir import choose_cache_dir
 from tonle.config.deploy import DEPLOY_SETTINGS, DeployConfig
 from tonle.config.gateway import SETTINGS as GATEWAY_SETTINGS
 from tonle.config.gateway import GatewayConfig
+from tonle.config.ray import RAY_SETTINGS, RayConfig
 from tonle.config.serve import SETTINGS, ServeConfig
 from tonle.config.setting import ENV_PREFIX, Setting
 from tonle.errors import ConfigError
@@ -26,7 +27,8 @@ from tonle.errors import ConfigError
 _CONFIG_VARIABLE = "TONLE_CONFIG"
 _OTHER_VARIABLES = (_CONFIG_VARIABLE, "TONLE_DEBUG")
 _OF_TESTS = ("TONLE_K8S_SCHEMAS", "TONLE_SEED_DOCS")  # set for a whole run of them, in which servers are started
-_DEPLOY_SECTION = "deploy"  # of a file: read by `tonle deploy`, passed over by servers
+# Of a file: read by `tonle deploy` and `tonle ray`, passed over by servers.
+_DEPLOY_SECTION, _RAY_SECTION = "deploy", "ray"
 
 # Units that users may add to a setting's name; names have none (`setting.py`).
 _UNIT = re.compile("_(s|sec|seconds|ms|b|bytes|kb|mb|mib|gb|gib)$", re.IGNORECASE)
@@ -66,16 +68,31 @@ def load_deploy(flags: Mapping[str, Any], *, file: Path | None = None) -> tuple[
     not read: the documents must be the same wherever they are rendered."""
     serve = ServeConfig(**_gather(SETTINGS, {}, file, {}))
     serve.validate()
-    section = {} if file is None else _contents(file).get(_DEPLOY_SECTION) or {}
-    if not isinstance(section, dict):
-        raise ConfigError(f"{file}: {_DEPLOY_SECTION} must hold settings such as `name: my-service`, not {section!r}")
-    _refuse_unknown(f"{file}: {_DEPLOY_SECTION}", section, DEPLOY_SETTINGS)
-    known = {name: _read(DEPLOY_SETTINGS[name], value, f"{file}: {_DEPLOY_SECTION}: {name}")
-             for name, value in section.items()}  # fmt: skip
-    known |= {name: _read(DEPLOY_SETTINGS[name], value, DEPLOY_SETTINGS[name].flag) for name, value in flags.items()}
-    deploy = DeployConfig(**{DEPLOY_SETTINGS[name].field: value for name, value in known.items()})
+    deploy = DeployConfig(**_section(_DEPLOY_SECTION, DEPLOY_SETTINGS, flags, file))
     deploy.validate()
     return serve, deploy
+
+
+def load_ray(flags: Mapping[str, Any], *, file: Path | None = None) -> tuple[ServeConfig, RayConfig, dict[str, Any]]:
+    """The server's settings and the `ray` section of one file, and the former as the file has them, for other machines. `flags`:
+    of the section. This machine's variables are not read: replicas run elsewhere."""
+    serve = ServeConfig(**_gather(SETTINGS, {}, file, {}))
+    serve.validate()
+    config = RayConfig(**_section(_RAY_SECTION, RAY_SETTINGS, flags, file))
+    config.validate()
+    content = {} if file is None else _contents(file)
+    return serve, config, {name: value for name, value in content.items() if name in SETTINGS}
+
+
+def _section(name: str, settings: Mapping[str, Setting], flags: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Values by field, of one section of a file and of flags, which are stronger."""
+    section = {} if file is None else _contents(file).get(name) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: {name} must hold settings such as `name: my-service`, not {section!r}")
+    _refuse_unknown(f"{file}: {name}", section, settings)
+    known = {key: _read(settings[key], value, f"{file}: {name}: {key}") for key, value in section.items()}
+    known |= {key: _read(settings[key], value, settings[key].flag) for key, value in flags.items()}
+    return {settings[key].field: value for key, value in known.items()}
 
 
 def _gather(
@@ -93,7 +110,8 @@ def _gather(
 
 def _from_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
     content = _contents(file)
-    content.pop(_DEPLOY_SECTION, None)
+    for section in (_DEPLOY_SECTION, _RAY_SECTION):
+        content.pop(section, None)
     _refuse_unknown(str(file), content, settings)
     return {name: _read(settings[name], value, f"{file}: {name}") for name, value in content.items()}
 

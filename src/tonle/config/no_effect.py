@@ -15,9 +15,6 @@ _ANY = object()  # whatever the value is
 
 # By name, then by value. A value that is not here needs no explanation.
 _SENTENCES: dict[str, dict[object, tuple[int, str]]] = {
-    "enable_speculative_decoding": {
-        True: (_WILL_NOT_HAPPEN, "speculative decoding has no effect yet in this version; tokens are generated one by one"),
-    },
     "enable_gradient_checkpointing": {
         True: (_WILL_NOT_HAPPEN, "gradient checkpointing has no meaning in inference, where no gradients are computed; to use "
                                  "less memory, lower memory_pool_size or max_num_batched_tokens"),

@@ -13,8 +13,9 @@ from typing import Any
 from tonle.config import values
 from tonle.config.adapter_names import check_not_models
 from tonle.config.adapter_settings import adapters
-from tonle.config.engine import EngineConfig
-from tonle.config.server import ServerConfig, cache_by_default_setting, log_level_setting
+from tonle.config.engine import MAX_DRAFT, EngineConfig
+from tonle.config.kv_settings import KvSettings
+from tonle.config.server import cache_by_default_setting, log_level_setting
 from tonle.config.setting import (
     ADAPTERS,
     ANSWERS,
@@ -24,12 +25,16 @@ from tonle.config.setting import (
     SCHEDULING,
     SECURITY,
     SERVER,
+    TRANSFER,
     Setting,
     setting,
     settings_of,
 )
 from tonle.config.values import ValueType
 from tonle.errors import ConfigError
+
+# Values of vLLM's flag that name the form a checkpoint is stored in: it is read from the files
+_STORED_FORMS = dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4"), "auto")
 
 
 def _server(default: Any, type: ValueType, help: str) -> Any:
@@ -47,12 +52,19 @@ def _answers(engine_field: str, type: ValueType, help: str) -> Any:
     return _engine(engine_field, type, help, group=ANSWERS)
 
 
+def _transfer(engine_field: str, type: ValueType, help: str) -> Any:
+    """A setting of what engines send each other."""
+    return _engine(engine_field, type, help, group=TRANSFER)
+
+
 def _adapters(engine_field: str, type: ValueType, help: str) -> Any:
     """A setting of LoRA adapters."""
     return _engine(engine_field, type, help, group=ADAPTERS)
 
 
 _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context", also=("auto", "-1"))
+_GUESSES = values.choice("auto", "suffix", "off", also={"ngram": "suffix"})
+_DRAFT = values.optional(values.integer(1, MAX_DRAFT), none="32")
 
 # What one process must do for all requests, so that it does not go with several front ends.
 _OF_ONE_PROCESS = (
@@ -62,7 +74,7 @@ _OF_ONE_PROCESS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig(ServerConfig):
+class ServeConfig(KvSettings):
     """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
 
     model: str | None = setting(
@@ -134,8 +146,8 @@ class ServeConfig(ServerConfig):
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        values.choice("auto", "fp8", also={"fp8_e4m3": "fp8"}),
-        "auto (same as the weights) or fp8 (about half the memory per token, GPU only).",
+        values.choice("auto", "fp8", "int8", also={"fp8_e4m3": "fp8"}),
+        "auto (as the model computes), fp8 (about half the memory per token, GPU only) or int8 (about a quarter, CPU only).",
     )
     kv_cache_max_size: int | None = _engine(
         "kv_cache_max_size",
@@ -162,6 +174,10 @@ class ServeConfig(ServerConfig):
         values.optional(values.milliseconds(), none="not tuned for"),
         "Wanted time to the first token, for 95 of 100 requests. Turns adaptive tuning on; --target-itl comes first.",
     )
+    speculation: str = _engine(
+        "speculation", _GUESSES, "Speculative decoding: steps check guesses from text seen before. auto: on a CPU."
+    )
+    speculation_length: int | None = _engine("speculation_length", _DRAFT, "Most guesses per request and step.")
     prefix_caching: bool = _engine(
         "enable_prefix_caching", values.boolean(), "Reuse the KV cache of prompts that begin alike."
     )
@@ -176,16 +192,40 @@ class ServeConfig(ServerConfig):
         "auto (a GPU if there is one), cpu, cuda or cuda:N.",
         group=MODEL,
     )
+    tensor_parallel_size: int = setting(
+        MODEL,
+        1,
+        values.integer(1, 64),
+        "GPUs of this machine that compute the model together; each holds a part of the weights and of the KV cache. On a CPU, "
+        "processes.",
+        engine="tensor_parallel_size",
+        short="-tp",
+    )
     dtype: str = _engine(
         "dtype",
         values.choice("auto", "float32", "bfloat16", "float16", also={"half": "float16", "float": "float32"}),
         "Precision to compute in: auto, float32, bfloat16 or float16.",
         group=MODEL,
     )
+    quantization: str = _engine(
+        "quantization",
+        values.choice("auto", "none", "int8", "int4", "fp8", also=_STORED_FORMS),
+        "auto (weights as they are stored), none (unpacked to --dtype), or what to make of them as they are loaded: int8, int4 "
+        "or fp8. A checkpoint that is quantized already needs no flag.",
+        group=MODEL,
+    )
+    quantization_group_size: int = _engine(
+        "quantization_group_size",
+        values.integer(0),
+        "For --quantization int8 or int4: how many weights share a scale. 0 = all of an output. Fewer are more accurate and take "
+        "more memory.",
+        group=MODEL,
+    )
     activation_bits: int = _engine(
         "activation_bits",
         values.integer(8, 16),
-        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 16 is accurate to 1e-4; 8 is faster and accurate to 1 %.",
+        "For 4- and 8-bit weights on a CPU with 8-bit dot products: 8 (two bytes where one would round too much) or 16 (slower, "
+        "accurate to 1e-4).",
         group=MODEL,
     )
     load_format: str = _engine(
@@ -193,6 +233,30 @@ class ServeConfig(ServerConfig):
         values.choice("auto", "random", also={"dummy": "random"}),
         "auto (the model's files) or random (made-up weights of the right shape, to measure speed without files).",
         group=MODEL,
+    )
+    role: str | None = _transfer(
+        "role",
+        values.optional(values.choice("prefill", "decode", "both"), none="neither"),
+        "prefill: compute prompts that other servers fetch. decode: fetch prompts that others have computed. both: either, as "
+        "each request says. Only for a server that callers reach through a gateway: requests say where to fetch from.",
+    )
+    kv_transfer_host: str = _transfer(
+        "kv_transfer_host",
+        values.text("ADDRESS"),
+        "With --role prefill or both: the address of this machine at which other servers fetch prompts.",
+    )
+    kv_transfer_port: int = _transfer(
+        "kv_transfer_port", values.integer(0, 65535), "The port at that address; 0 = any that is free."
+    )
+    kv_transfer_timeout_s: float = _transfer(
+        "kv_transfer_timeout_s",
+        values.duration(),
+        "With --role decode or both: a prompt that was not fetched within this time is computed by this server.",
+    )
+    kv_lease_s: float = _transfer(
+        "kv_lease_s",
+        values.duration(),
+        "With --role prefill or both: how long a prompt is kept for the server that fetches it.",
     )
     hold_clusters: str = _engine(
         "hold_clusters",

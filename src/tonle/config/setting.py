@@ -21,6 +21,7 @@ ADAPTERS = "LoRA adapters"
 ROUTING = "Backends and routing"
 SERVER = "Server"
 SCHEDULING = "Scheduling and memory"
+TRANSFER = "Prefill and decode apart"
 QUEUE = "Queue"
 SECURITY = "Security"
 LIMITS = "Default limits per key"
@@ -33,11 +34,12 @@ LOGGING = "Logging"
 OBSERVE = "Observability"
 PLACE = "Service"
 POD = "Pods"
+REPLICA = "Each replica"
 SCALING = "Replicas"
 SECRETS = "Secrets"
 GROUPS = (
-    MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, QUEUE, SECURITY, LIMITS, STATE, CACHE, STORED, INFERENCE, AUDIT,
-    OBSERVE, LOGGING, PLACE, POD, SCALING, SECRETS,
+    MODEL, ADAPTERS, ROUTING, SERVER, ANSWERS, SCHEDULING, TRANSFER, QUEUE, SECURITY, LIMITS, STATE, CACHE, STORED, INFERENCE,
+    AUDIT, OBSERVE, LOGGING, PLACE, POD, REPLICA, SCALING, SECRETS,
 )  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class Setting:
     help: str
     engine: str | None = None  # the field of EngineConfig it sets
     option: str | None = None  # the flag's name, where it is not the file's key
+    short: str | None = None  # -tp: a second flag
 
     @property
     def name(self) -> str:
@@ -68,12 +71,12 @@ class Setting:
 
 
 def setting(
-    group: str, default: Any, type: ValueType, help: str, *, engine: str | None = None, option: str | None = None
-) -> Any:
+    group: str, default: Any, type: ValueType, help: str, *, engine: str | None = None, option: str | None = None,
+    short: str | None = None,
+) -> Any:  # fmt: skip
     """A field of a config class."""
-    return field(
-        default=default, metadata={"type": type, "group": group, "help": help, "engine": engine, "option": option}
-    )
+    described = {"type": type, "group": group, "help": help, "engine": engine, "option": option, "short": short}
+    return field(default=default, metadata=described)
 
 
 def settings_of(config: type[Any]) -> dict[str, Setting]:

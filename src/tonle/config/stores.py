@@ -43,6 +43,15 @@ def state_place() -> ValueType:
     return ValueType("PLACE", read, lambda place: place_of(place) if scheme_of(place) else place)
 
 
+def redis_url() -> ValueType:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or scheme_of(value) not in REDIS:
+            raise ValueError(f"must be a URL such as redis://host:6379/0, not {place_of(str(value))!r}")
+        return value
+
+    return ValueType("URL", read, place_of)
+
+
 def responses_place() -> ValueType:
     """As for the cache; or `SAME`, where the cache is."""
     place = cache_place()

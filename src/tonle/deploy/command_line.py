@@ -49,6 +49,7 @@ _VLLM_FLAGS = {  # ours: vLLM's, where vLLM has the setting
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "load_format": "--load-format",
     "frontends": "--api-server-count",
+    "kv_events_config": "--kv-events-config",
     "max_loras": "--max-loras",
     "max_lora_rank": "--max-lora-rank",
     "max_cpu_loras": "--max-cpu-loras",
@@ -57,7 +58,7 @@ _VLLM_WORDS = {("generation_config", "none"): "vllm", ("load_format", "random"):
 # Written below, or into the environment (`workload.py`), or without a counterpart that could change an answer.
 _VLLM_ELSEWHERE = (
     "max_model_len", "gpu_memory_utilization", "kv_cache_memory", "drain", "log_level", "log_json", "device", "prefix_caching",
-    "cors_origins", "lora", "enable_lora",
+    "cors_origins", "lora", "enable_lora", "tensor_parallel_size", "kv_offload_memory",
 )  # fmt: skip
 
 
@@ -83,6 +84,8 @@ def vllm_flags(serve: ServeConfig, *, gpus: int) -> list[str]:
         flags.append(f"--gpu-memory-utilization={serve.gpu_memory_utilization:g}")
         if serve.kv_cache_memory_bytes is not None:  # on a CPU it is a variable
             flags.append(f"--kv-cache-memory-bytes={serve.kv_cache_memory_bytes}")
+    if serve.kv_offload_memory_bytes:
+        flags.append(f"--kv-offloading-size={serve.kv_offload_memory_bytes / 2**30:g}")
     if gpus > 1:
         flags.append(f"--tensor-parallel-size={gpus}")
     if not serve.prefix_caching:
@@ -126,10 +129,11 @@ def _changed(serve: ServeConfig) -> Iterator[tuple[str, Any]]:
                 "override_generation_config",
                 param=name,
             )
-        if name == "cache" and "@" in str(value):
+        if name in ("cache", "kv_offload_redis") and "@" in str(value):
+            instead = ", or set the cache in `tonle gateway`" if name == "cache" else ""
             raise ConfigError(
-                "cache has a password in it, which must not be written into a document; leave it out of the URL and let a "
-                "NetworkPolicy guard that Redis, or set the cache in `tonle gateway`",
+                f"{name} has a password in it, which must not be written into a document; leave it out of the URL and let a "
+                f"NetworkPolicy guard that Redis{instead}",
                 param=name,
             )
         if name not in _OF_THE_PLATFORM:

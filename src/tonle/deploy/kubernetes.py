@@ -9,6 +9,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from tonle.deploy.autoscaling import Scaled, adapter_values, autoscalers, check_replicas, replicas
+from tonle.deploy.discovery_rights import discovery_rights
 from tonle.deploy.document import Document, RenderedFile
 from tonle.deploy.model_source import claim, hub_model
 from tonle.deploy.monitoring import check_metrics, pod_monitors, scrape_annotations
@@ -38,6 +39,7 @@ def render(workload: Workload) -> list[RenderedFile]:
         network_policy(workload),
         *([] if by_keda else autoscalers(workload, [scaled])),  # KEDA's is a kind of its own: it needs an operator
         *pod_monitors(workload, labels(workload)),
+        *discovery_rights(workload),
     ]
     note = "\nReplicas are added by KEDA: tonle deploy render keda. Until then there is one."
     files = [RenderedFile("kubernetes.yaml", documents, workload.resources.reason + (note if by_keda else ""))]

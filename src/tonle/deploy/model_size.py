@@ -78,11 +78,11 @@ def _of_parameters(number: str, name: str, dtype: str, *, by_name: bool) -> Mode
 
 def _of_files(model: str, dtype: str, *, on_gpu: bool) -> ModelSize:
     from tonle.models.gguf_file import GGUFFile  # numpy, which a hub name does not need
-    from tonle.models.read_spec import read_spec
+    from tonle.models.outline import read_sizes
     from tonle.models.source import resolve
 
     source = resolve(model)
-    spec = read_spec(source)
+    spec = read_sizes(source)
     wanted = _BYTES.get(dtype)
     if source.kind == "gguf":
         tensors = GGUFFile(source.path).tensors.values()

@@ -26,8 +26,8 @@ def is_disaggregated(workload: Workload) -> bool:
         return False
     if workload.is_ours:
         raise ConfigError(
-            "prefill_replicas: our engine cannot send its KV cache to another process in this version, so that prefill and "
-            "decode cannot be in separate pods; set engine: vllm, or prefill_replicas: 0",
+            "prefill_replicas: these documents are for vLLM; set engine: vllm, or prefill_replicas: 0. With our engine, run "
+            "servers with --role prefill and --role decode behind `tonle gateway` (docs/scale.md)",
             param="prefill_replicas",
         )
     if not workload.resources.gpus:

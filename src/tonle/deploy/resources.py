@@ -67,10 +67,14 @@ def _on_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployConfig)
     """Bytes of KV cache, bytes of memory, and the reason."""
     if serve.device == "cpu":
         raise ConfigError(f"device: cpu does not go with gpu: {gpu.name}; remove one of them", param="device")
-    if serve.kv_cache_dtype == "fp8" and deploy.engine == "tonle" and not gpu.fp8:
+    if serve.kv_cache_dtype == "int8":
         raise ConfigError(
-            f"kv_cache_dtype: fp8 needs a GPU of compute capability 8.9 or newer with our engine, and {gpu.name} is older; "
-            "leave it auto, or choose an L4, L40S, H100 or newer",
+            "kv_cache_dtype: int8 is for CPUs; on a GPU set fp8, or leave it auto", param="kv_cache_dtype"
+        )
+    if serve.kv_cache_dtype == "fp8" and deploy.engine == "tonle" and not gpu.kernels:
+        raise ConfigError(
+            f"kv_cache_dtype: fp8 needs a GPU of compute capability 8.0 or newer with our engine, and {gpu.name} is older; "
+            "leave it auto, or choose an A10G, L4 or newer",
             param="kv_cache_dtype",
         )
     context, each_bytes = _one_request(size, serve)
@@ -80,6 +84,8 @@ def _on_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployConfig)
         _refuse_gpu(gpu, size, serve, deploy, have)
     _check_pool(serve, each_bytes, left)
     host_bytes = _GPU_HOST_BYTES[deploy.engine]
+    if deploy.engine == "tonle":
+        host_bytes += (deploy.gpus - 1) * _PROCESS_BYTES["tonle"]  # a process for each
     least = size.weight_bytes // 4 + _PROCESS_BYTES[deploy.engine]
     memory = _memory(deploy, size.weight_bytes + host_bytes, least, "loading this model takes")
     reason = (
@@ -95,6 +101,10 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
     if serve.kv_cache_dtype == "fp8":
         raise ConfigError(
             "kv_cache_dtype: fp8 needs a GPU; set gpu, for example gpu: L4, or leave it auto", param="kv_cache_dtype"
+        )
+    if serve.kv_cache_dtype == "int8" and deploy.engine != "tonle":
+        raise ConfigError(
+            "kv_cache_dtype: int8 is of our engine alone; leave it auto, or set engine: tonle", param="kv_cache_dtype"
         )
     if deploy.engine == "vllm" and serve.max_model_len is None:
         raise ConfigError(
@@ -114,7 +124,7 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
 def _one_request(size: ModelSize, serve: ServeConfig) -> tuple[int, int]:
     """Tokens of a request that must fit, and their bytes of KV cache."""
     context = serve.max_model_len or min(size.max_positions, _LEAST_CONTEXT)
-    return context, max(1, context * size.kv_bytes_per_token // (2 if serve.kv_cache_dtype == "fp8" else 1))
+    return context, max(1, context * size.kv_bytes_per_token // (1 if serve.kv_cache_dtype == "auto" else 2))
 
 
 def _check_pool(serve: ServeConfig, each_bytes: int, pool_bytes: int) -> None:
@@ -130,9 +140,7 @@ def _refuse_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployCon
     context, each_bytes = _one_request(size, serve)
     kv_bytes = max(each_bytes, serve.kv_cache_memory_bytes or 0)
     what = f"one request of {context:,} tokens" if kv_bytes == each_bytes else "kv_cache_memory"
-    instead = ["a GPU with more memory"]
-    if deploy.engine == "vllm":
-        instead.append("more gpus")
+    instead = ["a GPU with more memory", "more gpus"]
     if kv_bytes > size.weight_bytes // 10:
         instead.append("a smaller max_model_len" if kv_bytes == each_bytes else "a smaller kv_cache_memory")
         instead += ["kv_cache_dtype: fp8"] if serve.kv_cache_dtype != "fp8" else []

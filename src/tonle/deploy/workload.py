@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from tonle import __version__
@@ -40,12 +40,7 @@ class Workload:
     @classmethod
     def of(cls, serve: ServeConfig, deploy: DeployConfig) -> Self:
         """Raises `ConfigError`."""
-        if deploy.engine == "tonle" and deploy.gpus > 1:
-            raise ConfigError(
-                f"gpus: {deploy.gpus} would need tensor parallelism, which our engine does not have in this version; set "
-                "engine: vllm, or gpus: 1 and more replicas",
-                param="gpus",
-            )
+        serve, deploy = _same_gpus(serve, deploy)
         if deploy.engine == "vllm" and serve.model is None and deploy.storage_uri is None:
             raise ConfigError(
                 "engine: vllm needs a model that vLLM can load; name one, for example model: Qwen/Qwen2.5-7B-Instruct",
@@ -172,6 +167,24 @@ class Workload:
         if not self.resources.gpus:
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(self.resources.kv_bytes / GIB))
         return variables
+
+
+def _same_gpus(serve: ServeConfig, deploy: DeployConfig) -> tuple[ServeConfig, DeployConfig]:
+    """The settings with as many GPUs in a pod as the server is told to use: each of the two follows from the other."""
+    size = serve.tensor_parallel_size
+    if size > 1 and deploy.gpu is None:
+        raise ConfigError(
+            f"tensor_parallel_size: {size} divides a model between GPUs; set gpu, for example gpu: H100, or leave it out",
+            param="tensor_parallel_size",
+        )
+    if size > 1 and deploy.gpus not in (1, size):
+        raise ConfigError(
+            f"tensor_parallel_size: {size} and gpus: {deploy.gpus} contradict each other: a pod has as many GPUs as its server "
+            "uses; set one of them",
+            param="gpus",
+        )
+    gpus = max(size, deploy.gpus)
+    return replace(serve, tensor_parallel_size=gpus if deploy.engine == "tonle" else 1), replace(deploy, gpus=gpus)
 
 
 def _named(serve: ServeConfig, deploy: DeployConfig) -> str | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import math
+import os
 import re
 import socket
 import ssl
@@ -84,11 +86,13 @@ class HttpClient:
         *,
         api_key: str | None = None,
         verify_tls: bool = True,
+        ca_file: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_s: float = IDLE_S,
         resend: bool = False,
     ) -> None:
-        """`resend`: send a POST again, too, if its idle connection ends without an answer. The server may then get it twice."""
+        """`ca_file`: the authorities to trust, not those of this machine. `resend`: send a POST again, too, if its idle
+        connection ends without an answer. The server may then get it twice."""
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError(
                 "the API key contains a line break or another character that HTTP cannot send", param="api_key"
@@ -98,7 +102,7 @@ class HttpClient:
         self._idle_s = idle_s
         self._resend = resend
         self.reconnects = 0  # requests sent again because the server had closed their idle connection
-        self._tls = _tls_context(verify=verify_tls) if address.tls else None
+        self._tls = _tls_context(verify=verify_tls, ca_file=ca_file) if address.tls else None
         self._idle: deque[ClientConnection] = deque()  # used last at the end
         self._common = f"Host: {address.netloc}\r\nUser-Agent: tonle\r\nAccept-Encoding: identity\r\n"
         if api_key:
@@ -108,7 +112,7 @@ class HttpClient:
         """The bytes of a request. `path` starts after the address's prefix."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"{method} {self.address.prefix}{path} HTTP/1.1\r\n{self._common}{lines}"
-        if method == "POST":
+        if method in ("POST", "PATCH"):
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return head.encode("latin-1", "replace") + b"\r\n" + body
 
@@ -206,8 +210,16 @@ def _is_refusal(error: OSError) -> bool:
     return {*numbers} == {str(errno.ECONNREFUSED)}
 
 
-def _tls_context(*, verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
+@functools.lru_cache(maxsize=4)
+def _machine_tls(*_: str | None) -> ssl.SSLContext:
+    """Trusts the authorities of this machine, from where OpenSSL looks for them. Reading them takes 40 ms: clients share it."""
+    return ssl.create_default_context()
+
+
+def _tls_context(*, verify: bool, ca_file: str | None) -> ssl.SSLContext:
+    if verify and ca_file is None:
+        return _machine_tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    context = ssl.create_default_context(cafile=ca_file)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

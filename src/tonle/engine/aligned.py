@@ -38,6 +38,8 @@ class Aligned:
     def push(self, tokens: list[int], logprobs: list[TokenLogprob], delta: Delta) -> None:
         """Put what may go out now into `delta`: whole tokens, in order."""
         for token, logprob in zip(tokens, logprobs, strict=True):
+            if self._stream.stopped is not None:
+                break  # at the token before: those after it are not part of the answer
             self._text += self._stream.push([token])
             end = self._num_released + len(self._text) + self._stream.num_waiting
             self._waiting.append(_Token(end, token, logprob))

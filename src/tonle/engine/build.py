@@ -12,72 +12,117 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tonle.config.engine import EngineConfig
+from tonle.config.engine import MAX_DRAFT, EngineConfig
 from tonle.config.no_effect import explain_once
-from tonle.engine.adapters.open_adapters import enable_adapters, open_adapters, read_given
+from tonle.engine.adapters.open_adapters import check_takes_adapters, enable_adapters, open_adapters, read_given
 from tonle.engine.defaults import read_defaults, suited_to_cpu
+from tonle.engine.device import DTYPES, choose_device, quantization_of
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
-from tonle.engine.machine import DEFAULT_POOL_BYTES, Machine, device_name, gpu_uuid, kv_cache
+from tonle.engine.machine import Machine, default_pool_bytes, device_name, gpu_uuid, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
+from tonle.engine.outside_blocks import open_outside_blocks
+from tonle.engine.ranks.leading_decoder import LeadingDecoder, open_parallel
+from tonle.engine.ranks.ranks import OnLost
+from tonle.engine.request import GenerationDefaults
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
-from tonle.engine.schedule import Controller, Scheduler, SchedulerLimits, Targets
+from tonle.engine.schedule import Controller, Drafts, Scheduler, SchedulerLimits, Targets
+from tonle.engine.speculate import Speculator
 from tonle.engine.step_log import LoggedEngine, StepLog
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.no_text import NoText
 from tonle.errors import ConfigError
 from tonle.models.cpu.open import open_cpu
 from tonle.models.decoder import Decoder
-from tonle.models.load import default_dtype, load
+from tonle.models.load import default_dtype, load, stored_as
+from tonle.models.load.other import open_other
+from tonle.models.quantize import assemble_quantized
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
+from tonle.models.weights import Owned, random_tensors
 
-if TYPE_CHECKING:  # brings numba
+if TYPE_CHECKING:  # these bring numba and transformers
     from tonle.models.cpu.cpu_decoder import CpuDecoder
+    from tonle.models.transformers_decoder import TransformersDecoder
+
+    LoadedDecoder = Decoder | LeadingDecoder | CpuDecoder | TransformersDecoder
 
 log = logging.getLogger("tonle.engine")
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+def _log_lost(reason: str) -> None:
+    log.error("%s; the next step will fail", reason)
 
 
 def build(
-    model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, *, lag: int = 0, text: Text | None = None
+    model: ModelSource | Any,
+    config: EngineConfig,
+    mailbox: Mailbox,
+    *,
+    lag: int = 0,
+    text: Text | None = None,
+    on_rank_lost: OnLost = _log_lost,
 ) -> tuple[Loop, ModelCard]:
     """Load `model` (a source, or a live transformers model) and wire an engine around it. `text`: its text side, which structured
-    output needs; None: read from the source, beside the loop."""
+    output needs; None: read from the source, beside the loop. `on_rank_lost` gets the reason, on another thread, if one of
+    several devices that compute the model together is lost: no step will end well after that."""
     began = time.monotonic()
     explain_once(log, config.without_effect())
     defaults, stops = read_defaults(model, config)  # before the weights: it is quick to fail
     decoder = _decoder(model, config)
-    device = decoder.device
     eos_ids = {*decoder.spec.eos_ids, *(token for token in stops if token < decoder.spec.vocab_size)}
-    spec = decoder.spec = replace(decoder.spec, eos_ids=tuple(sorted(eos_ids)))
+    decoder.spec = replace(decoder.spec, eos_ids=tuple(sorted(eos_ids)))
+    try:
+        loop, card = _wire(model, config, mailbox, decoder, defaults, lag=lag, text=text, on_rank_lost=on_rank_lost)
+    except BaseException:
+        if isinstance(decoder, LeadingDecoder):
+            decoder.close()
+        raise
+    card.load_s = time.monotonic() - began
+    return loop, card
+
+
+def _wire(
+    model: ModelSource | Any, config: EngineConfig, mailbox: Mailbox, decoder: LoadedDecoder, defaults: GenerationDefaults,
+    *, lag: int, text: Text | None, on_rank_lost: OnLost,
+) -> tuple[Loop, ModelCard]:  # fmt: skip
+    """An engine around a loaded model."""
+    spec, device = decoder.spec, decoder.device
     if device.type == "cpu":
         defaults = suited_to_cpu(defaults, config)
-    given, config = read_given(config, spec)
+    if config.uses_adapters:
+        check_takes_adapters(decoder, config)
+    whole = decoder.whole if isinstance(decoder, LeadingDecoder) else spec  # what adapters are made for
+    given, config = read_given(config, whole)
     machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag)
+    if isinstance(decoder, LeadingDecoder):
+        decoder.begin(machine.kv, config, on_rank_lost)
     kv, context_length, runner = machine.kv, machine.context_length, machine.runner
     max_num_seqs, max_num_batched_tokens = machine.max_num_seqs, machine.max_num_batched_tokens
     runner.profile = {} if config.profile_performance else None
     adapters = None
     if config.uses_adapters:
-        adapters = open_adapters(given, config, spec, runner.prepare_adapter, mailbox.publish)
+        adapters = open_adapters(given, config, whole, runner.prepare_adapter, mailbox.publish)
     pool = BlockPool(kv.num_blocks, max_idle=config.kv_cache_max_size, gc_threshold=config.gc_threshold)
     targets = _targets(config)
     limits = _limits(machine, config, targets)
     controller = None if targets is None else Controller(targets, limits)
     scheduler = Scheduler(limits, pool, spec.eos_ids, None if adapters is None else adapters.host)
     if adapters is not None:
-        adapters.host.is_used, runner.adapters = scheduler.slots.is_used, adapters.host
+        adapters.host.is_used, runner.adapters = scheduler.uses_adapter, adapters.host
+    scheduler.drafts = _drafts(config, runner, limits, device)
     compiler = _grammar_compiler(model, config, text, spec)
-    parts = {"controller": controller, "adapters": adapters, "compiler": compiler}
     loop_type: Any = Loop if config.step_log is None else _logged_loop(model, decoder, machine, limits, config)
-    loop = loop_type(scheduler, runner, mailbox, fatal=device.type == "cuda", **parts)
+    outside = open_outside_blocks(model, config, decoder, kv, scheduler, adapters)
+    ranks = decoder if isinstance(decoder, LeadingDecoder) else None
+    parts = {"controller": controller, "adapters": adapters, "compiler": compiler, "outside": outside, "ranks": ranks}
+    is_fatal = device.type == "cuda" or ranks is not None
+    loop = loop_type(scheduler, runner, mailbox, fatal=is_fatal, **parts)
     card = ModelCard(
         architecture=spec.architecture,
         context_length=context_length,
@@ -89,20 +134,22 @@ def build(
         num_blocks=kv.num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        load_s=time.monotonic() - began,
-        stored=spec.dtype if config.load_format == "auto" else "",
+        load_s=0.0,  # not known yet
+        stored=stored_as(model, spec) if config.load_format == "auto" else "",
+        quantized_to=config.quantization if config.quantization in ("int8", "int4", "fp8") else "",
         defaults=defaults,
         gpu=gpu_uuid(device),
         max_loras=limits.num_adapter_slots,
         hidden_size=spec.hidden_size,
         engine_id=secrets.randbits(62),
+        role=config.role or "",
     )
     return loop, card
 
 
 def _logged_loop(
     model: ModelSource | Any,
-    decoder: Decoder | CpuDecoder,
+    decoder: LoadedDecoder,
     machine: Machine,
     limits: SchedulerLimits,
     config: EngineConfig,
@@ -148,6 +195,17 @@ def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> 
     )
 
 
+def _drafts(config: EngineConfig, runner: Runner, limits: SchedulerLimits, device: torch.device) -> Drafts | None:
+    """Guesses for steps to check. None: there are none, as asked for, or as this device has it."""
+    if config.guesses_by == "off" or (config.guesses_by == "auto" and device.type != "cpu"):
+        return None
+    if not runner.checks_drafts:
+        log.warning("speculative decoding is not available on this device yet: tokens are generated one by one")
+        return None
+    speculator = Speculator(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return Drafts(speculator, config.speculation_length or MAX_DRAFT)
+
+
 def _grammar_compiler(
     model: ModelSource | Any, config: EngineConfig, text: Text | None, spec: ModelSpec
 ) -> GrammarCompiler | None:
@@ -161,18 +219,6 @@ def _grammar_compiler(
     return GrammarCompiler(read_text, spec.vocab_size, spec.eos_ids)
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is none of auto, cpu, cuda, cuda:N", param="device") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but torch sees no CUDA device here", param="device")
-    return device
-
-
 def _targets(config: EngineConfig) -> Targets | None:
     """What adaptive tuning aims for; None if it is off."""
     if not config.tunes_itself:
@@ -181,25 +227,56 @@ def _targets(config: EngineConfig) -> Targets | None:
     return Targets(None if itl_ms is None else itl_ms / 1e3, None if ttft_ms is None else ttft_ms / 1e3)
 
 
-def _decoder(model: ModelSource | Any, config: EngineConfig) -> Decoder | CpuDecoder:
-    dtype = _DTYPES.get(config.dtype)
+def _decoder(model: ModelSource | Any, config: EngineConfig) -> LoadedDecoder:
+    if config.tensor_parallel_size > 1:
+        return open_parallel(model, config)
+    dtype, context = DTYPES.get(config.dtype), config.max_sequence_length
+    quantization = quantization_of(config)
     if not isinstance(model, ModelSource):  # a live model stays where it is, unless configured otherwise
-        return load(model, device=None if config.device == "auto" else choose_device(config.device), dtype=dtype)
+        own_device = None if config.device == "auto" else choose_device(config.device)
+        if (other := open_other(model, device=own_device, dtype=dtype, quantization=quantization)) is not None:
+            return _as_it_is(other, config)
+        return load(model, device=own_device, dtype=dtype, context=context, quantization=quantization)
     device = choose_device(config.device)
+    if config.load_format == "auto" and (
+        other := open_other(model, device=device, dtype=dtype, quantization=quantization)
+    ):
+        return _as_it_is(other, config)
     if device.type == "cpu" and dtype is None and config.load_format == "auto":
         # A step log is read to learn how long steps take: none of them may be from before the kernels were there.
         waits = config.step_log is not None
-        return open_cpu(model, activation_bits=config.activation_bits, wait_for_kernels=waits)
+        cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else torch.float32
+        return open_cpu(
+            model,
+            activation_bits=config.activation_bits,
+            cache_dtype=cache_dtype,
+            wait_for_kernels=waits,
+            context=context,
+            quantization=quantization,
+        )
     if config.load_format == "auto":
-        return load(model, device=device, dtype=dtype)
-    spec = read_spec(model)
-    return Decoder.random(spec, device, dtype or default_dtype(spec.dtype, device))
+        return load(model, device=device, dtype=dtype, context=context, quantization=quantization)
+    spec = read_spec(model).for_context(context)
+    dtype = dtype or default_dtype(spec.dtype, device)
+    made = random_tensors(spec, device, seed=0)
+    return Decoder(spec, assemble_quantized(spec, made, Owned(device, dtype), quantization, device, dtype))
 
 
-def _cuda_machine(decoder: Decoder | CpuDecoder, config: EngineConfig) -> Machine | None:
+def _as_it_is(decoder: TransformersDecoder, config: EngineConfig) -> TransformersDecoder:
+    if config.kv_cache_dtype == "int8":
+        raise ConfigError(
+            f"{decoder.spec.architecture} runs through transformers, which does not read keys and values in int8; "
+            "leave kv_cache_dtype (--kv-cache-dtype) out", param="kv_cache_dtype",
+        )  # fmt: skip
+    return decoder
+
+
+def _cuda_machine(decoder: LoadedDecoder, config: EngineConfig) -> Machine | None:
     """Our kernels, if this is a CUDA device and they can run the model."""
     if decoder.device.type != "cuda" or not isinstance(decoder, Decoder):
         return None
+    if config.kv_cache_dtype == "int8":
+        raise ConfigError("kv_cache_dtype int8 is for CPUs; on a GPU set fp8, or leave it auto", param="kv_cache_dtype")
     try:
         from tonle.engine.build_cuda import cuda_machine
     except ImportError:
@@ -208,20 +285,35 @@ def _cuda_machine(decoder: Decoder | CpuDecoder, config: EngineConfig) -> Machin
     return cuda_machine(decoder, config)
 
 
-def _torch_machine(decoder: Decoder | CpuDecoder, config: EngineConfig, lag: int) -> Machine:
+def _torch_machine(decoder: LoadedDecoder, config: EngineConfig, lag: int) -> Machine:
     spec, device = decoder.spec, decoder.device
     if config.uses_adapters:
         enable_adapters(decoder, config)
-    if config.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype!r} needs the CUDA kernels, which do not run here; leave it auto",
-            param="kv_cache_dtype",
-        )
-    num_bytes = config.memory_pool_size or DEFAULT_POOL_BYTES
-    kv, context_length = kv_cache(decoder, config, num_bytes, decoder.dtype)
+    num_bytes = config.memory_pool_size or default_pool_bytes(device, config)
+    if isinstance(decoder, LeadingDecoder):
+        num_bytes = decoder.pool_bytes
+    kv, context_length = kv_cache(decoder, config, num_bytes, _kv_dtype(decoder, config))
     max_num_seqs, max_num_batched_tokens = config.batch_limits(gpu=device.type == "cuda")
     max_num_seqs = min(max_num_seqs, kv.num_blocks)
     sampler = Sampler(max_num_seqs, spec.vocab_size, list(spec.eos_ids), device)
     rows = Rows(max_num_seqs, -(-context_length // kv.block_size) + 1, kv.block_size, device)
     runner = Runner(decoder, kv, sampler, rows, lag=lag)
     return Machine(runner, kv, context_length, max_num_seqs, max_num_batched_tokens)
+
+
+def _kv_dtype(decoder: LoadedDecoder, config: EngineConfig) -> torch.dtype:
+    """Of keys and values without the CUDA kernels."""
+    if config.kv_cache_dtype == "auto":
+        return decoder.dtype
+    if config.kv_cache_dtype == "fp8":
+        instead = "leave it auto" if decoder.device.type == "cuda" else "set int8, or leave it auto"
+        raise ConfigError(
+            f"kv_cache_dtype fp8 needs the CUDA kernels, which do not run here; {instead}", param="kv_cache_dtype"
+        )
+    if decoder.dtype != torch.float32:
+        raise ConfigError(
+            f"kv_cache_dtype int8 needs a model computed in float32, and this one is computed in "
+            f"{str(decoder.dtype).removeprefix('torch.')}; set dtype float32, or leave kv_cache_dtype auto",
+            param="kv_cache_dtype",
+        )
+    return torch.int8

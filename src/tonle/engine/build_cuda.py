@@ -100,14 +100,7 @@ def _num_entries(folder: Path) -> int:
 
 
 def _kv_dtype(decoder: Decoder, config: EngineConfig) -> torch.dtype:
-    if config.kv_cache_dtype != "fp8":
-        return decoder.dtype
-    if decoder.device.type == "cuda" and (has := torch.cuda.get_device_capability(decoder.device)) < (8, 9):
-        raise ConfigError(
-            f"kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or newer (Ada, Hopper), this one has {has[0]}.{has[1]}; "
-            "leave it auto", param="kv_cache_dtype",
-        )  # fmt: skip
-    return torch.float8_e4m3fn
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else decoder.dtype
 
 
 def _one_block(model: CudaModel, config: EngineConfig, dtype: torch.dtype) -> KVCache:

@@ -75,6 +75,11 @@ class EngineStats:
                 "hit_rate": totals.prefix_hits / totals.prefix_queries if totals.prefix_queries else 0.0,
                 "num_preemptions": totals.num_preemptions,
             },
+            "speculation": {
+                "drafts": totals.num_drafts,
+                "draft_tokens": totals.draft_tokens,
+                "accepted_tokens": totals.accepted_tokens,
+            },
             "gpu": self._gpu_use(card),
             "performance_metrics": self._recent.metrics(),
         }
@@ -83,6 +88,8 @@ class EngineStats:
             stats["prompt_tokens"], stats["generation_tokens"] = totals.prompt_tokens, totals.generation_tokens
         if self._config.profile_performance:
             stats["profile"] = profile(totals)
+        if self._config.offloads_kv:
+            stats["kv_tiers"] = {name: msgspec.structs.asdict(counts) for name, counts in totals.kv_tiers.items()}
         if self._config.tunes_itself:
             stats["adaptive"] = None if state.adaptive is None else msgspec.structs.asdict(state.adaptive)
         return stats

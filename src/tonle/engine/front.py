@@ -17,7 +17,7 @@ import msgspec
 
 from tonle.config.adapter_names import models_own_name
 from tonle.engine.adapters.front_adapters import FrontAdapters
-from tonle.engine.aligned import Aligned
+from tonle.engine.continuation import Continuation
 from tonle.engine.embedding import Embedding, FrontEmbeddings
 from tonle.engine.front_errors import check_priority, check_prompt, ended_early, refusal
 from tonle.engine.generation import Generation
@@ -36,13 +36,12 @@ from tonle.engine.messages import (
     ToFront,
 )
 from tonle.engine.request import (
-    Delta,
     FinishReason,
     GenerationConfig,
+    RemoteBlocks,
     Request,
     RequestPriority,
     ResolvedConfig,
-    TokenLogprob,
 )
 from tonle.engine.sample.noise import child_seed
 from tonle.engine.text import Text, TextStream
@@ -55,49 +54,6 @@ from tonle.errors import (
 )
 
 _MAX_NAMES = 8192  # of the latest continuations
-
-
-class _Continuation:
-    """One of a generation's n: its text so far, and tokens that are not delivered yet."""
-
-    __slots__ = ("aligned", "generation", "held", "held_logprobs", "index", "stream")
-
-    def __init__(self, generation: Generation, index: int, stream: TextStream) -> None:
-        self.generation = generation
-        self.index = index
-        self.stream = stream
-        self.aligned: Aligned | None = None  # with log-probabilities
-        self.held: list[int] = []  # not in the stream yet: the caller waits for the whole result
-        self.held_logprobs: list[TokenLogprob] = []
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether it got tokens that it has not delivered."""
-        return bool(self.held) or (self.aligned is not None and self.aligned.has_tokens)
-
-    def hold(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> None:
-        self.held += tokens
-        self.held_logprobs += logprobs or ()
-
-    def delta(self, tokens: list[int], logprobs: list[TokenLogprob] | None) -> Delta:
-        """These tokens, with those held before them, as text. With log-probabilities, some may wait for their text."""
-        if self.held:
-            tokens, self.held = self.held + tokens, []
-        if self.held_logprobs:
-            logprobs, self.held_logprobs = self.held_logprobs + (logprobs or []), []
-        if logprobs is None:
-            return Delta(self.index, self.stream.push(tokens), tokens)
-        if self.aligned is None:
-            self.aligned = Aligned(self.stream)
-        delta = Delta(self.index, "", [], [])
-        self.aligned.push(tokens, logprobs, delta)
-        return delta
-
-    def finish(self, delta: Delta) -> None:
-        """No more tokens will come: put all that waits into `delta`."""
-        if self.aligned is not None:
-            self.aligned.release_all(delta)
-        delta.text += self.stream.finish()
 
 
 class Front:
@@ -113,7 +69,7 @@ class Front:
         self._send = send
         self._hold_clusters = hold_clusters
         self._next_handle = 0
-        self._live: dict[int, _Continuation] = {}
+        self._live: dict[int, Continuation] = {}
         self._names: OrderedDict[int, str] = OrderedDict()  # handle -> request id, of the latest
         self._adapters = FrontAdapters(send)
         self._embeddings = FrontEmbeddings(send, self._new_handle, self._adapters)
@@ -138,8 +94,13 @@ class Front:
         salt: bytes = b"",
         request_id: str | None = None,
         adapter: str | None = None,
+        remote: RemoteBlocks | None = None,
+        keep_blocks: bool = False,
     ) -> Generation:
-        """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once."""
+        """Check the request and hand it to the engine. Raises `CallerError` or `CapacityError` at once.
+
+        `remote`: its prompt is fetched from another engine. `keep_blocks`: its prompt is kept for another one, and
+        `Generation.kept` says where. Only of engines with such a role."""
         config.validate()
         check_priority(priority)
         grammar = self._grammar(config)
@@ -150,25 +111,30 @@ class Front:
         now = time.monotonic()
         generation = Generation(request_id or f"req-{secrets.token_hex(8)}", prompt, config, now, self._drop)
         generation.adapter = info
+        # Candidates are compared by their log-probabilities.
+        chooses = config.num_candidates > config.n and config.logprobs is None
+        asked = msgspec.structs.replace(config, logprobs=0) if chooses else config
         seed = secrets.randbits(63) if config.seed is None else config.seed
         requests = [
             Request(
                 handle=self._next_handle + 1 + index,
                 prompt=prompt,
-                config=config,
+                config=asked,
                 priority=priority,
                 seed=child_seed(seed, index),
                 salt=salt,
                 arrived_s=now,
                 adapter=0 if info is None else info.id,
                 grammar=grammar,
+                remote=remote,
+                keep_blocks=keep_blocks and index == 0,
             )
-            for index in range(config.n)
+            for index in range(config.num_candidates)
         ]
-        self._next_handle += config.n
+        self._next_handle += config.num_candidates
         self._send(Submit(requests))  # first: what follows reads the whole prompt, and the engine need not wait for it
         for index, request in enumerate(requests):
-            self._live[request.handle] = _Continuation(generation, index, self._stream(prompt, config))
+            self._live[request.handle] = Continuation(generation, index, self._stream(prompt, config))
             generation.handles.append(request.handle)
             self._names[request.handle] = generation.request_id
         while len(self._names) > _MAX_NAMES:
@@ -190,7 +156,7 @@ class Front:
     ) -> list[Embedding]:
         """An embedding of each prompt. Cancelling the await frees what is under way. Raises `CallerError` or `CapacityError`."""
         return await self._embeddings.embed(
-            self._ready_card(), prompts, pooling=pooling, priority=priority, salt=salt, adapter=adapter
+            self.ready_card(), prompts, pooling=pooling, priority=priority, salt=salt, adapter=adapter
         )
 
     def _new_handle(self) -> int:
@@ -226,7 +192,7 @@ class Front:
 
     def _resolve(self, prompt: list[int], config: GenerationConfig) -> ResolvedConfig:
         """`config` with the model's defaults, if the engine can run it."""
-        card = self._ready_card()
+        card = self.ready_card()
         check_prompt(prompt, card.vocab_size)
         if any(token >= card.vocab_size for token in (*config.logit_bias, *config.stop_token_ids)):
             raise InvalidRequest(f"token ids must lie in 0..{card.vocab_size - 1}", param="logit_bias")
@@ -247,7 +213,8 @@ class Front:
             )
         return config
 
-    def _ready_card(self) -> ModelCard:
+    def ready_card(self) -> ModelCard:
+        """Raises `EngineRestarting` if the engine is not ready."""
         if self.card is not None:
             return self.card
         if self.failure is not None:
@@ -298,7 +265,7 @@ class Front:
         await self._adapters.unload(name)
 
     def _check_takes_adapters(self) -> None:
-        if not self._ready_card().max_loras:
+        if not self.ready_card().max_loras:
             raise InvalidRequest(
                 "this engine takes no LoRA adapters; start it with enable_lora=True (--enable-lora), or with adapters of its "
                 "own: lora={...} (--lora NAME=PATH)"
@@ -320,6 +287,11 @@ class Front:
                 self._adapters.deliver(message)
             case Failed():
                 self.lose(message.error)
+
+    def cancel_all(self) -> None:
+        """The engine stops its work on all requests. Their callers hear of it by what comes next."""
+        if handles := [*self._live, *self._embeddings.live]:
+            self._send(Cancel(handles))
 
     def lose(self, error: TonleError) -> None:
         """The engine is gone: all waiting callers get the error now."""
@@ -349,6 +321,9 @@ class Front:
         for handle, (first, records) in step.prompt_logprobs.items():
             if handle in self._live and (known := self._live[handle].generation.prompt_logprobs) is not None:
                 known[first : first + len(records)] = records
+        for handle, kept in step.kept.items():
+            if handle in self._live:
+                self._live[handle].generation.kept = kept
         for handle, spent in step.spent.items():
             if handle in self._live:
                 self._live[handle].generation.add_spent(spent)

@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from tonle.engine.best_of import BestOf
 from tonle.engine.messages import AdapterInfo
 from tonle.engine.request import (
     Delta,
     FinishReason,
     GenerationConfig,
     GenerationResult,
+    KeptBlocks,
     Timings,
     TokenLogprob,
     Usage,
@@ -42,9 +44,11 @@ class Generation:
             None if config.prompt_logprobs is None else [None] * len(prompt)
         )
         self.adapter: AdapterInfo | None = None  # what it is computed with, if not the model alone
+        self.kept: KeptBlocks | None = None  # where its prompt is kept for another engine, if it is
         self.handles: list[int] = []  # of the continuations the engine still works on
         self.whole = False  # the caller reads nothing before the end: the front may hold tokens back until then
-        self._left = config.n  # continuations without a finish reason
+        self._left = config.num_candidates  # continuations without a finish reason
+        self._best_of = BestOf(config) if config.num_candidates > config.n else None
         self._deltas: deque[Delta] = deque()
         self._error: TonleError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -135,12 +139,12 @@ class Generation:
             self._left -= 1
             if self._left == 0:
                 self.timings.finished_s = now
-        if self._listener is None:
-            self._deltas.append(delta)
-            self.wake()
-            return
-        self._listener(delta)
-        if self._left == 0:
+        for own in [delta] if self._best_of is None else self._best_of.add(delta):
+            if self._listener is None:
+                self._deltas.append(own)
+            else:
+                self._listener(own)
+        if self._listener is None or self._left == 0:
             self.wake()
 
     def add_spent(self, spent: TimeSpent) -> None:

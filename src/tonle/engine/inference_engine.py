@@ -21,6 +21,7 @@ from tonle.config.engine import EngineConfig
 from tonle.engine.adapters.engine_adapters import EngineAdapters
 from tonle.engine.build import build
 from tonle.engine.engine_embeddings import EngineEmbeddings
+from tonle.engine.engine_sleep import EngineSleep
 from tonle.engine.engine_stats import EngineStats
 from tonle.engine.front import Front
 from tonle.engine.generation import Generation
@@ -62,7 +63,7 @@ class _Order(NamedTuple):
     adapter: str | None
 
 
-class InferenceEngine(EngineAdapters, EngineEmbeddings):
+class InferenceEngine(EngineAdapters, EngineEmbeddings, EngineSleep):
     """Continuous batching over one model. `model` is a transformers model, a path, a hub name or None (the default model).
 
     A transformers model without a tokenizer takes prompts as token ids; its results have `output_ids` and no text.
@@ -97,7 +98,7 @@ class InferenceEngine(EngineAdapters, EngineEmbeddings):
         model, text, name = open_given(self._model, self._tokenizer, self.config)
         check_not_models(self.config.lora, name)
         self._mailbox = ThreadMailbox(self._hand_over)
-        loop, card = build(model, self.config, self._mailbox, text=text)
+        loop, card = build(model, self.config, self._mailbox, text=text, on_rank_lost=self._lose_rank)
         self._front = Front(text, name, self._mailbox.put, hold_clusters=self.config.hold_clusters)
         self._front.deliver(loop.adapters)
         self._front.deliver(card)
@@ -114,8 +115,10 @@ class InferenceEngine(EngineAdapters, EngineEmbeddings):
     def stop(self, drain_s: float = DRAIN_S) -> None:
         """Take no more requests, let those under way finish for up to `drain_s` seconds, cancel the rest, end both threads and
         give the model's memory back."""
-        if self._status == "stopped":
+        if self._status in ("stopped", "sleeping"):
+            self._status = "stopped"
             return
+        self._nap = None
         was_running, self._status = self._status == "running", "stopping"
         assert self._mailbox is not None and self._front is not None
         try:
@@ -363,6 +366,14 @@ class InferenceEngine(EngineAdapters, EngineEmbeddings):
             log.exception("the engine's loop ended")
             self._status = "failed"
             self._hand_over(Failed(str(error), caller_fault=False))
+
+    def _lose_rank(self, reason: str) -> None:
+        """On a thread of the ranks: the loop may wait for a step that will not end."""
+        log.error("%s; the engine has ended", reason)
+        self._status = "failed"
+        self._hand_over(Failed(reason, caller_fault=False))
+        if self._mailbox is not None:
+            self._mailbox.put(Stop())
 
     def _shut_down(self) -> None:
         """On the front's thread: tell all waiting callers, let them run once more, and stop."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
 from tonle.engine.constraint import ConstraintCompiler, needs_constraint
+from tonle.engine.loop_stats import note_scheduler
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import (
     ADAPTER_UNREADABLE,
@@ -25,11 +28,13 @@ from tonle.engine.messages import (
     DropCache,
     LoadAdapter,
     LoopStats,
+    ReleaseMemory,
     Step,
     Stop,
     Submit,
     UnloadAdapter,
 )
+from tonle.engine.outside_blocks import OutsideBlocks
 from tonle.engine.plan import Masks, Plan, StepResult
 from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
@@ -44,6 +49,9 @@ from tonle.engine.schedule import (
     spent_without_steps,
     wanted_draws,
 )
+
+if TYPE_CHECKING:
+    from tonle.engine.ranks.leading_decoder import LeadingDecoder
 
 log = logging.getLogger("tonle.engine")
 
@@ -71,6 +79,8 @@ class Loop:
         controller: Controller | None = None,
         adapters: LoadedAdapters | None = None,
         compiler: ConstraintCompiler | None = None,
+        ranks: LeadingDecoder | None = None,
+        outside: OutsideBlocks | None = None,
     ) -> None:
         self._scheduler = scheduler
         scheduler.notes = StepNotes()
@@ -78,6 +88,7 @@ class Loop:
         self._mailbox = mailbox
         self._fatal = fatal  # a broken step ends the loop: the device cannot be trusted after it
         self._launched: deque[LaunchedStep] = deque()
+        self._kernel_changes = runner.kernel_changes
         self._refused: dict[int, str] = {}
         self._stats = LoopStats(profile={} if runner.profile is None else runner.profile)
         self._stopped = False
@@ -87,6 +98,9 @@ class Loop:
         self._adapters = adapters  # None: requests use the model as it is
         self._compiler = compiler  # None: requests that need a constraint are refused
         self._compiling: dict[int, float] = {}  # requests that the compiler has: handle -> when it got them
+        self._ranks = ranks  # other devices that compute the model with this one; None: there are none
+        self._outside = outside or OutsideBlocks(scheduler)
+        self._outside.begin(self._kernel_changes, lambda: self._stats.busy_s / max(1, scheduler.prompt_tokens))
         self._late: list[Sequence] = []  # sequences of the scheduler whose masks are still being filled
 
     @property
@@ -95,21 +109,25 @@ class Loop:
         return Adapters([]) if self._adapters is None else self._adapters.message
 
     def run(self) -> None:
-        try:
+        with ExitStack() as parts:  # all of them are closed, also if one cannot be
+            for part in (self._ranks, self._outside, self._compiler, self._adapters):
+                if part is not None:
+                    parts.callback(part.close)
             while not self._stopped:
                 self.step()
-        finally:
-            if self._adapters is not None:
-                self._adapters.close()
-            if self._compiler is not None:
-                self._compiler.close()
 
     def step(self) -> None:
         changed = self._take_mail()
+        changed |= self._outside.before_plan()
         if self._late:
             self._call_late()
+        if self._kernel_changes != self._runner.kernel_changes and not self._launched:
+            self._kernel_changes = self._runner.kernel_changes
+            self._scheduler.recompute()
+            self._outside.use_kernels(self._kernel_changes)
         began = time.monotonic()
         plan = self._scheduler.plan(began)
+        self._outside.before_launch()
         if plan.rows:
             if self._controller is not None:
                 self._tell_planned(self._controller, plan, began)
@@ -124,6 +142,7 @@ class Loop:
             self._stats.busy_s += time.monotonic() - began
         if changed:
             self._publish(StepOutcome())
+        self._outside.after_step()
 
     def _take_mail(self) -> bool:
         """Handle what came. Sleeps when there is nothing to compute. True if anything came."""
@@ -136,6 +155,7 @@ class Loop:
             wait_s = self._wait_for_adapters(wait_s)
         if self._compiler is not None and self._compiler.is_busy:
             wait_s = _COMPILING_S if wait_s is None else min(wait_s, _COMPILING_S)
+        wait_s = self._outside.shorten(wait_s)
         if self._late and not self._launched:
             wait_s = _MASK_S  # they may be all that runs
         mail = self._mailbox.take(wait_s)
@@ -149,6 +169,14 @@ class Loop:
                         self._cancel(handle)
                 case DropCache():
                     self._scheduler.pool.drop_idle()
+                    self._outside.clear()
+                case ReleaseMemory():
+                    self._scheduler.recompute()
+                    self._outside.release_memory()
+                    if not self._scheduler.pool.num_held:  # else another engine may still fetch what is there
+                        self._runner.release_memory()
+                        if self._ranks is not None:
+                            self._ranks.release_memory()
                 case LoadAdapter() | UnloadAdapter():
                     if self._adapters is None:
                         self._mailbox.publish(AdapterReply(message.reply, _NO_ADAPTERS))
@@ -268,6 +296,7 @@ class Loop:
         if (notes := self._scheduler.notes) is not None:
             notes.step_ended(launched.plan, time.monotonic())
         outcome = self._scheduler.commit(launched.plan, result)
+        self._outside.committed(outcome)
         self._stats.num_steps += 1
         self._stats.generation_tokens += len(outcome.tokens)
         if self._controller is not None:
@@ -308,17 +337,9 @@ class Loop:
             raise RuntimeError("a step failed and the device cannot be trusted any more")
 
     def _publish(self, outcome: StepOutcome) -> None:
-        scheduler, pool, stats = self._scheduler, self._scheduler.pool, self._stats
-        stats.num_running = len(scheduler.running)
-        stats.num_waiting = len(scheduler.waiting) + len(self._compiling)
-        stats.num_free_blocks = pool.num_free
-        stats.num_cached_blocks = pool.num_idle
-        stats.kv_usage = pool.num_held / pool.num_blocks
-        stats.prefix_queries = scheduler.prefix_queries
-        stats.prefix_hits = scheduler.prefix_hits
-        stats.prefix_missed = scheduler.prefix_missed
-        stats.num_preemptions = scheduler.num_preemptions
-        stats.prompt_tokens = scheduler.prompt_tokens
+        scheduler, stats = self._scheduler, self._stats
+        note_scheduler(stats, scheduler, len(self._compiling))
+        self._outside.note(stats)
         if self._adapters is not None and (
             scheduler.slots.are_used or stats.running_adapters or stats.waiting_adapters
         ):
@@ -337,6 +358,7 @@ class Loop:
                 logprobs=outcome.logprobs,
                 prompt_logprobs=outcome.prompt_logprobs,
                 embeddings=outcome.embeddings,
+                kept=outcome.kept,
                 spent=outcome.spent,
                 stats=msgspec.structs.replace(stats),  # a copy: the front keeps it while we go on counting
             )

@@ -17,12 +17,20 @@ import torch
 from tonle.config.engine import EngineConfig
 from tonle.engine.run.runner import Runner
 from tonle.errors import ConfigError
-from tonle.models.inputs import KVCache
+from tonle.models.inputs import SCALED, KVCache
 from tonle.models.spec import ModelSpec
 
 log = logging.getLogger("tonle.engine")
 
 DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, unless configured
+
+
+def default_pool_bytes(device: torch.device, config: EngineConfig) -> int:
+    """Of KV cache where steps run on torch operations. On a GPU half of what may be used: steps need the other half at times."""
+    if device.type != "cuda":
+        return DEFAULT_POOL_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return max(DEFAULT_POOL_BYTES, int(free - (1 - config.gpu_memory_utilization) * total) // 2)
 
 
 class AnyDecoder(Protocol):
@@ -70,7 +78,7 @@ def give_back() -> None:
 
 def block_bytes(decoder: AnyDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
     spec = decoder.spec
-    per_head = spec.head_dim * dtype.itemsize + (4 if dtype == torch.float8_e4m3fn else 0)  # and its scale, float32
+    per_head = spec.head_dim * dtype.itemsize + (4 if dtype in SCALED else 0)  # and its scale, float32
     return 2 * spec.num_layers * config.block_size * spec.num_kv_heads * per_head
 
 
@@ -95,6 +103,10 @@ def kv_cache(decoder: AnyDecoder, config: EngineConfig, num_bytes: int, dtype: t
     if asked is not None and asked > spec.max_positions and asked != EngineConfig().max_sequence_length:
         log.warning("max_sequence_length (--max-model-len) is %d, but the model was made for %d tokens: that is the limit",
                     asked, spec.max_positions)  # fmt: skip
+    if spec.long_positions:
+        log.info("requests may have %d tokens, the model's original context; with a larger max_sequence_length "
+                 "(--max-model-len), up to %d, every request is computed with the factors for long contexts",
+                 spec.max_positions, spec.long_positions)  # fmt: skip
     if context_length < wanted:
         log.warning("the KV cache of %.2f GiB holds %d tokens: requests are limited to that, not %d",
                     num_bytes / 2**30, context_length, wanted)  # fmt: skip

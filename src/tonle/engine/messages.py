@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tonle.engine.request import GenerationDefaults, Request, TokenLogprob
+from tonle.engine.kv.tiers.tier import TierCounts
+from tonle.engine.request import GenerationDefaults, KeptBlocks, Request, TokenLogprob
 from tonle.errors import InternalError, ModelError, TonleError
 from tonle.telemetry.time_spent import TimeSpent
 
@@ -19,6 +20,11 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
 
 class DropCache(msgspec.Struct, tag="drop_cache", array_like=True):
     """Forget every idle cached block."""
+
+
+class ReleaseMemory(msgspec.Struct, tag="release_memory", array_like=True):
+    """Forget every cached block, and give the memory of all blocks back to the system until they are used again. Comes when
+    nothing is under way."""
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", array_like=True):
@@ -55,12 +61,16 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     load_s: float
-    stored: str = ""  # what the model's files hold: a dtype, or a GGML type such as Q4_1; empty if weights are made up
+    stored: str = (
+        ""  # what the model's files hold: a dtype, a GGML type such as Q4_1, or awq; empty if weights are made up
+    )
     defaults: GenerationDefaults = GenerationDefaults()  # of requests that leave a field out
     gpu: str = ""  # UUID of the NVIDIA GPU that computes; empty if none does
     max_loras: int = 0  # adapters that can be computed together; 0: the engine takes none
     hidden_size: int = 0  # numbers of an embedding
     engine_id: int = 0  # drawn when the engine starts, so that a front knows whether it is another one
+    role: str = ""  # prefill, decode or both: what it does with other engines; empty: nothing
+    quantized_to: str = ""  # what matrices became when they were loaded: int8, int4, fp8; empty: they are as stored
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -122,6 +132,20 @@ class AdaptiveStats(msgspec.Struct, array_like=True):
     margin: float = 1.0  # 99 of 100 mixed steps take at most so many times what is expected of them
 
 
+class TransferStats(msgspec.Struct, array_like=True):
+    """Keys and values that come from elsewhere, and that are kept for others. Counters only grow."""
+
+    num_loading: int = 0  # requests whose prompt is on its way
+    loaded: dict[str, int] = {}  # by source: requests whose blocks have come,
+    failed: dict[str, int] = {}  # and those that computed them instead, all or some
+    loaded_tokens: int = 0  # of prompts, that were not computed here
+    num_leases: int = 0  # prompts kept for other engines,
+    num_leased_blocks: int = 0  # and their blocks
+    leases_granted: int = 0
+    leases_fetched: int = 0
+    leases_expired: int = 0  # nobody came
+
+
 class LoopStats(msgspec.Struct, array_like=True):
     """The engine's state after a step. Counters only grow."""
 
@@ -142,6 +166,14 @@ class LoopStats(msgspec.Struct, array_like=True):
     adaptive: AdaptiveStats | None = None
     running_adapters: list[str] = []  # names of those that running requests use,
     waiting_adapters: list[str] = []  # and of those that waiting ones do
+    kv_tiers: dict[str, TierCounts] = {}  # by name; empty: evicted blocks are gone
+    kv_event_batches: int | None = None  # sent; None: nobody is told of cached blocks
+    kv_event_batches_lost: int = 0
+    transfers: TransferStats | None = None  # of keys and values; None: with no other engine
+    num_drafts: int = 0  # times that a step had guesses for a sequence,
+    draft_tokens: int = 0  # guesses,
+    accepted_tokens: int = 0  # those that were right,
+    accepted_at: list[int] = []  # and the same by their place among the guesses; another list after each change
 
 
 ADAPTER_UNREADABLE = (
@@ -161,9 +193,10 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     logprobs: dict[int, list[TokenLogprob]] = {}  # handle -> one per token of this step
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = {}  # handle -> place of the first in the prompt, each
     embeddings: dict[int, bytes] = {}  # handle -> float32 of its embedding, little-endian; it is among `finished`
+    kept: dict[int, KeptBlocks] = {}  # handle -> where its blocks are; of those among `finished`
     spent: dict[int, TimeSpent] = {}  # handle -> where its time went; of those among `finished`
     stats: LoopStats = msgspec.field(default_factory=LoopStats)
 
 
-ToEngine = Submit | Cancel | DropCache | LoadAdapter | UnloadAdapter | Stop
+ToEngine = Submit | Cancel | DropCache | ReleaseMemory | LoadAdapter | UnloadAdapter | Stop
 ToFront = ModelCard | Failed | Step | Adapters | AdapterReply

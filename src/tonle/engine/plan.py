@@ -40,14 +40,27 @@ class Plan:
     missed: set[int] = field(default_factory=set)  # of these, those whose masks came late: they are not drawn
     # Entries that compute prompts. The last token of one, if it is left alone, counts as decoding.
     prompts: list[int] = field(default_factory=list)
+    # Entry -> how many tokens at the end of its chunk are guesses. It samples at each of their places, and at the one before.
+    drafts: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         return sum(1 if chunk is None else len(chunk) for chunk in self.chunks)
 
     def place(self, i: int) -> int:
-        """That the token sampled by entry `i` will take in its sequence."""
-        return self.starts[i] + (1 if (chunk := self.chunks[i]) is None else len(chunk))
+        """That the token sampled by entry `i` will take in its sequence; with drafts, the first of those sampled."""
+        return self.starts[i] + (1 if (chunk := self.chunks[i]) is None else len(chunk)) - self.drafts.get(i, 0)
+
+    def known_chunk(self, i: int) -> list[int] | None:
+        """The chunk of entry `i` without its drafts."""
+        chunk, count = self.chunks[i], self.drafts.get(i, 0)
+        return chunk if chunk is None or not count else chunk[:-count]
+
+    def draft(self, i: int) -> list[int]:
+        """The guesses of entry `i`, which has some."""
+        chunk = self.chunks[i]
+        assert chunk is not None
+        return chunk[-self.drafts[i] :]
 
 
 @dataclass(slots=True)
@@ -69,3 +82,6 @@ class StepResult:
         default_factory=dict
     )  # plan index -> of the chunk's successors
     pooled: dict[int, bytes] = field(default_factory=dict)  # plan index -> embedding of a prompt that is all computed
+    # Plan index -> what was sampled at the places of drafts that were right, after the token in `tokens`
+    more: dict[int, list[int]] = field(default_factory=dict)
+    more_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)  # of those tokens

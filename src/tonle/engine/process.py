@@ -127,7 +127,7 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
     try:
         from tonle.engine.build import build
 
-        loop, card = build(settings.source, settings.config, mailbox)
+        loop, card = build(settings.source, settings.config, mailbox, on_rank_lost=_end)
     except CallerError as error:
         mailbox.publish(Failed(error.message, caller_fault=True))
         return 1
@@ -139,6 +139,12 @@ def main(control: socket.socket, listener: socket.socket | None = None) -> int:
     mailbox.publish(card)
     loop.run()
     return 0
+
+
+def _end(reason: str) -> None:
+    """At once, whatever the loop waits for: our parent fails the requests and starts the next engine."""
+    log.error("%s; the engine ends", reason)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     stop_token_ids: list[int] = []
     include_stop_text: bool = False  # keep the stop string in the output
     n: int = 1  # independent continuations
+    best_of: int | None = None  # so many are computed, and the n with the best mean log-probability returned; None = n
     logprobs: int | None = None  # None = none; k = the chosen token's and the k best alternatives'
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     prompt_logprobs_start: int = (
@@ -82,6 +83,7 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     )
     skip_special_tokens: bool = True
     use_cache: bool = True  # False: compute the whole prompt, even if its beginning is in the prefix cache
+    speculate: bool = True  # False: no draft tokens for this request, and none from it; the answer is the same
     structured: StructuredOutput | None = None  # what the text must be; None = any
     thinking: Thinking | None = None  # None: the model does not think, or all of it is answer
 
@@ -96,6 +98,11 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
                 param="max_tokens",
             )
         self.max_length, self.max_tokens = self.max_tokens, None
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations to compute."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
@@ -123,6 +130,9 @@ class GenerationConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("n", self.n, 1, MAX_N)
+        _check_range("best_of", self.best_of, 1, MAX_N)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(f"best_of must be at least n ({self.n}), not {self.best_of}", param="best_of")
         _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _check_range("prompt_logprobs_start", self.prompt_logprobs_start, 0)
@@ -203,6 +213,30 @@ def _check_range(name: str, value: float | None, low: float, high: float = math.
         raise InvalidRequest(f"{name} must be {bounds}, not {value!r}", param=name)
 
 
+class RemoteBlocks(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
+    """Blocks of a prompt that another engine has computed and keeps for this request (docs/scale.md)."""
+
+    host: str
+    port: int
+    lease: str  # its name there
+    token: str  # that proves it
+    num_blocks: int
+    tp_size: int = 1
+    readers: int = 1  # requests that fetch them
+
+
+class KeptBlocks(msgspec.Struct, kw_only=True, array_like=True):
+    """Where the blocks of a prompt are that this engine keeps for another one."""
+
+    engine_id: str
+    host: str
+    port: int
+    lease: str
+    token: str
+    blocks: list[int]
+    num_tokens: int
+
+
 class Request(msgspec.Struct, kw_only=True, array_like=True):
     """One sequence to compute, as it crosses the mailbox. A caller's `n` has become n of these."""
 
@@ -216,6 +250,8 @@ class Request(msgspec.Struct, kw_only=True, array_like=True):
     adapter: int = 0  # the engine's number of the adapter it is computed with; 0 = none
     pooling: str = ""  # one of POOLINGS: an embedding of the prompt is wanted, and no token; `config.max_length` is 0
     grammar: str = ""  # what its text must be, as llguidance reads it (Lark, or its JSON form); "" = any
+    remote: RemoteBlocks | None = None  # its prompt was computed by another engine
+    keep_blocks: bool = False  # when it ends, the full blocks of its prompt are kept for an engine that fetches them
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

@@ -255,20 +255,23 @@ class AdapterAdmin:
     @property
     def _local(self) -> Backend | None:
         """The engine of this process, where that is the only backend."""
-        backend = self._pool.backends[0]
-        return backend if backend.local else None
+        return next((backend for backend in self._pool.backends if backend.local), None)
+
+    @property
+    def _staying(self) -> list[Backend]:
+        return [backend for backend in self._pool.backends if not backend.leaving]
 
     def _serving(self, base_model: str | None) -> tuple[list[Backend], list[Backend]]:
         """Backends of the model that can be asked, and those that are not healthy. Raises `CallerError`, `NoBackend`."""
-        bases = {backend.name: _bases(backend) for backend in self._pool.backends}
+        bases = {backend.name: _bases(backend) for backend in self._staying}
         if base_model is not None:
             model = self._aliases.get(base_model, base_model)
-            found = [backend for backend in self._pool.backends if model in bases[backend.name]]
+            found = [backend for backend in self._staying if model in bases[backend.name]]
             if not found:
                 raise UnknownModel(f"no backend has a model {base_model!r} that an adapter could be for",
                                    param="base_model")  # fmt: skip
         else:
-            found = [backend for backend in self._pool.backends if bases[backend.name]]
+            found = [backend for backend in self._staying if bases[backend.name]]
             shared = set.intersection(*(set(bases[backend.name]) for backend in found)) if found else set()
             if found and (not shared or any(len(set(bases[backend.name].values())) > 1 for backend in found)):
                 raise InvalidRequest("base_model is missing, and there are several models: say which one the adapter is for",
@@ -278,7 +281,7 @@ class AdapterAdmin:
     def _having(self, name: str, base_model: str | None) -> tuple[list[Backend], list[Backend]]:
         model = None if base_model is None else self._aliases.get(base_model, base_model)
         found = []
-        for backend in self._pool.backends:
+        for backend in self._staying:
             if (entry := backend.models.get(name)) is None:
                 continue
             if not entry.parent:

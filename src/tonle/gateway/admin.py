@@ -1,6 +1,6 @@
-"""Managing a running gateway over HTTP: keys, backends, cache. Every endpoint here needs a key with scope admin.
+"""Managing the keys of a running gateway over HTTP. Every endpoint here needs a key with scope admin; to list, dashboard.
 
-Does: list, create, revoke, drain, clear. Does not: check the key (`routes.py`) or change settings.
+Does: list, create, revoke. Does not: check the key (`routes.py`), or manage backends (`backend_admin.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from tonle.errors import InvalidRequest
 from tonle.gateway.api_keys.key import Key, KeyLimits, Scope, draw
 from tonle.gateway.api_keys.key_store import KeyStore
 from tonle.gateway.api_keys.ring import KeyRing
-from tonle.gateway.backends.backend import Backend
-from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.limits.limiter import Limiter
 from tonle.protocol.parse import parse
 
@@ -48,10 +46,9 @@ class KeyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Admin:
-    def __init__(self, ring: KeyRing, limiter: Limiter, pool: BackendPool) -> None:
+    def __init__(self, ring: KeyRing, limiter: Limiter) -> None:
         self._ring = ring
         self._limiter = limiter
-        self._pool = pool
 
     async def list_keys(self, exchange: Exchange) -> None:
         keys = await self._need_store().all()
@@ -72,21 +69,6 @@ class Admin:
         key = await self._ring.revoke(exchange.path.rpartition("/")[2])
         _send(exchange, shown_key(key, await self._limiter.used_today([key.id])))
 
-    async def list_backends(self, exchange: Exchange) -> None:
-        _send(exchange, {"backends": [shown_backend(backend) for backend in self._pool.backends]})
-
-    async def drain(self, exchange: Exchange) -> None:
-        """POST /admin/backends/NAME/drain: finish what runs there, send nothing new."""
-        await self._set_draining(exchange, draining=True)
-
-    async def resume(self, exchange: Exchange) -> None:
-        await self._set_draining(exchange, draining=False)
-
-    async def _set_draining(self, exchange: Exchange, *, draining: bool) -> None:
-        backend = self._pool.named(exchange.path.removeprefix("/admin/backends/").rpartition("/")[0])
-        backend.draining = draining
-        _send(exchange, shown_backend(backend))
-
     def _need_store(self) -> KeyStore:
         if self._ring.store is None:
             raise InvalidRequest("this server's keys are in its settings; there is no key store to change")
@@ -98,27 +80,6 @@ def shown_key(key: Key, used: dict[str, int]) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(key)
     del shown["digest"]
     return shown | {"tokens_today": used.get(key.id, 0)}
-
-
-def shown_backend(backend: Backend) -> dict[str, Any]:
-    return {
-        "name": backend.name,
-        "url": backend.row.url,
-        "kind": backend.kind,
-        "role": backend.row.role,
-        "length": backend.row.length,
-        "models": list(backend.models),
-        "available": backend.available and backend.breaker.state != "open",  # to every caller
-        "unhealthy_reason": backend.unhealthy_reason,
-        "warning": backend.warning,
-        "draining": backend.draining,
-        "breaker": backend.breaker.state,
-        "running": backend.gate.num_inside,
-        "waiting": backend.gate.num_queued,
-        "service_s": round(backend.gate.service_s, 4),
-        "sent": backend.num_sent,
-        "failed": backend.num_failed,
-    }
 
 
 def _send(exchange: Exchange, body: Any, *, status: int = 200) -> None:

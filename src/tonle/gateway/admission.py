@@ -59,7 +59,7 @@ class Ticket:
         assert self.turn is not None
         self.turn.set_result(None)
 
-    def displace(self, error: QueueFull) -> None:
+    def displace(self, error: Exception) -> None:
         assert self.turn is not None
         self.turn.set_exception(error)
         self.turn.exception()  # seen: its caller may be gone
@@ -89,6 +89,20 @@ class Gate:
         self._written: dict[str, float] = {}  # new tokens of a request by key, smoothed
         self._written_by_all = FIRST_GUESS_TOKENS  # for a key that has had no answer yet
         self._inside: dict[str, int] = {}  # requests by key
+
+    def resize(self, *, max_concurrent: int, max_queued: int) -> None:
+        """More places are filled at once; fewer only bound what comes."""
+        self.max_concurrent = max_concurrent
+        self.max_queued = max_queued
+        self._admit_next()
+
+    def displace_all(self, why: Callable[[], Exception]) -> None:
+        """Nobody waits here any longer: each that is queued fails with an error of its own."""
+        queued = [ticket for queue in self._queues.values() for ticket in queue]
+        self._queues.clear()
+        for ticket in queued:
+            self._count_out(ticket)
+            ticket.displace(why())
 
     def wait_estimate_s(self) -> float:
         """For one more request, at the rate measured."""

@@ -47,6 +47,7 @@ class AlertSources:
         self._watcher: asyncio.Task[None] | None = None
         self._paused_s: dict[str, float] = {}  # backend -> when its breaker was last open
         self._was_ready = False  # the engine in this process: until it is, it is being loaded
+        self._dead: set[str] = set()  # backends that an alert was raised for
         self._lost_s: float | None = None  # when records were lost last
 
     async def start(self) -> None:
@@ -79,12 +80,18 @@ class AlertSources:
         """At everything, once."""
         for target in self._sla.verdict().targets:
             self._judge(target)
-        for backend in self._backends:
+        for name in self._dead - {backend.name for backend in self._backends if not backend.leaving}:
+            self._dead.discard(name)
+            self._paused_s.pop(name, None)
+            self._alerts.resolve("backend", name, f"backend {name} was removed")
+        for backend in [each for each in self._backends if not each.leaving]:
             why = await self._why_not_ready(backend) if backend.local else self._why_dead(backend)
             subject = "engine" if backend.local else backend.name
             if why is None:
+                self._dead.discard(backend.name)
                 self._alerts.resolve("backend", subject, f"{_named(backend)} answers again")
             else:
+                self._dead.update(() if backend.local else (backend.name,))
                 self._alerts.fire("backend", subject, f"{_named(backend)} is dead: {why}", {"reason": why})
         if self._lost_s is not None and self._clock() - self._lost_s >= NO_MORE_LOST_S:
             self._lost_s = None

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from tonle.edge.buffered_reply import BufferedReply
-from tonle.edge.client import OUT_OF_SOCKETS, Sink, UpstreamError
+from tonle.edge.client import OUT_OF_SOCKETS, TOO_LARGE, Sink, UpstreamError
 from tonle.gateway.admission import Ticket
-from tonle.gateway.backends.backend import Backend
+from tonle.gateway.backends.backend import LEFT, Backend
 from tonle.gateway.backends.blame import Blame
 from tonle.gateway.backends.prefill_leg import LEFT_OUT, PrefillError, prefill_changes, transfer_params
 from tonle.gateway.outgoing import body_for, copy_for, headers_for
@@ -29,6 +29,7 @@ from tonle.observe.trace_facts import SentAttempt
 BROKEN = (500, 502)  # the backend failed, or cannot take this request: one other may do better
 LATE = 504  # it gave up waiting for a server behind it
 BUSY = (429, 503)  # the backend is not at fault and did not begin: another may have room
+LOOP = 508  # it is a gateway that the request has passed, or knows only such: nobody is at fault
 
 
 class StatusSink(Sink, Protocol):
@@ -69,6 +70,22 @@ class Attempt:
         if isinstance(self.failure, PrefillError) and self._route.prefill is not None:
             return self._route.prefill  # the decoding backend was not asked, and may work without it
         return self._route.backend
+
+    @property
+    def left(self) -> bool:
+        """It failed because its backend was removed: another must be asked, and nobody is to blame."""
+        if not self.culprit.leaving:
+            return False
+        if self.failure is None:
+            return self.status in (*BROKEN, *BUSY)
+        return isinstance(self.failure, UpstreamError) and not (
+            self.failure.timed_out or self.failure.kind == TOO_LARGE
+        )
+
+    @property
+    def was_displaced(self) -> bool:
+        """It waited for a backend that was removed meanwhile, and was not sent."""
+        return isinstance(self.failure, UpstreamError) and self.failure.kind == LEFT and not self.failure.sent
 
     async def run(self, hedge_after_s: float | None, choose_second: Callable[[], Route | None]) -> None:
         """Never raises: a failure, or a cancellation, is in `failure`."""
@@ -182,7 +199,9 @@ class Attempt:
         try:
             yield
         except UpstreamError as error:
-            if error.sent:
+            if backend.leaving:  # it was expected to end, and says nothing about the request either
+                backend.breaker.abandon()
+            elif error.sent:
                 self._blame.fail(backend)
             elif error.kind == OUT_OF_SOCKETS:
                 backend.breaker.abandon()
@@ -192,7 +211,7 @@ class Attempt:
         except BaseException:
             backend.breaker.abandon()
             raise
-        if sink.status in BROKEN or sink.status == LATE:
+        if (sink.status in BROKEN or sink.status == LATE) and not backend.leaving:
             self._blame.fail(backend)
         else:
             self._blame.answer(backend, sink.status)

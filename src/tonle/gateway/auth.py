@@ -19,6 +19,7 @@ _WORDS: dict[Scope, str] = {
     "models": "use models",
     "metrics": "read metrics",
     "priority": "ask for priority",
+    "gateway": "ask for the callers of another gateway",
     "dashboard": "see the dashboard",
     "admin": "manage this server",
 }
@@ -83,8 +84,10 @@ def _checked(key: Key, scope: Scope) -> Key:
 
 
 def owner_of(exchange: Exchange, key: Key, *, trust_salt: bool) -> str:
-    """Whose cached answers and prefixes and stored responses a request may see. `trust_salt`: its header may say so."""
-    return (exchange.header(SALT_HEADER) if trust_salt else "") or key.owner
+    """Whose cached answers and prefixes and stored responses a request may see. `trust_salt`: its header may say so. With a
+    gateway's key it may, too, but only among the owners behind that key: it cannot name one of ours."""
+    salt = exchange.header(SALT_HEADER) if trust_salt or key.is_gateway else ""
+    return (salt if trust_salt else f"{key.owner}\0{salt}") if salt else key.owner
 
 
 def check_model(key: Key, model: str) -> None:

@@ -6,6 +6,7 @@ Does: decide, look up, wait for an identical request that is under way. Does not
 from __future__ import annotations
 
 from tonle.cache import Cache, CachedResponse, cache_key, may_reuse
+from tonle.gateway.parsed_request import ROUTERS
 from tonle.gateway.stage_results import AcceptedRequest, CacheLookup
 
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -46,6 +47,8 @@ def _is_known(accepted: AcceptedRequest) -> bool:
 def _wanted(accepted: AcceptedRequest, *, by_default: bool) -> bool:
     """What the caller says; else, by default, only requests that would get the same answer again."""
     body, exchange = accepted.request.body, accepted.call.exchange
+    if ROUTERS in body:  # the answer says where a prompt is kept now
+        return False
     asked = body.get("use_cache")
     if asked is None:
         header = exchange.header("x-use-cache").lower()

@@ -29,13 +29,27 @@ class Outlet(Protocol):
 class ReplyFacts:
     """What a reply says about itself, in headers or in its metadata, as far as it is known when it begins."""
 
-    __slots__ = ("backend", "cache_state", "chain_id", "is_local", "queued_s")
+    __slots__ = (
+        "backend",
+        "cache_state",
+        "chain_id",
+        "fallback",
+        "is_local",
+        "kv_blocks",
+        "passed",
+        "queued_s",
+        "region",
+    )
 
     def __init__(self) -> None:
         self.cache_state = "bypass"  # hit | miss | bypass
         self.backend = ""  # empty: none was asked
         self.is_local = False  # that backend is the engine in this process, and the only one
         self.queued_s = 0.0
+        self.kv_blocks = ""  # of its prompt, as a replica tells (`protocol/kv_blocks.py`); not for callers
+        self.fallback = ""  # the model that answers in place of the one asked for
+        self.region: str | None = None  # of that backend
+        self.passed: Iterable[str] = ()  # gateways, if another gateway asks
         self.chain_id = ""  # of the requests that this one goes on from; empty: there is no trail to find it in
 
 
@@ -55,9 +69,9 @@ class Call:
     async def prepare(self, owner: str) -> None:
         """Fetch what the body refers to, before it is read. `owner`: whose stored things it may see. Raises `TonleError`."""
 
-    def read(self, key: Key, *, strict: bool) -> ParsedRequest:
+    def read(self, key: Key, *, strict: bool, trust_router: bool = False) -> ParsedRequest:
         """`strict` is the gateway's setting; a header may ask for it too. Raises `InvalidRequest`."""
-        return parse_request(self.decode(), self.exchange, self.path, key, strict=strict)
+        return parse_request(self.decode(), self.exchange, self.path, key, strict=strict, trust_router=trust_router)
 
     def decode(self) -> DecodedBody:
         """The body as a backend's endpoint expects it. Raises `InvalidRequest`."""

@@ -14,8 +14,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from tonle.audit.audit_metrics import AuditMetrics
 from tonle.audit.audit_options import from_config
@@ -39,22 +40,30 @@ from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.apis.responses.build import shared_resources
 from tonle.gateway.auth import Auth
+from tonle.gateway.backend_admin import BackendAdmin
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
-from tonle.gateway.backends.transport import Transport
 from tonle.gateway.build_observed import build_alerts, build_observed
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.dashboard.sessions import Sessions
+from tonle.gateway.discovery.added_backends import AddedBackends
+from tonle.gateway.discovery.discovery import Discovery
+from tonle.gateway.discovery.fleet import Fleet
+from tonle.gateway.discovery.source import Source
+from tonle.gateway.discovery.sources import source_of
 from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.hops import VIA_HEADER
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
+from tonle.gateway.local_server import LocalServer
 from tonle.gateway.observing import Observer
 from tonle.gateway.pipeline import Pipeline, PipelineOptions, Stages
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.recording import Recorder
 from tonle.gateway.routes import Routes
+from tonle.gateway.routing.held_blocks import HeldBlocks
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sending import Sender, SendOptions
 from tonle.gateway.services import Services
@@ -64,27 +73,11 @@ from tonle.gateway.under_way import UnderWay
 from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
 from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
-from tonle.protocol.replies import ModelEntry
 from tonle.telemetry import shutdown_messages
-from tonle.telemetry.metrics import Metrics
 
 log = logging.getLogger("tonle.gateway")
 
 NO_LIMIT = 1 << 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalServer:
-    """An engine in this process that takes the place of backends."""
-
-    transport: Transport
-    models: Callable[[], dict[str, ModelEntry]]  # the names it answers to, which change as adapters come and go
-    metrics: Metrics
-    context_length: Callable[[], int | None]  # of its model, tokens; None until that is loaded
-    on_drain: Callable[[], None]  # told when the server takes nothing new
-    trust_salt: bool = False  # a caller's X-Tonle-Salt says who shares cached prefixes and answers
-    enable_lora: bool = False  # without keys, every caller may load and remove adapters
-    request_of: Callable[[int], str | None] | None = None  # the id of the request that an engine's handle belongs to
 
 
 class Gateway:
@@ -101,7 +94,10 @@ class Gateway:
         self.limiter, self._counter = _counting(config, self._state)
         shared = self.limiter if isinstance(self.limiter, SharedLimiter) else None
         self.pool = _pool(config, local)
-        router = Router(self.pool, config)
+        fleet = Fleet(self.pool, config)
+        self._discovery, added = _discovery(config, fleet, None if local is not None else self._state)
+        self._held = HeldBlocks({each.name: each.row.kv_events for each in self.pool.backends if each.row.kv_events})
+        router = Router(self.pool, config, self._held)
         self._cache = _cache(config)
         replay = CachedReplies(self._cache, by_default=config.cache_by_default)
         sessions = Sessions(self.ring)
@@ -113,43 +109,48 @@ class Gateway:
         metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
         self.alerts = build_alerts(config)
         self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
-        metrics.registry.register(AlertMetrics(self.alerts))
-        metrics.registry.register(self.shadows.requests)
-        if local is not None:
-            metrics.registry.register(local.metrics)
-        if self.trail is not None:
-            metrics.registry.register(AuditMetrics(self.trail))
-        if shared is not None:
-            metrics.registry.register(SharedMetrics(shared))
+        self._register(metrics.registry, shared)
         local_metrics = None if local is None else local.metrics
         self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
+        figures = None if self.observed is None else self.observed.backend_figures
         under_way = UnderWay()
         self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
             limiter=self.limiter, recorder=recorder, replay=replay, router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
-            observer=Observer(self.observed, self.pool.backends, self._tracing),
+            observer=Observer(self.observed, self.pool.find, self._tracing),
         )  # fmt: skip
-        options = PipelineOptions(
-            keep_alive_s=config.keep_alive_s, strict=config.strict, trust_salt=local is not None and local.trust_salt
-        )
-        self._pipeline = Pipeline(stages, options, salt_secret=secrets.token_hex(32))
+        options = _pipeline_options(config, local)
+        self._pipeline = Pipeline(stages, options, salt_secret=(local and local.salt_secret) or secrets.token_hex(32))
         self._responses = shared_resources(
             config, router, lambda: self.server, own_length=None if local is None else local.context_length
         )
         self.routes = Routes(Services(
             config=config, auth=auth, ring=self.ring, sessions=sessions, trail=self.trail, pipeline=self._pipeline,
             router=router, pool=self.pool, replay=replay,
-            metrics=metrics, admin=Admin(self.ring, self.limiter, self.pool), shared=shared,
+            metrics=metrics, admin=Admin(self.ring, self.limiter), shared=shared,
+            backend_admin=BackendAdmin(self.pool, fleet, self._discovery, added, figures),
             adapters=AdapterAdmin(self.pool, under_way, dict(config.aliases), strict=config.strict),
             experiments=Experiments(config.experiments, router, self.trail),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
             local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
             trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
+            sleeper=None if local is None else local.sleeper,
         ))  # fmt: skip
         self.server = HttpServer(self.routes, _limits(config), check_head=self.routes.check_head)
+
+    def _register(self, registry: CollectorRegistry, shared: SharedLimiter | None) -> None:
+        """What is exported besides the metrics of requests."""
+        registry.register(AlertMetrics(self.alerts))
+        registry.register(self.shadows.requests)
+        if self._local is not None:
+            registry.register(self._local.metrics)
+        if self.trail is not None:
+            registry.register(AuditMetrics(self.trail))
+        if shared is not None:
+            registry.register(SharedMetrics(shared))
 
     @property
     def place(self) -> str:
@@ -172,6 +173,7 @@ class Gateway:
         """Raises `ConfigError` if keys cannot be read, or if a server that other machines can reach has none."""
         if self._state is not None:
             await self._open(self._state)
+        self.pool.probe_headers = {VIA_HEADER: self._pipeline.hops.name}
         self._check_exposure()
         if self._local is None or not self._local.metrics.shared:
             self.alerts.source = f"{socket.gethostname()}:{listener.getsockname()[1]}"
@@ -181,7 +183,11 @@ class Gateway:
         if self._counter is not None:
             await self._counter.start()
         self.ring.start()
+        self._held.start()
         await self.pool.start()
+        if self._discovery is not None:
+            await self._discovery.start()
+            await self.pool.settle()
         await self._start_observing()
         await self.server.start(listener, tls=self._tls)
 
@@ -189,6 +195,8 @@ class Gateway:
         """Running requests may finish for a while; whatever happens to them is on record when this returns."""
         self.routes.dashboard.stop()
         await self.server.stop(drain_s=self.config.drain_s if drain_s is None else drain_s)
+        if self._discovery is not None:
+            await self._discovery.stop()
         await self._alert_sources.stop()
         if self._local is not None:
             self._local.on_drain()  # not before: requests that were on their way are answered, too
@@ -198,6 +206,7 @@ class Gateway:
         if self.observed is not None:
             await self.observed.stop()
         await self.pool.stop()
+        await asyncio.to_thread(self._held.close)
         if self.trail is not None:
             await asyncio.to_thread(self.trail.close)
         if self._counter is not None:
@@ -225,6 +234,11 @@ class Gateway:
         try:
             await self.ring.reload()
             self._pipeline.salt_secret = await state.keys.secret("salt")
+            if state.counts is not None and self.config.gateway_id is None:
+                self._pipeline.hops.share(await state.keys.secret("gateway"), self.config.region)
+            if not self.pool.backends and not self.config.discovery and not await state.backends.all_backends():
+                raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
+                                  param="backends")  # fmt: skip
         except StoreLost as error:
             raise ConfigError(f"cannot use state_db: {error}", param="state_db") from error
 
@@ -279,6 +293,13 @@ def _signals(stop: asyncio.Event, server: HttpServer) -> Iterator[asyncio.Event]
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _pipeline_options(config: GatewayConfig, local: LocalServer | None) -> PipelineOptions:
+    return PipelineOptions(
+        keep_alive_s=config.keep_alive_s, strict=config.strict, gateway_id=config.gateway_id, is_local=local is not None,
+        trust_salt=local is not None and local.trust_salt, trust_router=local is not None and local.trust_router,
+    )  # fmt: skip
 
 
 def _fixed_keys(config: GatewayConfig) -> list[Any]:
@@ -339,13 +360,21 @@ def _trail(config: GatewayConfig, on_alarm: Callable[[Alarm], None]) -> AuditTra
     return None if options is None else AuditTrail(options, own_process=True, on_alarm=on_alarm)
 
 
+def _discovery(
+    config: GatewayConfig, fleet: Fleet, state: StateStore | None
+) -> tuple[Discovery | None, AddedBackends | None]:
+    """What looks for backends, and those that admins add; neither where the engine of this process is the only one."""
+    if state is None:
+        return None, None
+    added = AddedBackends(fleet, state.backends, shared=state.counts is not None)
+    sources: list[Source] = [added, *(source_of(wanted) for wanted in config.discovery)]
+    return Discovery(sources, fleet.reconcile), added
+
+
 def _pool(config: GatewayConfig, local: LocalServer | None) -> BackendPool:
     if local is not None:
         # The engine has a queue of its own: nothing waits twice. It is always asked, and says itself if it is not ready.
         names = tuple(local.models())
         row = BackendConfig(url="local:", name="local", models=names, kind="tonle", max_concurrent=NO_LIMIT)
         return BackendPool([Backend(row, config, local.transport, local.models)], probe_interval_s=0)
-    if not config.backends:
-        raise ConfigError("there is no backend: give one with --backend http://host:8000, or in the file",
-                          param="backends")  # fmt: skip
     return BackendPool([Backend(row, config) for row in config.backends], probe_interval_s=config.probe_interval_s)

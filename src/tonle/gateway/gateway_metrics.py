@@ -44,13 +44,26 @@ class GatewayMetrics:
         self._hedged = FastCounter(
             "tonle:gateway_hedged_requests", "Streams that were asked of a second backend too.", ("won_by",)
         )
+        self._fallbacks = FastCounter(
+            "tonle:gateway_fallbacks",
+            "Requests that another model answered because all backends of theirs were out.",
+            ("model", "fallback"),
+        )
         self._http = FastCounter(
             "tonle:http_requests", "HTTP requests by route and status.", ("method", "path", "status")
         )
         self._latency = FastHistogram("tonle:gateway_request_seconds", "Arrival to the end of the reply.", _WAIT_S)
         self._queue = FastHistogram("tonle:gateway_queue_seconds", "Waiting for a backend.", _WAIT_S)
         self._first = FastHistogram("tonle:gateway_first_byte_seconds", "Arrival to a backend's first byte.", _WAIT_S)
-        for collector in (self._calls, self._tokens, self._hedged, self._latency, self._queue, self._first):
+        for collector in (
+            self._calls,
+            self._tokens,
+            self._hedged,
+            self._fallbacks,
+            self._latency,
+            self._queue,
+            self._first,
+        ):
             self.registry.register(collector)
         if process:
             self.registry.register(self._http)
@@ -65,6 +78,8 @@ class GatewayMetrics:
         self._calls.add(status, str(exchange.status))
         if sent is not None and sent.hedge is not None:
             self._hedged.add("second" if sent.backend == sent.hedge.second else "first")
+        if sent is not None and sent.backend and results.model is not None and results.model.fallback is not None:
+            self._fallbacks.add(results.model.asked, results.model.fallback)
         if answer.usage is not None and status != "cached":
             self._tokens.add("prompt", count=_count(answer.usage.get("prompt_tokens")))
             self._tokens.add("completion", count=_count(answer.usage.get("completion_tokens")))

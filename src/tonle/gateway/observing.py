@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from tonle.edge.exchange import Exchange
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.log_fields import about
+from tonle.gateway.parsed_request import NOT_COMPUTED
 from tonle.gateway.stage_results import StageResults
 from tonle.gateway.trace_facts import trace_facts
 from tonle.observe.observed import Observed
@@ -35,10 +36,15 @@ _HOUR_S = 3600.0
 class Observer:
     """With nothing to tell it to, it does nothing."""
 
-    def __init__(self, observed: Observed | None, backends: Iterable[Backend], tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        observed: Observed | None,
+        find_backend: Callable[[str], Backend | None],
+        tracing: Tracing | None = None,
+    ) -> None:
         self._observed = observed
         self._tracing = tracing
-        self._backends = {backend.name: backend for backend in backends}
+        self._find_backend = find_backend
 
     def began(self, exchange: Exchange) -> None:
         """Which trace it belongs to. Without a collector, a look at one header."""
@@ -60,7 +66,7 @@ class Observer:
         if self._observed is None and self._tracing is None:
             return
         try:
-            backend = self._backends.get(results.backend)
+            backend = self._find_backend(results.backend)
             seen = _seen(call, facts, results, status, answer, error, limit, backend)
             if self._observed is not None:
                 self._observed.ended(seen)
@@ -88,7 +94,8 @@ def _seen(
     prompt_tokens, cached_tokens, completion_tokens = _tokens(results, answer)
     sent_s = None if sent is None else _since(arrived_s, sent.sent_s)
     num_answers = 1 if request is None else max(1, request.num_answers)
-    device_s = _device_s(sent_s, last_s or total_s, num_answers, answer.spent, backend)
+    computed = exchange.path not in NOT_COMPUTED
+    device_s = _device_s(sent_s, last_s or total_s, num_answers, answer.spent, backend) if computed else 0.0
     price = None if backend is None else backend.price_per_hour
     trace = exchange.trace
     return SeenRequest(
@@ -108,6 +115,7 @@ def _seen(
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         completion_tokens=completion_tokens,
+        computed=computed,
         num_answers=num_answers,
         cache=results.lookup.state,
         experiment=None if model is None else model.experiment,
@@ -116,6 +124,8 @@ def _seen(
         is_local=facts.is_local,
         why="" if sent is None else sent.why,
         failed=() if sent is None else sent.failed,
+        fallback="" if model is None else model.fallback or "",
+        region=(results.region or "")[:MAX_NAME_CHARS] if results.backend else "",
         trace_id="" if trace is None else trace.trace_id,
         span_id="" if trace is None else trace.span_id,
         accepted_s=_since(arrived_s, results.accepted_s),

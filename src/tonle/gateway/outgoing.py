@@ -11,9 +11,11 @@ import msgspec
 
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.transport import SALT_HEADER
+from tonle.gateway.hops import VIA_HEADER, written
 from tonle.gateway.parsed_request import OWN_FIELDS
 from tonle.gateway.stage_results import AcceptedRequest
 from tonle.observe.trace_context import PARENT_HEADER, STATE_HEADER, TraceContext
+from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
 
 STRICT_HEADER = "x-tonle-strict"
 
@@ -33,7 +35,7 @@ def body_for(accepted: AcceptedRequest, backend: Backend, extra: dict[str, Any] 
         changes["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     if backend.kind == "vllm":
         changes["cache_salt"] = accepted.salt
-    done = _DONE.get(backend.kind, _DONE_ELSEWHERE)
+    done = _done(backend)
     dropped = request.rewritten or any(name in body for name in done)
     if not dropped and not changes:
         return request.raw
@@ -45,12 +47,17 @@ def body_for(accepted: AcceptedRequest, backend: Backend, extra: dict[str, Any] 
 
 def copy_for(accepted: AcceptedRequest, backend: Backend, changes: dict[str, Any], left_out: tuple[str, ...]) -> bytes:
     """A request of the gateway's own with the caller's prompt: not streamed, and under the caller's salt."""
-    done = (*_DONE.get(backend.kind, _DONE_ELSEWHERE), *left_out)
+    done = (*_done(backend), *left_out)
     body = {name: value for name, value in accepted.request.body.items() if name not in done}
     body |= {"stream": False, **changes}
     if backend.kind == "vllm":
         body["cache_salt"] = accepted.salt
     return msgspec.json.encode(body)
+
+
+def _done(backend: Backend) -> tuple[str, ...]:
+    """Another gateway has experiments of its own, in which a user stays in one arm."""
+    return OWN_FIELDS if backend.gateway_id is not None else _DONE.get(backend.kind, _DONE_ELSEWHERE)
 
 
 def headers_for(accepted: AcceptedRequest, backend: Backend, span_id: str = "") -> dict[str, str]:
@@ -64,8 +71,12 @@ def headers_for(accepted: AcceptedRequest, backend: Backend, span_id: str = "") 
         for name in (PARENT_HEADER, STATE_HEADER):
             if value := call.exchange.header(name):
                 headers[name] = value
+    if accepted.passed and not backend.local:
+        headers[VIA_HEADER] = written(accepted.passed)
     if backend.kind == "tonle":
         headers[SALT_HEADER] = accepted.salt
+        if backend.row.kv_events or (backend.local and call.exchange.header(KV_BLOCKS_HEADER)):
+            headers[KV_BLOCKS_HEADER] = "1"
         if accepted.request.strict:
             headers[STRICT_HEADER] = "1"
     return headers

@@ -7,6 +7,7 @@ Does: reply from what is known here, or from what the engine in this process say
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -16,6 +17,7 @@ from tonle.edge.exchange import Exchange
 from tonle.errors import UnknownModel
 from tonle.gateway.api_keys.key import Key
 from tonle.gateway.backends.transport import SHOW_PATHS_HEADER, TRUST_SALT_HEADER
+from tonle.gateway.hops import GATEWAY_HEADER, VIA_HEADER, read_via
 from tonle.gateway.services import Services
 from tonle.protocol.replies import ModelEntry
 
@@ -32,7 +34,11 @@ class OwnPages:
         if self._services.is_local:
             await self.page(exchange)
             return
-        exchange.reply(msgspec.json.encode({"object": "list", "data": self._listed(exchange.key)}))
+        headers = [(GATEWAY_HEADER, self._services.pipeline.hops.name)]
+        if exchange.key.is_gateway:
+            headers.append((TRUST_SALT_HEADER, "1"))
+        listed = self._listed(exchange.key, read_via(exchange.header(VIA_HEADER)))
+        exchange.reply(msgspec.json.encode({"object": "list", "data": listed}), headers=headers)
 
     async def model(self, exchange: Exchange) -> None:
         if self._services.is_local:
@@ -45,7 +51,7 @@ class OwnPages:
                 return
         raise UnknownModel(f"there is no model {name!r} for this key; GET /v1/models lists those there are")
 
-    def _listed(self, key: Key) -> list[dict[str, object]]:
+    def _listed(self, key: Key, passed: Collection[str] = ()) -> list[dict[str, object]]:
         return [
             {
                 "id": name,
@@ -57,7 +63,7 @@ class OwnPages:
                 "max_model_len": entry.max_model_len,
                 **({} if entry.adapter_digest is None else {"digest": entry.adapter_digest}),
             }
-            for name, entry in self._services.router.public_models().items()
+            for name, entry in self._services.router.public_models(passed).items()
             if key.may_use(name)
         ]
 

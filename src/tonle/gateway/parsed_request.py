@@ -24,6 +24,7 @@ from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
 from tonle.protocol.priority import EXPECTED, NORMAL, read_priority
 
 OWN_FIELDS = ("use_cache",)  # the gateway's own: never sent to a backend
+ROUTERS = "kv_transfer_params"  # where a prompt is computed: kept where the caller is a router
 EXTRAS = "vllm_xargs"  # where vLLM looks for further fields; what is stripped is stripped here too
 
 # Their prompts are read; the prompts of other paths are estimated by the size of the body. Streams of these end with a
@@ -122,8 +123,11 @@ def add_warning(warnings: list[FieldWarning], param: str, message: str) -> None:
         warnings.append(FieldWarning(param[:MAX_NAME_CHARS], message))
 
 
-def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key, *, strict: bool) -> ParsedRequest:
-    """`path` is what a backend will be asked for; `strict`, the gateway's own setting. Raises `InvalidRequest`."""
+def parse_request(
+    decoded: DecodedBody, exchange: Exchange, path: str, key: Key, *, strict: bool, trust_router: bool = False
+) -> ParsedRequest:
+    """`path` is what a backend will be asked for; `strict`, the gateway's own setting; `trust_router`: the caller is a router,
+    which may set what other callers may not. Raises `InvalidRequest`."""
     body = decoded.body
     model = body.get("model")
     if model is not None and not isinstance(model, str):
@@ -135,7 +139,7 @@ def parse_request(decoded: DecodedBody, exchange: Exchange, path: str, key: Key,
     if not _SPECIAL.isdisjoint(body):
         new_tokens, num_answers = max(new_tokens, _other_lengths(body)), _answers_each(body)
         priority = _priority(decoded, key)
-        _strip(decoded)
+        _strip(decoded, trust_router=trust_router)
     if path in WITH_USAGE:
         prompt_tokens = estimate_prompt(body)
         num_answers = min(num_answers * _num_prompts(body), MAX_TOKENS)
@@ -251,12 +255,12 @@ def _deadline(exchange: Exchange) -> float | None:
     return exchange.arrived_s + int(text) / 1000
 
 
-def _strip(decoded: DecodedBody) -> None:
+def _strip(decoded: DecodedBody, *, trust_router: bool) -> None:
     """Fields that only this side of the gateway may set. A null is removed too: a body may name a field twice."""
     extras = decoded.body.get(EXTRAS)
     for place, prefix in ((decoded.body, ""), (extras if isinstance(extras, dict) else {}, f"{EXTRAS}.")):
         for name, why in STRIPPED.items():
-            if name in place:
+            if name in place and not (trust_router and name == ROUTERS):
                 decoded.rewritten = True
                 if place.pop(name) is not None:
                     decoded.warn(prefix + name, why)

@@ -28,6 +28,7 @@ from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.call import Call, ReplyFacts
 from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
+from tonle.gateway.hops import VIA_HEADER, Hops
 from tonle.gateway.limits.limiter import Limiter
 from tonle.gateway.log_fields import about
 from tonle.gateway.observing import Observer
@@ -35,9 +36,16 @@ from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, RateLimited, UpstreamFailed, UpstreamTimeout
 from tonle.gateway.relay import Relay
 from tonle.gateway.routing.router import Router, salt_of
-from tonle.gateway.sending import Sender
+from tonle.gateway.sending import Sender, is_out, joined
 from tonle.gateway.shadow import Shadows
-from tonle.gateway.stage_results import BYPASS, AcceptedRequest, CacheLookup, StageResults
+from tonle.gateway.stage_results import (
+    BYPASS,
+    AcceptedRequest,
+    CacheLookup,
+    ResolvedModel,
+    SendResult,
+    StageResults,
+)
 from tonle.gateway.under_way import UnderWay
 from tonle.protocol.adapters import ADAPTER_HEADER, digest_in
 from tonle.protocol.answers import Answer
@@ -63,7 +71,10 @@ class Stages:
 class PipelineOptions:
     keep_alive_s: float
     strict: bool = False
+    gateway_id: str | None = None  # in X-Tonle-Via; None: drawn
+    is_local: bool = False  # the engine of this process answers: the request goes no further
     trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose cached answers and prefixes are shared
+    trust_router: bool = False  # kv_transfer_params of requests are the caller's, a router's, to set
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -79,6 +90,7 @@ class Pipeline:
         self._stages = stages
         self._options = options
         self.salt_secret = salt_secret
+        self.hops = Hops(options.gateway_id)
 
     async def run(self, call: Call) -> None:
         """The whole life of one generation request."""
@@ -93,6 +105,9 @@ class Pipeline:
         facts = ReplyFacts()
         if refusal is None:
             facts.chain_id = self._stages.recorder.link(record, accepted)
+            facts.fallback = accepted.model.fallback or ""
+            if call.exchange.header(VIA_HEADER):
+                facts.passed = accepted.passed
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         if refusal is None and accepted.model.entry.parent:
@@ -135,16 +150,17 @@ class Pipeline:
         if exchange.refusal is not None:
             raise exchange.refusal
         key = results.key
+        passed = {} if self._options.is_local else self.hops.enter(exchange)
         owner = results.owner = owner_of(exchange, key, trust_salt=self._options.trust_salt)
         await call.prepare(owner)
-        request = results.request = call.read(key, strict=self._options.strict)
+        request = results.request = call.read(key, strict=self._options.strict, trust_router=self._options.trust_router)
         request.check_strict()
         charging = stages.limiter.charge(key, request.total_tokens)
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
         model = results.model = stages.router.resolve(key, request)
         check_model(key, model.asked)
         results.accepted_s = time.monotonic()
-        return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret))
+        return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret), passed)
 
     async def _answer(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> None:
         """Replay, or choose and send; once there is room for the record."""
@@ -157,16 +173,41 @@ class Pipeline:
             return
         try:
             relay.keep_copy = lookup.flight is not None
-            sent = results.sent = await self._stages.sender.send(accepted, relay)
+            sent = results.sent = await self._send(accepted, relay, results)
+            if relay.facts.kv_blocks and not relay.facts.fallback:
+                self._stages.router.learn(accepted, relay.facts.backend, relay.facts.kv_blocks)
             if sent.failure is not None:
                 raise sent.failure
             relay.finish()
-            if lookup.flight is not None:
+            if lookup.flight is not None and results.model is accepted.model:  # not an answer of another model
                 lookup.flight.land(_copy(accepted, relay))
         finally:
             if lookup.flight is not None:
                 lookup.flight.land(None)  # has no effect after the line above
         results.shadow = self._stages.shadows.follow(accepted)
+
+    async def _send(self, accepted: AcceptedRequest, relay: Relay, results: StageResults) -> SendResult:
+        """To the model's backends; if they are all out, to those of its fallbacks."""
+        stages, sent = self._stages, await self._stages.sender.send(accepted, relay)
+        for model in stages.router.in_place_of(accepted):
+            if not is_out(sent) or relay.began or accepted.request.is_late:
+                break
+            self._change_model(relay, results, model)
+            tried = await stages.sender.send(msgspec.structs.replace(accepted, model=model), relay)
+            if not tried.backend and is_out(tried):  # so are its own: what the first ones said is more to the point
+                self._change_model(relay, results, accepted.model)
+                continue
+            sent = joined(sent, tried)
+        return sent
+
+    def _change_model(self, relay: Relay, results: StageResults, model: ResolvedModel) -> None:
+        """Another model answers from here on."""
+        under_way, before = self._stages.under_way, results.model
+        if before is not None and before.entry.parent:
+            under_way.leave(before.name, relay)
+        if model.entry.parent:
+            under_way.enter(model.name, relay)
+        results.model, relay.facts.fallback = model, model.fallback or ""
 
     async def _look_up(self, accepted: AcceptedRequest, relay: Relay) -> CacheLookup:
         if not self._stages.replay.applies_to(accepted):
@@ -201,6 +242,7 @@ class Pipeline:
             backend = f"backend {results.backend}: " if results.backend and not relay.facts.is_local else ""
             call.exchange.problem = f"{backend}{ending.problem}"
         call.exchange.tokens = _tokens(answer)
+        results.region = relay.region
         if results.lease is not None:
             results.lease.settle(results.used_tokens)
         error_facts = _error_facts(call, ending.failure)

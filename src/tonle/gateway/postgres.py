@@ -64,6 +64,8 @@ class Postgres:
             if await connection.fetchval("SELECT to_regclass('tonle_schema')") is None:
                 await connection.execute(_SCHEMA_FILE.read_text(encoding="utf-8"))
                 await connection.execute("INSERT INTO tonle_schema VALUES ($1)", SCHEMA_VERSION)
+            if await connection.fetchval("SELECT to_regclass('tonle_backends')") is None:  # of tables that are older
+                await connection.execute("CREATE TABLE tonle_backends (name text PRIMARY KEY, document bytea NOT NULL)")
             version = await connection.fetchval("SELECT version FROM tonle_schema")
         if version != SCHEMA_VERSION:
             raise ConfigError(f"the tables in {self.place} are of version {version}, and this gateway needs "

@@ -168,6 +168,12 @@ def _route(results: StageResults) -> dict[str, Any] | None:
     route: dict[str, Any] = {"backend": sent.backend, "model": results.model.name, "why": sent.why}
     if sent.failed:
         route["failed"] = list(sent.failed)
+    if results.model.fallback is not None:
+        route["fallback"] = results.model.fallback
+    if results.region is not None:
+        route["region"] = results.region
+    if sent.left:
+        route["left"] = list(sent.left)
     if sent.prefill is not None:
         route["prefill"] = sent.prefill
     if sent.hedge is not None:

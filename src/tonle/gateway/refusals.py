@@ -5,6 +5,7 @@ CallerError    ├── Unauthorized      no key, or an unknown one            
                ├── ForeignPage       a web page of another site asks      403
                ├── NoHandler         unknown path, or wrong method        404, 405
                ├── UnknownRequest    not remembered, or not the caller's  404
+               ├── Conflict          it is there already, or in the way   409
                ├── NoLength          a body whose length is not told      411
                ├── NotJson           a body that is not JSON              415
                └── NotServedHere     another server of the same has it    501
@@ -13,7 +14,8 @@ CapacityError  ├── TooMany                                                
                │   └── QueueFull     the queue is full                    429
                ├── NoBackend         no healthy backend for it           503
                └── DeadlinePassed    too late to begin                    504
-InternalError  └── UpstreamFailed    a backend failed                     502
+InternalError  ├── LoopDetected      it has passed this gateway before    508
+               └── UpstreamFailed    a backend failed                     502
                    └── UpstreamTimeout   it did not answer in time        504
 """
 
@@ -46,6 +48,11 @@ class NoHandler(CallerError):
 
 class UnknownRequest(NotFound):
     code = "request_not_found"
+
+
+class Conflict(CallerError):
+    status = 409
+    code = "conflict"
 
 
 class NoLength(CallerError):
@@ -90,6 +97,11 @@ class NoBackend(CapacityError):
 class DeadlinePassed(CapacityError):
     status = 504
     code = "deadline_exceeded"
+
+
+class LoopDetected(InternalError):
+    status = 508
+    code = "loop_detected"
 
 
 class UpstreamFailed(InternalError):

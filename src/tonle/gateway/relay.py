@@ -21,15 +21,20 @@ from tonle.gateway import field_warnings
 from tonle.gateway.answer_reader import AnswerReader
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Outlet, ReplyFacts
+from tonle.gateway.hops import VIA_HEADER, written
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.protocol import sse
 from tonle.protocol.adapters import ADAPTER_HEADER
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
+from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")
 PASSED_HEADERS = ("retry-after", "x-queue-time", "x-prefill-time", "x-decode-time")
 CHAIN_HEADER = "x-tonle-chain"
+FALLBACK_HEADER = "x-tonle-fallback"
+REGION_HEADER = "x-tonle-region"
+MAX_REGION_CHARS = 128
 MAX_TIME_S = 1e6  # that an engine may say it took
 _TIME_HEADERS = (("queue", "x-queue-time"), ("prefill", "x-prefill-time"), ("decode", "x-decode-time"))
 MAX_ERROR_BYTES = 64 * 1024  # of a backend's error reply that are kept
@@ -83,6 +88,7 @@ class Relay:
             self._timer = asyncio.get_running_loop().call_later(keep_alive_s, self._comment)
         self._waiting_for: Callable[[], str] = _waiting
         self._on_begin: Callable[[], None] | None = None
+        self._from_gateway = False
 
     def expect_begin(self, on_begin: Callable[[], None]) -> None:
         """To be called when the answer begins: with the first event of a stream, or the head of a whole answer."""
@@ -91,6 +97,7 @@ class Relay:
     def expect(self, backend: Backend, queued_s: float, waiting_for: Callable[[], str] = _working) -> None:
         """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
         self.facts.backend, self.facts.is_local, self.facts.queued_s = backend.name, backend.local, queued_s
+        self.facts.region, self._from_gateway = backend.region, backend.gateway_id is not None
         self.asked_s = None
         self._waiting_for = waiting_for
 
@@ -110,6 +117,9 @@ class Relay:
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
+        if KV_BLOCKS_HEADER in headers and not self.facts.is_local:  # it is for this gateway, not for its caller
+            self.headers = {name: value for name, value in headers.items() if name != KV_BLOCKS_HEADER}
+            self.facts.kv_blocks = headers[KV_BLOCKS_HEADER]
         self.first_byte_s = None
         self._pieces, self._size, self._read_whole = [], 0, False
         if status != 200:
@@ -140,12 +150,19 @@ class Relay:
         if self.keep_copy:
             self._keep(piece, MAX_COPY_BYTES)
         if not self.began:
-            if self._started and ADAPTER_HEADER in self.headers:  # too late for a header
-                self._outlet.write(f": {ADAPTER_HEADER} {self.headers[ADAPTER_HEADER]}\n\n".encode())
+            if self._started:
+                self._write_late_headers()
             self._begin()
             if self._warnings:
                 piece = field_warnings.in_stream(piece, self._warnings)
         self._outlet.write(piece)
+
+    def _write_late_headers(self) -> None:
+        """Comments have been sent: what was not known then is told in one."""
+        told = {ADAPTER_HEADER: self.headers.get(ADAPTER_HEADER, ""), FALLBACK_HEADER: self.facts.fallback}
+        for name, value in told.items():
+            if value:
+                self._outlet.write(f": {name} {value}\n\n".encode())
 
     def _begin(self) -> None:
         self.began = True
@@ -199,7 +216,8 @@ class Relay:
             self._outlet.end()
         else:
             content_type = self.headers.get("content-type", "application/json")
-            self._outlet.reply(body, status=self.status, content_type=content_type, headers=self._reply_headers())
+            headers = self._reply_headers(self.status)
+            self._outlet.reply(body, status=self.status, content_type=content_type, headers=headers)
 
     def replay(self, body: bytes, content_type: str, *, adapter: str = "") -> None:
         """An answer that was given before. `adapter`: as the header of that answer named it."""
@@ -224,7 +242,7 @@ class Relay:
             self._outlet.write(sse.event(error.body))
             self._outlet.end()
         else:
-            own = [*error.headers, *self._reply_headers()]
+            own = [*error.headers, *self._reply_headers(error.status)]
             self._outlet.reply(msgspec.json.encode(error.body), status=error.status, headers=own)
 
     def close(self) -> None:
@@ -242,19 +260,32 @@ class Relay:
             self._timer.cancel()
             self._timer = None
 
-    def _reply_headers(self) -> list[tuple[str, str]]:
+    @property
+    def region(self) -> str | None:
+        """Where the answer was made: as a gateway that was asked tells, or where the backend is."""
+        told = self.headers.get(REGION_HEADER, "")[:MAX_REGION_CHARS] if self._from_gateway else ""
+        return told or self.facts.region
+
+    def _reply_headers(self, status: int = 200) -> list[tuple[str, str]]:
         facts = self.facts
         headers = [("x-process-time", f"{self._exchange.elapsed_s:.6f}"), ("x-cache", facts.cache_state)]
         if facts.backend and not facts.is_local:
             headers += [("x-tonle-backend", facts.backend), ("x-tonle-queue-time", f"{facts.queued_s:.6f}")]
+            if (region := self.region) is not None:
+                headers.append((REGION_HEADER, region))
+        if facts.fallback:
+            headers.append((FALLBACK_HEADER, facts.fallback))
+        if status >= 500 and facts.passed:  # for the gateway that asks: none of these needs to be tried again
+            headers.append((VIA_HEADER, written(facts.passed)))
         if facts.chain_id:
             headers.append((CHAIN_HEADER, facts.chain_id))
         theirs = self.headers.get(field_warnings.HEADER, "")
         if self._warnings or theirs:
             headers.append((field_warnings.HEADER, field_warnings.header(self._warnings, theirs)))
+        said = {name for name, _ in headers}
         for name, value in self.headers.items():
-            if name == field_warnings.HEADER or (name == CHAIN_HEADER and facts.chain_id):
-                continue  # said above
+            if name in said or name in (field_warnings.HEADER, VIA_HEADER):
+                continue
             if name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES):
                 headers.append((name, value))
         return headers

@@ -21,6 +21,8 @@ from tonle.gateway.apis.ollama.pages import OllamaPages, managing_refusal
 from tonle.gateway.apis.responses.api import INPUT_ITEMS
 from tonle.gateway.apis.responses.request import PATH as RESPONSES
 from tonle.gateway.apis.translated import TRANSLATED, call_for
+from tonle.gateway.backend_admin import PATH as BACKENDS
+from tonle.gateway.backend_admin import BackendAdmin
 from tonle.gateway.dashboard.pages import PREFIX, Dashboard
 from tonle.gateway.entry import NOTHING, Entry, Found
 from tonle.gateway.experiments import PATH as EXPERIMENTS
@@ -28,10 +30,13 @@ from tonle.gateway.explain_page import PATTERN as EXPLAIN
 from tonle.gateway.explain_page import PREFIX as REQUESTS
 from tonle.gateway.explain_page import SUFFIX as EXPLAINED
 from tonle.gateway.explain_page import ExplainPage
+from tonle.gateway.fallback_admin import PATH as FALLBACKS
+from tonle.gateway.fallback_admin import FallbackAdmin
 from tonle.gateway.log_fields import about
 from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
+from tonle.gateway.sleep_pages import SleepPages
 from tonle.gateway.web_pages import WebPages, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
@@ -59,7 +64,8 @@ class Routes:
         self._access_level = logging.INFO if services.is_local else logging.DEBUG
         metrics = services.local_metrics
         self._count = services.metrics.count_http if metrics is None else metrics.count_http
-        admin, pages, explain = services.admin, OwnPages(services), ExplainPage(services)
+        admin, backends = services.admin, services.backend_admin
+        pages, explain = OwnPages(services), ExplainPage(services)
         loading = None if services.enable_lora else NO_KEYS_TO_LOAD
         table: dict[str, dict[str, Entry]] = {
             "/v1/models": {"GET": Entry("models", pages.models)},
@@ -75,14 +81,13 @@ class Routes:
                 "GET": Entry("dashboard", admin.list_keys),
                 "POST": Entry("admin", admin.create_key, takes_json=True),
             },
-            "/admin/backends": {"GET": Entry("dashboard", admin.list_backends)},
+            BACKENDS: {"GET": Entry("dashboard", backends.list_all)},
             EXPERIMENTS: {"GET": Entry("dashboard", services.experiments.list_all)},
         }
         table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
-        if services.is_local:
-            table |= {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
+        table |= _local_pages(services, pages) if services.is_local else _gateway_pages(services)
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
         self._model = Found("/v1/models/{id}", {"GET": Entry("models", pages.model)})
         self._response = Found(
@@ -95,8 +100,11 @@ class Routes:
         # It looks for a key itself: one that may use models, or one that may see the dashboard.
         self._explain = Found(EXPLAIN, {"GET": Entry(None, explain.reply)})
         self._key = Found("/admin/keys/{id}", {"DELETE": Entry("admin", admin.revoke_key)})
-        self._drain = Found("/admin/backends/{name}/drain", {"POST": Entry("admin", admin.drain)})
-        self._resume = Found("/admin/backends/{name}/resume", {"POST": Entry("admin", admin.resume)})
+        self._drain = Found(f"{BACKENDS}/{{name}}/drain", {"POST": Entry("admin", backends.drain)})
+        self._resume = Found(f"{BACKENDS}/{{name}}/resume", {"POST": Entry("admin", backends.resume)})
+        probe = Found(f"{BACKENDS}/{{name}}/probe", {"POST": Entry("admin", backends.probe)})
+        self._probe = NOTHING if services.is_local else probe
+        self._backend = NOTHING if services.is_local else _one_backend(backends)
         self._start = Found(f"{EXPERIMENTS}/{{name}}/start", {"POST": Entry("admin", services.experiments.start)})
         self._stop = Found(f"{EXPERIMENTS}/{{name}}/stop", {"POST": Entry("admin", services.experiments.stop)})
         self.dashboard = Dashboard(services, explain)
@@ -111,7 +119,7 @@ class Routes:
         """Without those of the dashboard: its own page alone asks them."""
         named = (
             self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume, self._start,
-            self._stop,
+            self._stop, *(() if self._services.is_local else (self._backend, self._probe)),
         )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
@@ -166,10 +174,9 @@ class Routes:
             return self._explain
         if path.startswith("/admin/keys/"):
             return self._key
-        if path.startswith("/admin/backends/") and path.endswith("/drain"):
-            return self._drain
-        if path.startswith("/admin/backends/") and path.endswith("/resume"):
-            return self._resume
+        if path.startswith(f"{BACKENDS}/"):
+            acting = {"drain": self._drain, "resume": self._resume, "probe": self._probe}
+            return acting.get(path.rpartition("/")[2], self._backend)
         if path.startswith(f"{EXPERIMENTS}/") and path.endswith(("/start", "/stop")):
             return self._start if path.endswith("/start") else self._stop
         return self.dashboard.find(path) if path.startswith(PREFIX) else NOTHING
@@ -229,6 +236,25 @@ class Routes:
         await self._services.pipeline.run(call_for(exchange, self._services))
 
 
+def _one_backend(backends: BackendAdmin) -> Found:
+    return Found(
+        f"{BACKENDS}/{{name}}",
+        {
+            "GET": Entry("dashboard", backends.show),
+            "PATCH": Entry("admin", backends.change, takes_json=True),
+            "DELETE": Entry("admin", backends.remove),
+        },
+    )
+
+
+def _sleep_pages(pages: SleepPages) -> dict[str, dict[str, Entry]]:
+    return {
+        "/sleep": {"POST": Entry("admin", pages.sleep)},
+        "/wake_up": {"POST": Entry("admin", pages.wake_up)},
+        "/is_sleeping": {"GET": Entry("admin", pages.is_sleeping)},
+    }
+
+
 def _ollama_pages(pages: OllamaPages) -> dict[str, dict[str, Entry]]:
     return {
         "/": {"GET": Entry(None, pages.root, is_probe=True)},
@@ -271,3 +297,27 @@ def _send_error(exchange: Exchange, error: ErrorReply) -> None:
 def _safe(path: str) -> str:
     """To be logged and sent back: no control characters."""
     return path.encode("unicode_escape").decode()[:200]
+
+
+def _local_pages(services: Services, pages: OwnPages) -> dict[str, dict[str, Entry]]:
+    """Of a server with an engine of its own."""
+    table = {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
+    if services.sleeper is not None:
+        table |= _sleep_pages(SleepPages(services.sleeper))
+    return table
+
+
+def _gateway_pages(services: Services) -> dict[str, dict[str, Entry]]:
+    """Of a gateway in front of other servers."""
+    backends, fallbacks = services.backend_admin, FallbackAdmin(services.router.fallbacks)
+    return {
+        BACKENDS: {
+            "GET": Entry("dashboard", backends.list_all),
+            "POST": Entry("admin", backends.add, takes_json=True),
+        },
+        f"{BACKENDS}/figures": {"GET": Entry("dashboard", backends.list_figures)},
+        FALLBACKS: {
+            "GET": Entry("dashboard", fallbacks.show),
+            "PUT": Entry("admin", fallbacks.replace, takes_json=True),
+        },
+    }

@@ -15,6 +15,7 @@ from tonle.gateway.admin import Admin
 from tonle.gateway.api_keys.ring import KeyRing
 from tonle.gateway.apis.responses.api import ResponsesApi
 from tonle.gateway.auth import Auth
+from tonle.gateway.backend_admin import BackendAdmin
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.cached_reply import CachedReplies
 from tonle.gateway.dashboard.sessions import Sessions
@@ -24,6 +25,7 @@ from tonle.gateway.limits.shared_limiter import SharedLimiter
 from tonle.gateway.pipeline import Pipeline
 from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
+from tonle.gateway.sleep_pages import Sleeper
 from tonle.observe.observed import Observed
 from tonle.telemetry.metrics import Metrics
 
@@ -41,6 +43,7 @@ class Services:
     replay: CachedReplies
     metrics: GatewayMetrics
     admin: Admin
+    backend_admin: BackendAdmin
     adapters: AdapterAdmin
     experiments: Experiments
     sessions: Sessions
@@ -53,6 +56,7 @@ class Services:
     observed: Observed | None = None  # None: of several front ends none sees all requests
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
     trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose request it is
+    sleeper: Sleeper | None = None  # of such an engine
     request_of: Callable[[int], str | None] | None = None  # the request that a handle of such an engine belongs to
 
     @property

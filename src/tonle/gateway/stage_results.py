@@ -19,6 +19,7 @@ from tonle.config.routing import ArmConfig
 from tonle.gateway.api_keys.key import LOCAL_CALLER, Key
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
+from tonle.gateway.hops import Passed
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens
 from tonle.observe.trace_facts import SentAttempt
@@ -39,6 +40,9 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     new_tokens: int  # that may be written in all answers: asked for, and each no more than the model's context
     experiment: str | None = None
     arm: ArmConfig | None = None  # of that experiment
+    fallback: str | None = (
+        None  # this is not what was asked for: its backends are out, and this model answers in its place
+    )
 
 
 class AcceptedRequest(msgspec.Struct, frozen=True):
@@ -50,6 +54,7 @@ class AcceptedRequest(msgspec.Struct, frozen=True):
     model: ResolvedModel
     owner: str  # whose cached answers and prefixes it may see
     salt: str  # separates the owner's cached prefixes from others' inside an engine
+    passed: Passed = msgspec.field(default_factory=dict)  # gateways; those that are found to be no help are added
 
 
 class CacheLookup(msgspec.Struct, frozen=True):
@@ -65,7 +70,7 @@ BYPASS = CacheLookup("bypass")
 
 class Route(msgspec.Struct, frozen=True):
     backend: Backend
-    why: str  # only, experiment, length, prefix, load
+    why: str  # only, experiment, region, share, length, prefix, load
     prefill: Backend | None = None  # computes the prompt first, where roles are apart
 
 
@@ -84,6 +89,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # that backend
     status: int = 0  # of its reply; 0: none came
     failed: tuple[str, ...] = ()  # backends that failed before it
+    left: tuple[str, ...] = ()  # backends that were removed before they had answered
     hedge: Hedge | None = None
     prefill: str | None = None  # the backend that computed the prompt
     queued_s: float = 0.0
@@ -112,6 +118,7 @@ class StageResults(msgspec.Struct):
     lookup: CacheLookup = BYPASS
     sent: SendResult | None = None
     shadow: ShadowCopy | None = None
+    region: str | None = None  # where the answer was made
     adapter_digest: str | None = None  # of the adapter that computed the answer, as its server tells
     owner: str | None = None  # whose request it is; None: it was not accepted
     accepted_s: float | None = None  # monotonic; when it was read, charged and resolved

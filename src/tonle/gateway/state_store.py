@@ -1,4 +1,6 @@
-"""`StateStore`: where a gateway keeps keys and counts limits. A SQLite file for one gateway, a server for several.
+"""`StateStore`: where a gateway keeps keys, and backends that were added, and counts limits.
+
+A SQLite file for one gateway, a server for several.
 
 Does: choose by the setting `state_db`, connect, close. Does not: import a server's library unless it is chosen.
 """
@@ -13,6 +15,7 @@ from tonle.cache.redis_client import RedisClient
 from tonle.config.stores import POSTGRES, REDIS, scheme_of
 from tonle.errors import ConfigError, StoreLost
 from tonle.gateway.api_keys.key_store import KeyStore
+from tonle.gateway.discovery.backend_store import BackendStore, PostgresBackends, RedisBackends
 from tonle.gateway.limits.shared_counts import SharedCounts
 from tonle.gateway.limits.usage_saver import UsageStore
 
@@ -23,6 +26,7 @@ class StateStore(Protocol):
     """Limits are counted in `counts`, or else in memory; then `usage` stores them."""
 
     keys: KeyStore
+    backends: BackendStore
     counts: SharedCounts | None
     usage: UsageStore | None
 
@@ -48,6 +52,7 @@ class FileState:
 
         self._file = SqliteKeys(path)
         self.keys: KeyStore = self._file
+        self.backends: BackendStore = self._file
         self.counts: SharedCounts | None = None
         self.usage: UsageStore | None = self._file
 
@@ -65,6 +70,7 @@ class RedisState:
 
         self._client = RedisClient(url, timeout_s=timeout_s, param="state_db")
         self.keys: KeyStore = RedisKeys(self._client)
+        self.backends: BackendStore = RedisBackends(self._client)
         self.counts: SharedCounts | None = RedisCounts(self._client)
         self.usage: UsageStore | None = None
 
@@ -93,6 +99,7 @@ class PostgresState:
 
         self._server = Postgres(url, timeout_s=timeout_s)
         self.keys: KeyStore = PostgresKeys(self._server)
+        self.backends: BackendStore = PostgresBackends(self._server)
         self.counts: SharedCounts | None = PostgresCounts(self._server)
         self.usage: UsageStore | None = None
 

@@ -88,7 +88,7 @@ class WebPages:
         ]  # fmt: skip
         if exchange.method == "OPTIONS":
             exchange.extra_headers += [
-                ("access-control-allow-methods", "GET, POST, DELETE, OPTIONS"),
+                ("access-control-allow-methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS"),
                 ("access-control-allow-headers", exchange.header("access-control-request-headers") or "*"),
                 ("access-control-max-age", "600"),
             ]

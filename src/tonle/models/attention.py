@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tonle.models.inputs import KVCache, StepInputs
+from tonle.models.scaled_cache import ScaledSlots
 from tonle.models.spec import AttentionSpec, ModelSpec
 
 Windows = Set[int | None]  # of any layer
@@ -68,7 +69,7 @@ class _Prefilling:
     """One row with several tokens."""
 
     tokens: slice
-    blocks: torch.Tensor | None  # (blocks,) int32; None: nothing was cached, this step's keys are all there is
+    blocks: torch.Tensor | None  # (blocks,) int32; None: this step's keys are all there is, and are exact in the cache
     num_keys: int
     masks: dict[int | None, torch.Tensor | None]  # by window; additive, (tokens, num_keys); None: plainly causal
 
@@ -83,12 +84,22 @@ class _TorchStep:
         self._slots = inputs.slots
         self._k_blocks, self._v_blocks = kv.k.unbind(0), kv.v.unbind(0)  # per layer (blocks, block, kv heads, dim)
         self._k_slots, self._v_slots = kv.k.flatten(1, 2).unbind(0), kv.v.flatten(1, 2).unbind(0)
+        self._scaled: tuple[ScaledSlots, ScaledSlots] | None = None
+        if kv.k_scales is not None and kv.v_scales is not None:
+            self._scaled = (
+                ScaledSlots(kv.k, kv.k_scales, inputs.slots),
+                ScaledSlots(kv.v, kv.v_scales, inputs.slots),
+            )
         self._decoding = _plan_decoding(windows, inputs, kv)
         self._prefilling = _plan_prefilling(windows, inputs, kv)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self._k_slots[layer].index_copy_(0, self._slots, k)
-        self._v_slots[layer].index_copy_(0, self._slots, v)
+        if self._scaled is None:
+            self._k_slots[layer].index_copy_(0, self._slots, k)
+            self._v_slots[layer].index_copy_(0, self._slots, v)
+        else:
+            for slots, rows in zip(self._scaled, (k, v), strict=True):
+                slots.write(layer, rows)
         if len(self._decoding) == 1 and not self._prefilling:
             return self._decode(self._decoding[0], layer, q)
         out = torch.empty_like(q)
@@ -134,8 +145,11 @@ class _TorchStep:
         self, layer: int, blocks: torch.Tensor, num_rows: int, num_keys: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of rows, each (rows, kv heads, num_keys, dim)."""
-        k = self._k_blocks[layer].index_select(0, blocks)  # (rows * blocks, block, kv heads, dim)
-        v = self._v_blocks[layer].index_select(0, blocks)
+        if self._scaled is None:
+            k = self._k_blocks[layer].index_select(0, blocks)  # (rows * blocks, block, kv heads, dim)
+            v = self._v_blocks[layer].index_select(0, blocks)
+        else:
+            k, v = (slots.read(layer, blocks) for slots in self._scaled)
         shape = (num_rows, -1, *k.shape[2:])
         return k.view(shape)[:, :num_keys].transpose(1, 2), v.view(shape)[:, :num_keys].transpose(1, 2)
 
@@ -170,7 +184,7 @@ def _plan_decoding(windows: Windows, inputs: StepInputs, kv: KVCache) -> list[_D
         lens = [inputs.context_lens[row] for row in rows]
         num_keys = max(lens)
         blocks = inputs.block_tables[chosen, : -(-num_keys // kv.block_size)].flatten()
-        masks = {window: _decoding_mask(lens, num_keys, window, kv.k) for window in windows}
+        masks = {window: _decoding_mask(lens, num_keys, window, _floats(kv)) for window in windows}
         groups.append(_Decoding(chosen, blocks, len(rows), num_keys, masks))
     return groups
 
@@ -192,8 +206,9 @@ def _plan_prefilling(windows: Windows, inputs: StepInputs, kv: KVCache) -> list[
     for row in range(inputs.num_decode, len(inputs.context_lens)):
         start, end = inputs.row_starts[row], inputs.row_starts[row + 1]
         num_tokens, num_keys = end - start, inputs.context_lens[row]
-        blocks = inputs.block_tables[row, : -(-num_keys // kv.block_size)] if num_tokens < num_keys else None
-        masks = {window: _prefilling_mask(num_tokens, num_keys, window, kv.k) for window in windows}
+        cached = num_tokens < num_keys or kv.k_scales is not None  # rounded ones count, however a prompt is divided
+        blocks = inputs.block_tables[row, : -(-num_keys // kv.block_size)] if cached else None
+        masks = {window: _prefilling_mask(num_tokens, num_keys, window, _floats(kv)) for window in windows}
         rows.append(_Prefilling(slice(start, end), blocks, num_keys, masks))
     return rows
 
@@ -213,6 +228,11 @@ def _triangle(num_tokens: int, num_keys: int, window: int | None, like: torch.Te
     if window is not None:
         hidden |= keys <= own - window
     return _additive(hidden, like)
+
+
+def _floats(kv: KVCache) -> torch.Tensor:
+    """A tensor of the dtype and device that scores have."""
+    return kv.k if kv.k_scales is None else kv.k_scales
 
 
 def _additive(hidden: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

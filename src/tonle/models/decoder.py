@@ -16,6 +16,7 @@ from tonle.models.experts import activate, gated
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.layer_order import Piece, layer_order
 from tonle.models.layers import ChosenAdapters, Layer, Linear, RMSNorm, SlotAdapters
+from tonle.models.parallel.group import Group
 from tonle.models.rope import Rotary, rotate
 from tonle.models.spec import LayerSpec, ModelSpec, RopeSpec
 from tonle.models.weights import Weights, random_weights
@@ -24,7 +25,10 @@ Angles = dict[RopeSpec | None, tuple[torch.Tensor, torch.Tensor] | None]  # cos 
 
 
 class Decoder:
-    """A decoder-only transformer. `attention` is the seam where kernels are swapped."""
+    """A decoder-only transformer, or one rank's part of one. `attention` is the seam where kernels are swapped; `group` are the
+    ranks that hold the other parts, None where there are none."""
+
+    group: Group | None = None
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self.spec = spec
@@ -32,6 +36,7 @@ class Decoder:
         self.rotaries = {rope: Rotary(rope, spec.head_dim, self.device) for rope in spec.ropes if rope is not None}
         self.attention: Attention = TorchAttention(spec, [layer.sinks for layer in weights.layers])
         self._orders = [layer_order(layer) for layer in spec.layers]
+        self._embedding_scale = torch.tensor(spec.embedding_scale).to(self.dtype).item()
 
     @classmethod
     def random(cls, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Decoder:
@@ -63,16 +68,27 @@ class Decoder:
         angles: Angles = {None: None}
         angles |= {rope: rotary.angles(inputs.positions, self.dtype) for rope, rotary in self.rotaries.items()}
         hidden = embedding(inputs.tokens, self.weights.embedding)  # (T, hidden), ours: updated in place below
+        if self._embedding_scale != 1:
+            hidden *= self._embedding_scale
         chosen = chosen_adapters(inputs)
         for index, order in enumerate(self._orders):
-            run = _LayerRun(index, self.spec.layers[index], self.weights.layers[index], hidden, angles, attend, chosen)
+            described, layer = self.spec.layers[index], self.weights.layers[index]
+            run = _LayerRun(index, described, layer, hidden, angles, attend, chosen, self.group)
             for piece in order:
                 run.run(piece)
         return hidden
 
     def _logits(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         wanted = hidden.index_select(0, inputs.logit_indices)  # (S, hidden)
-        return self.weights.lm_head(self.weights.final_norm(wanted)).float().contiguous()
+        logits = self.weights.lm_head(self.weights.final_norm(wanted))
+        if self.group is not None:
+            logits = self.group.side_by_side(logits, self.spec.vocab_size)
+        logits = logits.float().contiguous()
+        if self.spec.logit_scale != 1:
+            logits *= self.spec.logit_scale
+        if (cap := self.spec.logit_soft_cap) is not None:
+            logits = logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     # -- adapters
 
@@ -84,6 +100,7 @@ class Decoder:
 
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
         """From the next step on, rows of this slot are computed with this adapter; None: with none."""
+        adapter = None if adapter is None else adapter.added_at(self.spec.residual_scale)
         for index, layer in enumerate(self.weights.layers):
             for modules, linear in adapted_linears(layer).items():
                 assert linear.adapters is not None, "enable_adapters comes first"
@@ -118,11 +135,13 @@ def chosen_adapters(inputs: StepInputs) -> ChosenAdapters | None:
 class _LayerRun:
     """One layer of one step: the pieces of `layer_order` in torch operations, over hidden states updated in place."""
 
-    __slots__ = ("_angles", "_attend", "_attended", "_chosen", "_hidden", "_index", "_layer", "_mixed", "_qkv", "_spec")
+    __slots__ = (
+        "_angles", "_attend", "_attended", "_chosen", "_group", "_hidden", "_index", "_layer", "_mixed", "_qkv", "_spec",
+    )  # fmt: skip
 
     def __init__(
         self, index: int, spec: LayerSpec, layer: Layer, hidden: torch.Tensor, angles: Angles, attend: StepAttention,
-        chosen: ChosenAdapters | None,
+        chosen: ChosenAdapters | None, group: Group | None,
     ) -> None:  # fmt: skip
         self._index = index
         self._spec = spec
@@ -131,6 +150,7 @@ class _LayerRun:
         self._angles = angles[spec.attention.rope]
         self._attend = attend
         self._chosen = chosen
+        self._group = group
 
     def run(self, piece: Piece) -> None:
         layer, chosen = self._layer, self._chosen
@@ -140,20 +160,29 @@ class _LayerRun:
             case Piece.ATTEND:
                 self._attended = self._attention(self._qkv)
             case Piece.ADD_ATTENDED:
-                self._hidden += _normed(layer.attention_after, layer.o(self._attended, chosen))
+                added = self._over_ranks(layer.o(self._attended, chosen))
+                self._hidden += _normed(layer.attention_after, added)
             case Piece.MIX:
                 self._mixed = self._mix(_normed(layer.mlp_norm, self._hidden))
             case Piece.ADD_MIXED:
                 mixed = self._mixed if layer.experts is not None else layer.down(self._mixed, chosen)
-                self._hidden += _normed(layer.mlp_after, mixed)
+                self._hidden += _normed(layer.mlp_after, self._over_ranks(mixed))
+
+    def _over_ranks(self, added: torch.Tensor) -> torch.Tensor:
+        """The all-reduce: what this rank computed is the share of its heads, its part of a perceptron or its experts."""
+        return added if self._group is None else self._group.add_up(added)
 
     def _attention(self, qkv: torch.Tensor) -> torch.Tensor:
         """(T, rows of qkv) -> (T, heads * dim)."""
         spec, layer = self._spec.attention, self._layer
         num_tokens = qkv.shape[0]
+        whole = spec.qk_norm_whole
+        if whole and layer.q_norm is not None and layer.k_norm is not None:
+            q, k, v = qkv.split_with_sizes((spec.q_size, spec.kv_size, spec.kv_size), dim=1)
+            qkv = torch.cat((self._whole_norm(layer.q_norm, q), self._whole_norm(layer.k_norm, k), v), dim=1)
         heads = qkv.view(num_tokens, -1, spec.head_dim)  # (T, heads + 2 kv heads, dim)
         qk, v = heads.split_with_sizes((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if not whole and layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk.split_with_sizes((spec.num_heads, spec.num_kv_heads), dim=1)
             qk = torch.cat((layer.q_norm(q), layer.k_norm(k)), dim=1)
         if self._angles is not None:
@@ -161,12 +190,21 @@ class _LayerRun:
         q, k = qk.split_with_sizes((spec.num_heads, spec.num_kv_heads), dim=1)
         return self._attend(self._index, q, k, v).reshape(num_tokens, -1)
 
+    def _whole_norm(self, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+        """Over the numbers of all heads: each rank has equally many of them, so the mean of squares is the ranks' mean."""
+        if self._group is None:
+            return norm(x)
+        squares = self._group.add_up(x.float().square().mean(dim=-1, keepdim=True)) / self._group.size
+        return (x.float() * torch.rsqrt(squares + norm.eps) * norm.weight.float()).to(x.dtype)
+
     def _mix(self, x: torch.Tensor) -> torch.Tensor:
         layer, mixer = self._layer, self._spec.mixer
         if layer.experts is not None:
             return layer.experts(x)
         inner = layer.gate_up(x, self._chosen)
-        return gated(inner, mixer.activation) if mixer.kind == "gated" else activate(inner, mixer.activation)
+        return (
+            gated(inner, mixer.activation, mixer.clamp) if mixer.kind == "gated" else activate(inner, mixer.activation)
+        )
 
 
 def _normed(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:

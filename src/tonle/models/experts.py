@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import gelu, relu, silu
 
 from tonle.models.layers import Linear
-from tonle.models.spec import Activation, MixerSpec
+from tonle.models.spec import SWIGLUOAI_ALPHA, Activation, MixerSpec
 
 
 @dataclass(slots=True, eq=False)
@@ -24,11 +24,16 @@ class Perceptron:
 
 
 class Experts:
-    """Gated perceptrons and the router that gives each token some of them."""
+    """Gated perceptrons and the router that gives each token some of them; beside them one that every token has, or none."""
 
-    def __init__(self, router: Linear, experts: list[Perceptron], spec: MixerSpec) -> None:
+    def __init__(
+        self, router: Linear, experts: list[Perceptron], spec: MixerSpec, shared: Perceptron | None = None,
+        shared_gate: Linear | None = None,
+    ) -> None:  # fmt: skip
         self.router = router
         self.experts = experts
+        self.shared = shared
+        self.shared_gate = shared_gate  # to one number
         self._spec = spec
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -38,17 +43,24 @@ class Experts:
         if spec.normed_shares:
             shares = shares / shares.sum(dim=-1, keepdim=True)
         out = torch.zeros_like(rows)
-        for index in sorted(set(chosen.flatten().tolist())):
-            expert = self.experts[index]
+        own = spec.own_experts  # what the others give is added up with this (`parallel/`)
+        for index in sorted(set(chosen.flatten().tolist()).intersection(own)):
+            expert = self.experts[index - own.start]
             token, place = (chosen == index).nonzero(as_tuple=True)
-            inner = gated(expert.gate_up(rows[token]), spec.activation)
+            inner = gated(expert.gate_up(rows[token]), spec.activation, spec.clamp)
             out.index_add_(0, token, expert.down(inner) * shares[token, place, None].to(rows.dtype))
+        if self.shared is not None:
+            given = self.shared.down(gated(self.shared.gate_up(rows), spec.activation, spec.clamp))
+            out += given if self.shared_gate is None else given * self.shared_gate(rows).sigmoid()
         return out
 
 
-def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+def gated(both: torch.Tensor, activation: Activation, clamp: float = 0.0) -> torch.Tensor:
     """both (T, 2 * size), gate and up side by side -> (T, size)."""
     gate, up = both.chunk(2, dim=-1)
+    if activation == "swigluoai":
+        gate = gate.clamp(max=clamp)
+        return (gate * torch.sigmoid(SWIGLUOAI_ALPHA * gate)).mul_(up.clamp(-clamp, clamp).add_(1))
     return activate(gate, activation).mul_(up)
 
 
@@ -63,3 +75,5 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return gelu(x, approximate="tanh")
         case "relu2":
             return relu(x).square()
+        case "swigluoai":
+            raise AssertionError("swigluoai needs a gate")

@@ -1,14 +1,15 @@
 """The parts a decoder layer is made of: linear maps and norms over plain tensors.
 
-Does: hold weights, shared or owned, and apply them; adapters by slot; shards. Does not: train, register parameters, move
+Does: hold weights, shared or owned, and apply them; adapters by slot. Does not: train, register parameters, move
 between devices, or know the order of a layer (`layer_order.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import linear, rms_norm
@@ -23,11 +24,16 @@ _FEW_ROWS = range(4, 49)
 
 @dataclass(slots=True, eq=False)
 class Quantized:
-    """A weight (out, in) kept as small integers: number * scale + minimum, one scale and minimum for `group` inputs."""
+    """A weight (out, in) in few bits: number * scale + minimum, one scale and minimum for each group of inputs.
 
-    numbers: torch.Tensor  # (out, in) int8 or uint8
-    scale: torch.Tensor  # (out, in / group)
+    Whatever a checkpoint's layout, loaders give this form; backends pack it as their kernels read it.
+    """
+
+    numbers: torch.Tensor  # (out, in) int8; uint8; float8_e4m3fn
+    scale: torch.Tensor  # (out, in / group); group = in where there is one scale for each output
     minimum: torch.Tensor | None = None  # the same; None = 0
+    table: torch.Tensor | None = None  # (16,) float32: `numbers` are places in it (nf4, MXFP4)
+    bits: int = 8  # 4: numbers are 0 to 15
 
     @property
     def shape(self) -> torch.Size:
@@ -36,17 +42,85 @@ class Quantized:
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
         """(out, in), computed in float32 and rounded once."""
         rows, groups = self.scale.shape
-        grouped = self.numbers.view(rows, groups, -1).float() * self.scale[..., None].float()
+        numbers = self.numbers.float() if self.table is None else self.table[self.numbers.int()]
+        grouped = numbers.reshape(rows, groups, -1) * self.scale[..., None].float()
         if self.minimum is not None:
             grouped += self.minimum[..., None].float()
         return grouped.view(rows, -1).to(dtype)
+
+    def rows(self, chosen: slice | torch.Tensor) -> Quantized:
+        """These outputs, in this order."""
+        minimum = None if self.minimum is None else self.minimum[chosen]
+        return replace(self, numbers=self.numbers[chosen], scale=self.scale[chosen], minimum=minimum)
+
+    def columns(self, chosen: slice) -> Quantized:
+        """These inputs. `ValueError` if a group of them would be cut in two."""
+        groups = self.scale.shape[1]
+        if groups == 1:  # one scale for each output holds for any of its inputs
+            return replace(self, numbers=self.numbers[:, chosen])
+        group = self.numbers.shape[1] // groups
+        first, last = chosen.start, chosen.stop
+        if first % group or last % group:
+            raise ValueError(
+                f"{group} of its inputs share a scale, and inputs {first} to {last} are no whole groups of these"
+            )
+        own = slice(first // group, last // group)
+        minimum = None if self.minimum is None else self.minimum[:, own]
+        return replace(self, numbers=self.numbers[:, chosen], scale=self.scale[:, own], minimum=minimum)
+
+    def times(self, factor: float) -> Quantized:
+        """Multiplied through its scales, in float32."""
+        minimum = None if self.minimum is None else self.minimum.float() * factor
+        return replace(self, scale=self.scale.float() * factor, minimum=minimum)
+
+    def to(self, device: torch.device) -> Quantized:
+        parts = (self.scale, self.minimum, self.table)
+        scale, minimum, table = (None if part is None else part.to(device) for part in parts)
+        assert scale is not None
+        return replace(self, numbers=self.numbers.to(device), scale=scale, minimum=minimum, table=table)
+
+    @staticmethod
+    def join(parts: Sequence[Quantized]) -> Quantized | None:
+        """One below the other, exactly; None if their numbers do not mean the same."""
+        first = parts[0]
+        for part in parts[1:]:
+            if (part.numbers.dtype, part.bits, part.table is None) != (
+                first.numbers.dtype,
+                first.bits,
+                first.table is None,
+            ):
+                return None
+            if first.table is not None and not torch.equal(first.table, part.table):  # type: ignore[arg-type]
+                return None
+        if len(parts) == 1:
+            return first
+        groups = math.lcm(*(part.scale.shape[1] for part in parts))
+        if first.shape[1] % groups:
+            return None
+        has_minimum = any(part.minimum is not None for part in parts)
+        scales = [part.scale.repeat_interleave(groups // part.scale.shape[1], dim=1) for part in parts]
+        minimums = [
+            torch.zeros_like(scale)
+            if part.minimum is None
+            else part.minimum.repeat_interleave(groups // part.minimum.shape[1], dim=1)
+            for part, scale in zip(parts, scales, strict=True)
+        ]
+        return replace(
+            first,
+            numbers=torch.cat([part.numbers for part in parts]),
+            scale=torch.cat(scales),
+            minimum=torch.cat(minimums) if has_minimum else None,
+        )
+
+
+Weight = torch.Tensor | Quantized
 
 
 @dataclass(slots=True, eq=False)
 class LinearPart:
     """One weight as stored. `weight` is (out, in), or its transpose when `transposed`."""
 
-    weight: torch.Tensor | Quantized
+    weight: Weight
     bias: torch.Tensor | None = None  # (out,)
     transposed: bool = False
     sizes: tuple[int, ...] = ()  # outputs of each of the matrices that were joined; empty: it is one
@@ -77,7 +151,7 @@ class Linear:
     """A linear map whose outputs are those of its parts side by side.
 
     One part where we own the memory and could join the weights; several where they belong to someone else's model. Optional:
-    parts stored as integers (`Quantized`), adapters (`adapters`), and being one shard of a larger map (`shard`).
+    parts stored as integers (`Quantized`) and adapters (`adapters`).
     """
 
     __slots__ = ("adapters", "parts")
@@ -101,32 +175,8 @@ class Linear:
         """Outputs of each of the matrices side by side."""
         return tuple(size for part in self.parts for size in (part.sizes or (part.num_outputs,)))
 
-    def shard(self, index: int, count: int, *, along: Literal["outputs", "inputs"]) -> Linear:
-        """Piece `index` of `count`. Along outputs, pieces of every joined matrix (their results stand side by side, matrix
-        by matrix); along inputs, the results of all pieces add up."""
-        return Linear(*(_sharded(part, index, count, along) for part in self.parts))
-
     def __repr__(self) -> str:
         return f"Linear({', '.join(str(tuple(part.weight.shape)) for part in self.parts)})"
-
-
-def _sharded(part: LinearPart, index: int, count: int, along: Literal["outputs", "inputs"]) -> LinearPart:
-    dense = part.dense
-    if along == "inputs":
-        weight = _piece(dense, index, count, dim=1)
-        return LinearPart(weight.contiguous(), part.bias if index == 0 else None, sizes=part.sizes)
-    sizes = list(part.sizes or (part.num_outputs,))
-    weights = [_piece(matrix, index, count, dim=0) for matrix in dense.split_with_sizes(sizes)]
-    bias = None
-    if part.bias is not None:
-        bias = torch.cat([_piece(one, index, count, dim=0) for one in part.bias.split_with_sizes(sizes)])
-    return LinearPart(torch.cat(weights), bias, sizes=tuple(weight.shape[0] for weight in weights))
-
-
-def _piece(tensor: torch.Tensor, index: int, count: int, *, dim: int) -> torch.Tensor:
-    if tensor.shape[dim] % count:
-        raise ValueError(f"{tensor.shape[dim]} cannot be divided by {count}")
-    return tensor.chunk(count, dim=dim)[index]
 
 
 # Slot and the rows (n,) int64 that have its adapter, for each slot with any.

@@ -13,20 +13,22 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 
 from tonle.errors import ModelError
 from tonle.models.experts import Experts, Perceptron
-from tonle.models.layers import Layer, Linear, LinearPart, RMSNorm
+from tonle.models.layers import Layer, Linear, LinearPart, Quantized, RMSNorm, Weight
+from tonle.models.packed import pack
 from tonle.models.spec import LayerSpec, MixerSpec, ModelSpec
 
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _MAX_THREADS = 8
 
 Shape = tuple[int, ...]
-Fetch = Callable[[str], torch.Tensor]  # from a tensor's name to its values; called from several threads
+# From a tensor's name to its values; called from several threads. Only matrices are ever `Quantized`, never the embedding.
+Fetch = Callable[[str], Weight]
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +81,13 @@ def _layer_shapes(layer: LayerSpec, hidden: int) -> dict[str, Shape]:
         ("self_attn.o_proj", hidden, attention.q_size, attention.o_bias),
     ]
     if mixer.kind == "experts":
-        matrices.append(("mlp.gate", mixer.num_experts, hidden, False))
+        matrices.append(("mlp.gate", mixer.num_experts, hidden, mixer.router_bias))
+    if mixer.shared_size:
+        matrices += [("mlp.shared_expert.gate_proj", mixer.shared_size, hidden, False),
+                     ("mlp.shared_expert.up_proj", mixer.shared_size, hidden, False),
+                     ("mlp.shared_expert.down_proj", hidden, mixer.shared_size, False)]  # fmt: skip
+        if mixer.shared_gate:
+            matrices.append(("mlp.shared_expert_gate", 1, hidden, False))
     for prefix in mixer_names(mixer):
         if mixer.kind != "plain":
             matrices.append((f"{prefix}.gate_proj", mixer.size, hidden, mixer.bias))
@@ -93,7 +101,9 @@ def _layer_shapes(layer: LayerSpec, hidden: int) -> dict[str, Shape]:
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
     if attention.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (attention.head_dim,) for name in ("q_norm", "k_norm")}
+        whole = attention.qk_norm_whole
+        shapes["self_attn.q_norm.weight"] = (attention.q_size if whole else attention.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (attention.kv_size if whole else attention.head_dim,)
     if attention.sinks:
         shapes["self_attn.sinks"] = (attention.num_heads,)
     return shapes
@@ -103,7 +113,7 @@ def mixer_names(mixer: MixerSpec) -> list[str]:
     """What comes before the names of its matrices: once, or once for each expert."""
     if mixer.kind != "experts":
         return ["mlp"]
-    return [f"mlp.experts.{expert}" for expert in range(mixer.num_experts)]
+    return [f"mlp.experts.{expert}" for expert in mixer.own_experts]
 
 
 def check_tensors(where: str, expected: dict[str, Shape], found: dict[str, Shape], ignored: Iterable[str] = ()) -> None:
@@ -128,7 +138,7 @@ class Storage(Protocol):
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
-    def join(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> Linear:
+    def join(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor]) -> Linear:
         """One map out of several; `biases` is empty or as long as `weights`."""
 
 
@@ -136,50 +146,69 @@ class Owned:
     """Copy to a device and dtype. Weights that see the same input become one.
 
     On a CPU matrices are kept as (in, out): measured with MKL and two threads, torch multiplies 4 to 32 rows by those
-    two to three times faster than by (out, in).
+    two to three times faster than by (out, in). Quantized matrices stay so on a GPU; on a CPU, where torch would unpack
+    them in every step, they are unpacked here (`models/cpu` has kernels that read them packed).
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, unpacks: bool | None = None) -> None:
         self._device = device
-        self._dtype = dtype
+        self.dtype = dtype
+        self._unpacks = device.type == "cpu" if unpacks is None else unpacks
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=self._dtype, device=self._device).copy_(tensor)
+        return torch.empty(tensor.shape, dtype=self.dtype, device=self._device).copy_(tensor)
 
-    def join(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> Linear:
+    def join(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor]) -> Linear:
+        bias = self.keep(torch.cat(tuple(biases))) if biases else None
+        sizes = tuple(weight.shape[0] for weight in weights)
+        if not self._unpacks and (quantized := _join_quantized(weights)) is not None:
+            moved = quantized.to(self._device)
+            if self._device.type == "cuda":  # at once: 4-bit numbers have a byte each until they are packed
+                moved = pack(moved) or moved
+            return Linear(LinearPart(moved, bias, sizes=sizes))
         rows, columns = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         transposed = self._device.type == "cpu"
         shape = (columns, rows) if transposed else (rows, columns)
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
+        joined = torch.empty(shape, dtype=self.dtype, device=self._device)
         out_major = joined.t() if transposed else joined  # (rows, columns)
         parts = out_major.split_with_sizes([weight.shape[0] for weight in weights])
         for part, weight in zip(parts, weights, strict=True):
-            part.copy_(weight)
-        bias = self.keep(torch.cat(tuple(biases))) if biases else None
-        sizes = tuple(weight.shape[0] for weight in weights)
+            part.copy_(weight.unpacked(self.dtype) if isinstance(weight, Quantized) else weight)
         return Linear(LinearPart(joined, bias, transposed=transposed, sizes=sizes))
 
 
+def _join_quantized(weights: Sequence[Weight]) -> Quantized | None:
+    """None if one of them is not quantized, or in another form."""
+    quantized = [weight for weight in weights if isinstance(weight, Quantized)]
+    return Quantized.join(quantized) if len(quantized) == len(weights) else None
+
+
 class Shared:
-    """Leave every tensor where it is."""
+    """Leave every tensor where it is, but for the few that had to be computed (`scaled`): those get the model's dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+        return tensor.to(self._dtype)
 
-    def join(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> Linear:
+    def join(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor]) -> Linear:
+        kept = [weight if isinstance(weight, Quantized) else self.keep(weight) for weight in weights]
         if not biases:
-            return Linear(*(LinearPart(weight) for weight in weights))
-        return Linear(*(LinearPart(weight, bias) for weight, bias in zip(weights, biases, strict=True)))
+            return Linear(*(LinearPart(weight) for weight in kept))
+        return Linear(*(LinearPart(weight, self.keep(bias)) for weight, bias in zip(kept, biases, strict=True)))
 
 
-def assemble(spec: ModelSpec, fetch: Fetch, storage: Storage) -> Weights:
-    """Fetch and place all tensors, several layers at a time."""
+def assemble(spec: ModelSpec, fetch: Fetch, storage: Storage, *, own_head: bool = False) -> Weights:
+    """Fetch and place all tensors, several layers at a time. `own_head`: also where the embedding could be the last matrix,
+    `fetch` has one of its own, quantized."""
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="tonle-load") as pool:
-        embedding_soon = pool.submit(lambda: storage.keep(fetch(EMBEDDING)))
+        embedding_soon = pool.submit(lambda: storage.keep(vector(fetch, EMBEDDING)))
         layers = list(pool.map(lambda index: _assemble_layer(spec, index, fetch, storage), range(spec.num_layers)))
         embedding = embedding_soon.result()
-    lm_head = Linear(LinearPart(embedding)) if spec.tie_embeddings else storage.join([fetch(LM_HEAD)], [])
+    tied = spec.tie_embeddings and not own_head
+    lm_head = Linear(LinearPart(embedding)) if tied else storage.join([fetch(LM_HEAD)], [])
     final_norm = _norm(FINAL_NORM, spec, fetch, storage)
     return Weights(embedding, layers, final_norm, lm_head)
 
@@ -194,34 +223,61 @@ def _assemble_layer(spec: ModelSpec, index: int, fetch: Fetch, storage: Storage)
 
     def linear(*names: str, bias: bool) -> Linear:
         paths = [f"{prefix}.{name}" for name in names]
-        return storage.join(
-            [fetch(f"{path}.weight") for path in paths], [fetch(f"{path}.bias") for path in paths] if bias else []
-        )
+        weights = [scaled(spec, f"{path}.weight", fetch(f"{path}.weight")) for path in paths]
+        biases = [scaled(spec, f"{path}.bias", vector(fetch, f"{path}.bias")) for path in paths if bias]
+        return storage.join(weights, biases)
 
-    def perceptron(path: str) -> Perceptron:
+    def perceptron(path: str, *, bias: bool) -> Perceptron:
         inner = [f"{path}.up_proj"] if mixer.kind == "plain" else [f"{path}.gate_proj", f"{path}.up_proj"]
-        return Perceptron(linear(*inner, bias=mixer.bias), linear(f"{path}.down_proj", bias=mixer.bias))
+        return Perceptron(linear(*inner, bias=bias), linear(f"{path}.down_proj", bias=bias))
 
-    perceptrons = [perceptron(path) for path in mixer_names(mixer)]
+    def experts(perceptrons: list[Perceptron]) -> Experts:
+        router = linear("mlp.gate", bias=mixer.router_bias)
+        shared = perceptron("mlp.shared_expert", bias=False) if mixer.shared_size else None
+        gate = linear("mlp.shared_expert_gate", bias=False) if mixer.shared_gate else None
+        return Experts(router, perceptrons, mixer, shared, gate)
+
+    perceptrons = [perceptron(path, bias=mixer.bias) for path in mixer_names(mixer)]
     before = norm(names.before_attention)
     return Layer(
         input_norm=before,
         qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", bias=attention.qkv_bias),
         q_norm=norm("self_attn.q_norm" if attention.qk_norm else None),
         k_norm=norm("self_attn.k_norm" if attention.qk_norm else None),
-        sinks=storage.keep(fetch(f"{prefix}.self_attn.sinks")) if attention.sinks else None,
+        sinks=storage.keep(vector(fetch, f"{prefix}.self_attn.sinks")) if attention.sinks else None,
         o=linear("self_attn.o_proj", bias=attention.o_bias),
         attention_after=norm(names.after_attention),
         mlp_norm=before if described.residual == "parallel" else norm(names.before_mixer),
         gate_up=perceptrons[0].gate_up,
         down=perceptrons[0].down,
         mlp_after=norm(names.after_mixer),
-        experts=Experts(linear("mlp.gate", bias=False), perceptrons, mixer) if mixer.kind == "experts" else None,
+        experts=experts(perceptrons) if mixer.kind == "experts" else None,
     )
 
 
+def vector(fetch: Fetch, name: str) -> torch.Tensor:
+    """A tensor that is never quantized: norms, biases, sinks, the embedding."""
+    found = fetch(name)
+    assert isinstance(found, torch.Tensor), f"{name} is quantized"
+    return found
+
+
+@overload
+def scaled(spec: ModelSpec, name: str, weight: torch.Tensor) -> torch.Tensor: ...
+@overload
+def scaled(spec: ModelSpec, name: str, weight: Weight) -> Weight: ...
+def scaled(spec: ModelSpec, name: str, weight: Weight) -> Weight:
+    """A weight or bias with `spec.residual_scale` in it, if it is one of those whose product is added to the hidden states.
+
+    In float32: rounding to the dtype of the model is the storage's.
+    """
+    if spec.residual_scale == 1 or name.split(".")[-2] not in ("o_proj", "down_proj"):
+        return weight
+    return weight.times(spec.residual_scale) if isinstance(weight, Quantized) else weight.float() * spec.residual_scale
+
+
 def _norm(name: str, spec: ModelSpec, fetch: Fetch, storage: Storage) -> RMSNorm:
-    weight = fetch(name)
+    weight = vector(fetch, name)
     if spec.gain_offset:  # in float32: a small gain would be lost beside it
         kept = storage.keep(weight)
         return RMSNorm(weight.float().add(spec.gain_offset).to(kept.device), spec.norm_eps)
@@ -229,6 +285,10 @@ def _norm(name: str, spec: ModelSpec, fetch: Fetch, storage: Storage) -> RMSNorm
 
 
 def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
+    return assemble(spec, random_tensors(spec, device, seed), Owned(device, dtype))
+
+
+def random_tensors(spec: ModelSpec, device: torch.device, seed: int) -> Fetch:
     """Made on the device. A tensor depends on the seed and its name only, not on the order of making."""
     shapes = tensor_shapes(spec)
 
@@ -239,7 +299,7 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, se
         spread = _random_spread(name, shapes[name])
         return torch.randn(shapes[name], generator=generator, device=device).mul_(spread)
 
-    return assemble(spec, fetch, Owned(device, dtype))
+    return fetch
 
 
 def _random_spread(name: str, shape: Shape) -> float:

@@ -50,6 +50,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     preempted_s: Seconds = 0.0
     num_preemptions: Count = 0
     device_s: Seconds = 0.0
+    draft_tokens: Count = 0
+    accepted_tokens: Count = 0
 
 
 _LISTS = ("waits", "behind", "stalled_by")

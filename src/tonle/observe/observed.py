@@ -13,6 +13,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from tonle.observe.backend_figures import BackendFigures
 from tonle.observe.backend_state import BackendState
 from tonle.observe.history import History
 from tonle.observe.request_log import RequestLog
@@ -43,6 +44,7 @@ class Observed:
     ) -> None:
         """`keeps`: figures are taken each second, and kept, as is usage."""
         self.request_log = RequestLog()
+        self.backend_figures = BackendFigures()
         self.sampler = sampler
         self.history = history
         self.usage = Usage(history.file)
@@ -53,6 +55,7 @@ class Observed:
 
     def ended(self, seen: SeenRequest) -> None:
         self.request_log.add(seen)
+        self.backend_figures.add(seen)
         self.sla.ended(seen)
         if self.keeps:
             self.sampler.add(seen)

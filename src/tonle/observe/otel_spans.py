@@ -178,6 +178,7 @@ def _engine_attributes(name: str, spent: TimeSpent | None) -> dict[str, Any]:
     return {
         "tonle.decode.steps": spent.num_steps, "tonle.decode.stalled_s": spent.stalled_s,
         "tonle.decode.preempted_s": spent.preempted_s, "tonle.decode.preemptions": spent.num_preemptions,
+        "tonle.decode.draft_tokens": spent.draft_tokens, "tonle.decode.accepted_tokens": spent.accepted_tokens,
     }  # fmt: skip
 
 

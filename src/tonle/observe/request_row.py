@@ -24,6 +24,8 @@ def row_of(seen: SeenRequest) -> dict[str, Any]:
         "backend": seen.backend,
         "why": seen.why,
         "failed": seen.failed,
+        "fallback": seen.fallback,
+        "region": seen.region,
         "status": seen.status,
         "http_status": seen.http_status,
         "error": seen.error,

@@ -19,6 +19,7 @@ from tonle.observe.backend_counters import BackendCounters
 from tonle.observe.backend_state import BackendState
 from tonle.observe.sample import Sample, reading
 from tonle.observe.seen_request import SeenRequest
+from tonle.observe.sketch import Sketch
 
 log = logging.getLogger("tonle.observe")
 
@@ -77,8 +78,8 @@ class Sampler:
         patience_s: float = 2.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`read_local`: the state of the engine in this process. `patience_s`: a caller that gave up after longer counts as a
-        latency."""
+        """`backends` may come and go. `read_local`: the state of the engine in this process. `patience_s`: a caller that gave up
+        after longer counts as a latency."""
         self._backends = backends
         self._read_local = read_local
         self._gaps = gaps
@@ -86,13 +87,14 @@ class Sampler:
         self._burn_rate = burn_rate
         self._patience_s = patience_s
         self._clock = clock  # unix seconds
-        self._counters = {backend.name: BackendCounters(1.0 if backend.local else SCRAPE_S) for backend in backends}
+        self._counters: dict[str, BackendCounters] = {}  # by backend, of those that are there
         self.states: dict[str, BackendState] = {}  # by backend; absent: it does not tell
         self._open = Sample(int(clock()))
         self._ended: deque[SeenRequest] = deque(maxlen=MOST_SHOWN)
         self._errors: Counter[str] = Counter()
         self._past_errors: deque[Counter[str]] = deque(maxlen=RECENT_S)
         self._past_missed: deque[dict[str, int]] = deque(maxlen=RECENT_S)
+        self._past_samples: deque[Sample] = deque(maxlen=RECENT_S)
         self.ended: list[SeenRequest] = []  # in the second that was closed last, the latest 100 at most
         self.latest: Sample | None = None  # that was closed
         self._listeners: list[Listener] = []
@@ -134,6 +136,8 @@ class Sampler:
 
     def _count_latency(self, sample: Sample, seen: SeenRequest) -> None:
         """As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long."""
+        if not seen.computed:
+            return
         if seen.status == "cancelled":
             if seen.total_s > self._patience_s:
                 sample.e2e.add(seen.total_s)
@@ -149,12 +153,24 @@ class Sampler:
     def told(self, state: BackendState) -> None:
         """A backend has told its state."""
         self.states[state.name] = state
-        self._counters[state.name].told(state)
+        self._counters_of(state.name).told(state)
 
     def lost(self, name: str) -> None:
         """It could not be asked."""
         self.states.pop(name, None)
-        self._counters[name].lost(self._clock())
+        self._counters_of(name).lost(self._clock())
+
+    def _counters_of(self, name: str) -> BackendCounters:
+        if (counters := self._counters.get(name)) is None:
+            is_local = any(backend.local for backend in self._backends if backend.name == name)
+            counters = self._counters[name] = BackendCounters(1.0 if is_local else SCRAPE_S)
+        return counters
+
+    def _forget_absent(self) -> None:
+        """What backends told that are gone."""
+        for name in self._counters.keys() - {backend.name for backend in self._backends}:
+            del self._counters[name]
+            self.states.pop(name, None)
 
     # -- what can be asked
 
@@ -168,6 +184,18 @@ class Sampler:
         for missed in self._past_missed:
             total.update(missed)
         return dict(total)
+
+    def percentiles(self) -> dict[str, float | None]:
+        """p50, p95 and p99 of the last minute's latencies, in seconds: `ttft_p95`, …; None where there was no request."""
+        found: dict[str, float | None] = {}
+        since = self._open.t - RECENT_S
+        for name in ("ttft", "itl", "e2e"):
+            whole = Sketch()
+            for sample in self._past_samples:
+                if sample.t >= since:
+                    whole.merge(getattr(sample, name))
+            found |= zip((f"{name}_p50", f"{name}_p95", f"{name}_p99"), whole.percentiles(50, 95, 99), strict=True)
+        return found
 
     def listen(self, callback: Listener) -> Callable[[], None]:
         """Have it called with each sample. Returns the function that ends that."""
@@ -227,15 +255,17 @@ class Sampler:
         self._errors = Counter()
         if self._read_local is not None:
             self.told(self._read_local())
+        self._forget_absent()
         missed: Counter[str] = Counter()
         for backend in self._backends:
-            missed.update(self._counters[backend.name].take(sample))
+            missed.update(self._counters_of(backend.name).take(sample))
             if backend.price_per_hour is not None and backend.is_up:
                 sample.machine_cost += backend.price_per_hour / _HOUR_S
         self._past_missed.append(missed)
         self._add_gaps(sample)
         self._read_states(sample)
         sample.burn_rate = reading(self._burn_rate())
+        self._past_samples.append(sample)
 
     def _add_gaps(self, sample: Sample) -> None:
         if self._gaps is None or self._gaps.counts == self._gaps_before:

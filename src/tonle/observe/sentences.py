@@ -37,6 +37,7 @@ _WAITED: dict[WaitReason, str] = {
     "adapter": "waited for its LoRA adapter: it was being read, or no slot was free for it",
     "grammar": "waited while the grammar of its answer was compiled",
     "batch": "waited for its batch to begin (static batching)",
+    "loading": "waited while keys and values of its prompt were brought from elsewhere",
 }
 _BEHIND: tuple[WaitReason, ...] = ("step", "prompts")  # reasons that the prompts of others explain
 _STAGES = {
@@ -122,6 +123,13 @@ def _gateway(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed]:
         yield max(lost_s, 0.0), f"{names} failed on this request{cost}{went_on}."
     elif stands_out(lost_s, total_s):
         yield lost_s, f"{ms(lost_s)} of {ms(total_s)}: prepared in the gateway (cache, audit trail, a prefill backend)."
+    if seen.fallback and seen.backend:
+        yield (
+            0.0,
+            f"No backend of {seen.model} could answer, so {seen.fallback} answered in its place, at {seen.backend}.",
+        )
+    if seen.why == "region" and seen.backend:
+        yield 0.0, f"No backend of a nearer region had room, so it was sent to {seen.region or 'another region'}."
     if seen.why == "hedge" and seen.backend:
         yield 0.0, f"Another backend had not begun in time, so {seen.backend} was asked too, and answered first."
     accept_s = took.get(ACCEPT, 0.0)
@@ -200,6 +208,8 @@ def _decode(seen: SeenRequest, spent: TimeSpent, who: Who) -> Iterator[Weighed]:
     total_s = seen.total_s
     if matters(spent.decode_s, total_s):
         steps = f" in {count(spent.num_steps, 'step')}" if spent.num_steps else ""
+        if spent.draft_tokens:
+            steps += f" ({spent.accepted_tokens:,} of {spent.draft_tokens:,} guesses were right)"
         sentence = f"Decoding took {ms(spent.decode_s)} for {count(seen.completion_tokens, 'token')}{steps}"
         if matters(spent.stalled_s, total_s):
             shared = f"{spent.num_stalled:,} of its steps" if spent.num_stalled else "its steps"

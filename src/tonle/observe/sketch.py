@@ -29,9 +29,20 @@ class Sketch(msgspec.Struct, array_like=True):
         for bucket, count in other.counts.items():
             counts[bucket] = counts.get(bucket, 0) + count
 
+    def since(self, before: Sketch) -> Sketch:
+        """What was added after `before`, an earlier state of this one."""
+        known = before.counts
+        added = {bucket: count - known.get(bucket, 0) for bucket, count in self.counts.items()}
+        return Sketch({bucket: count for bucket, count in added.items() if count > 0})
+
     @property
     def count(self) -> int:
         return sum(self.counts.values())
+
+    def count_above(self, value: float) -> int:
+        """Values above the bucket of `value`."""
+        limit = bucket_of(value)
+        return sum(count for bucket, count in self.counts.items() if bucket > limit)
 
     def percentile(self, percent: float) -> float | None:
         """By the rule of `telemetry/percentile.py`; None if it is empty."""

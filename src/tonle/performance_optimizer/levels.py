@@ -33,7 +33,7 @@ class Preset:
     max_num_batched_tokens: tuple[int, int]
     memory_pool_size: tuple[int, int | None]  # bytes; None = all that is free, to 90 % of the GPU
     kv_cache_dtype: tuple[str, str] = ("auto", "auto")  # fp8: only where the GPU has it
-    activation_bits: tuple[int, int] = (16, 16)
+    activation_bits: tuple[int, int] = (8, 8)
 
     def value(self, name: str, *, gpu: bool) -> Any:
         found = getattr(self, name)
@@ -47,9 +47,10 @@ PRESETS = {
         max_batch_size=(8, 16),
         max_num_batched_tokens=(256, 1024),
         memory_pool_size=(512 * MIB, GIB),
+        activation_bits=(16, 16),
     ),
     OptimizationLevel.BALANCED: Preset(
-        purpose="Good throughput with exact arithmetic, and the best of several candidates.",
+        purpose="Good throughput, and the best of several candidates.",
         enable_parallel_sampling=True,
         max_batch_size=(32, 64),
         max_num_batched_tokens=(512, 4096),
@@ -62,7 +63,6 @@ PRESETS = {
         max_num_batched_tokens=(1024, 8192),
         memory_pool_size=(2 * GIB, None),
         kv_cache_dtype=("auto", "fp8"),
-        activation_bits=(8, 16),
     ),
     OptimizationLevel.MEMORY_OPTIMIZED: Preset(
         purpose="Least memory: a small KV cache, few sequences at a time, small steps, one continuation per prompt.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tonle.config.engine import GIB, EngineConfig
+from tonle.config.engine import EngineConfig
 from tonle.config.setting_names import unknown_setting
 from tonle.engine.request import MAX_N
 from tonle.errors import ConfigError
@@ -16,10 +16,11 @@ from tonle.performance_optimizer.explain import explain
 from tonle.performance_optimizer.levels import PRESETS, OptimizationLevel
 
 _DEFAULTS: dict[str, Any] = {  # the same at every level
-    "enable_speculative_decoding": True, "speculation_length": 4, "num_parallel_samples": 4, "enable_memory_pooling": True,
-    "compile_model": True, "enable_gradient_checkpointing": False, "memory_efficient_attention": True, "device": "auto",
+    "speculation_length": 4, "num_parallel_samples": 4, "enable_memory_pooling": True, "compile_model": True,
+    "enable_gradient_checkpointing": False, "memory_efficient_attention": True, "device": "auto",
 }  # fmt: skip
-ENGINE_FIELDS = ("max_batch_size", "max_num_batched_tokens", "memory_pool_size", "kv_cache_dtype", "activation_bits")
+ENGINE_FIELDS = ("max_batch_size", "max_num_batched_tokens", "memory_pool_size", "kv_cache_dtype", "activation_bits",
+                 "enable_speculative_decoding", "speculation_length")  # fmt: skip
 _FP8_CAPABILITY = (8, 9)  # of a GPU
 
 
@@ -38,9 +39,9 @@ class OptimizationConfig:
     kv_cache_dtype: str
     activation_bits: int
     device: str
-    # Without effect, or always on: see `config/no_effect.py`.
     enable_speculative_decoding: bool
     speculation_length: int
+    # Without effect, or always on: see `config/no_effect.py`.
     enable_memory_pooling: bool
     compile_model: bool
     enable_gradient_checkpointing: bool
@@ -95,6 +96,8 @@ class OptimizationConfig:
         """A field's value as set, else as the level has it on a GPU (`gpu`) or a CPU; None: on this machine."""
         if name in self.__dict__:
             return self.__dict__[name]
+        if name == "enable_speculative_decoding":
+            return not (self.on_gpu() if gpu is None else gpu)  # not on a GPU yet
         if name in _DEFAULTS:
             return _DEFAULTS[name]
         if name == "enable_parallel_sampling" and self.__dict__.get("num_parallel_samples", 1) > 1:
@@ -109,10 +112,7 @@ class OptimizationConfig:
 
     def asked_for(self) -> list[tuple[str, Any]]:
         """The settings that were given, for the log: what has no effect is worth a line only then."""
-        given = [(name, value) for name, value in vars(self).items() if name not in ("level", "speculation_length")]
-        if self.is_set("speculation_length") and not self.is_set("enable_speculative_decoding"):
-            given.append(("enable_speculative_decoding", True))
-        return given
+        return [(name, value) for name, value in vars(self).items() if name != "level"]
 
     @property
     def num_candidates(self) -> int:
@@ -161,11 +161,9 @@ def _check(name: str, value: Any) -> None:
     """Raises `ConfigError`. The engine's own settings are checked as the engine checks them."""
     if name in ENGINE_FIELDS or name == "device":
         EngineConfig(**{name: value}).validate()
-    elif name in ("speculation_length", "num_parallel_samples"):
-        most = MAX_N if name == "num_parallel_samples" else GIB
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            limit = f"between 1 and {MAX_N}" if most == MAX_N else "of at least 1"
-            raise ConfigError(f"{name} must be a whole number {limit}, not {value!r}", param=name)
+    elif name == "num_parallel_samples":
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_N:
+            raise ConfigError(f"{name} must be a whole number between 1 and {MAX_N}, not {value!r}", param=name)
     elif not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {value!r}", param=name)
 

@@ -109,12 +109,16 @@ class PerformanceOptimizer:
         pad_id, is_padding = self._padding(engine, pad_token_id)
         prompts = read_prompts(input_ids, attention_mask, pad_id=pad_id if is_padding else None)
         config = self._request(prompts, max_length, max_new_tokens, do_sample, sampling)
-        began = time.monotonic()
+        began, before = time.monotonic(), engine.get_stats()["speculation"]
         results = _run(engine, prompts.stripped, config)
-        seconds = time.monotonic() - began
+        seconds, after = time.monotonic() - began, engine.get_stats()["speculation"]
+        guesses = {name: after[name] - before[name] for name in after}  # of calls in other threads, too
         candidates = [ranked(result) for result in results]
         output = prompts.output([of_prompt[0]["new_ids"] for of_prompt in candidates], pad_id)
-        return output, collect(results, candidates, seconds=seconds, mode=_mode(config), device=self._device())
+        stats = collect(
+            results, candidates, seconds=seconds, mode=_mode(config), device=self._device(), guesses=guesses
+        )
+        return output, stats
 
     def _request(
         self,

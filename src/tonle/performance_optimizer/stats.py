@@ -48,9 +48,16 @@ def ranked(result: GenerationResult) -> list[Candidate]:
 
 
 def collect(
-    results: list[GenerationResult], candidates: list[list[Candidate]], *, seconds: float, mode: str, device: str
+    results: list[GenerationResult],
+    candidates: list[list[Candidate]],
+    *,
+    seconds: float,
+    mode: str,
+    device: str,
+    guesses: dict[str, int],
 ) -> GenerationStats:
-    """`seconds`: from the first submission to the last token of the batch."""
+    """`seconds`: from the first submission to the last token of the batch. `guesses`: of speculative decoding, as the engine
+    counts them."""
     first = [result.timings.ttft_s or 0.0 for result in results]
     new_tokens = sum(len(of_prompt[0]["new_ids"]) for of_prompt in candidates)
     return GenerationStats(
@@ -62,7 +69,7 @@ def collect(
         tokens_per_second=new_tokens / seconds,
         first_token_s=sum(first) / len(first),
         first_token_max_s=max(first),
-        acceptance_rate=None,
+        acceptance_rate=guesses["accepted_tokens"] / guesses["draft_tokens"] if guesses["draft_tokens"] else None,
         peak_memory=peak_memory(device),
         candidates=candidates,
     )
@@ -80,7 +87,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "peak_memory":
         return f"{value / 2**20:,.0f} MiB"
     if name == "acceptance_rate":
-        return "None (no speculative decoding)"
+        return "None (no guesses were made)" if value is None else f"{value:.3f}"
     if name == "candidates":
         scores = ["/".join(f"{candidate['score']:.3f}" for candidate in of_prompt) for of_prompt in value]
         return f"scores {'; '.join(scores[:_SHOWN_PROMPTS])}{'; …' if len(scores) > _SHOWN_PROMPTS else ''}"

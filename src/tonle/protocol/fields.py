@@ -57,7 +57,7 @@ class OtherFields(NamedTuple):
 
 
 _TEXT_ONLY = Refusal("this server reads and writes text only")
-_BEAMS = Refusal("beam search is not supported")
+_BEAMS = Refusal("beam search is not supported; sample several answers with n, or best_of in /v1/completions")
 _ADAPTER = Refusal("give the name of an adapter as model; GET /v1/models lists those there are")
 _CHAT_ONLY = Refusal("only /v1/chat/completions has it", ([], "none", "auto", False))
 _TOKEN_IDS = Refusal("return_token_ids adds the ids", (False,))

@@ -82,6 +82,9 @@ class SamplingFields(StructuredFields, kw_only=True):
     truncate_prompt_tokens: Annotated[
         Integer | None, about("Keep this many of the prompt's last tokens; -1 = as many as the context holds.")
     ] = None
+    speculate: Annotated[
+        bool | None, about("false: no speculative decoding for this request. The answer is the same. Default true.")
+    ] = None
     priority: Annotated[
         int | str | None, about("critical, high, normal or low; or 0 (first) to 3. Default normal.")
     ] = None
@@ -158,7 +161,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
     ]
     echo: Annotated[bool | None, about("Begin the answer with the prompt.")] = None
     logprobs: Annotated[Integer | None, about("Return log-probabilities with this many alternatives, 0 to 20.")] = None
-    best_of: Annotated[Integer | None, about("Accepted if equal to n.")] = None
+    best_of: Annotated[
+        Integer | None,
+        about("So many answers are computed, and the n with the best mean log-probability returned. Not with stream."),
+    ] = None
     add_special_tokens: Annotated[bool | None, about("Let the tokenizer add its begin token. Default true.")] = None
 
 
@@ -278,6 +284,7 @@ class ChatCompletion(Struct, kw_only=True):
     usage: WireUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
 
@@ -332,6 +339,7 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: WireUsage | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     warnings: list[FieldWarning] | UnsetType = UNSET
 
 

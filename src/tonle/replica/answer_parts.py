@@ -18,10 +18,18 @@ from tonle.engine.request import Delta, TokenLogprob
 from tonle.engine.text import Text
 from tonle.protocol import sse
 from tonle.protocol.answers import Answer
-from tonle.protocol.openai import FinishReason, SamplingFields, StreamOptions, WireUsage
+from tonle.protocol.openai import (
+    ChatCompletion,
+    Completion,
+    FinishReason,
+    SamplingFields,
+    StreamOptions,
+    WireUsage,
+)
 
 if TYPE_CHECKING:
-    from tonle.replica.generate import Envelope, Submission
+    from tonle.replica.generate import Envelope
+    from tonle.replica.submission import Submission
 
 _MARK = "\x00text\x00"  # JSON escapes it: no model name, id or time holds its encoding
 
@@ -135,7 +143,7 @@ class AnswerFormat(ABC):
         self._drafts[choice].add(delta)
 
     @abstractmethod
-    def whole(self) -> msgspec.Struct: ...
+    def whole(self) -> ChatCompletion | Completion: ...
 
     @abstractmethod
     def _other_events(self, choice: int, delta: Delta) -> bytes:

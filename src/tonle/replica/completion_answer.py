@@ -18,7 +18,8 @@ from tonle.protocol.openai import (
     PromptLogprobs,
 )
 from tonle.replica.answer_parts import AnswerFormat, wire_reason
-from tonle.replica.generate import Envelope, Submission
+from tonle.replica.generate import Envelope
+from tonle.replica.submission import Submission
 from tonle.replica.wire_logprobs import CompletionLogprobWriter, prompt_logprobs
 
 

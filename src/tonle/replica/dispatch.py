@@ -29,10 +29,11 @@ from tonle.replica.chat_answer import ChatAnswer
 from tonle.replica.completion_answer import CompletionAnswer
 from tonle.replica.embeddings import embeddings
 from tonle.replica.endpoints import EndpointReply
-from tonle.replica.generate import EndpointKind, Envelope, Submission, generate
+from tonle.replica.generate import EndpointKind, Envelope, generate
 from tonle.replica.parsed_answer import ParsedChatAnswer
 from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.scoring import rerank, score
+from tonle.replica.submission import Submission
 from tonle.replica.translate import chat_order, completion_order
 
 log = logging.getLogger("tonle.replica")

@@ -17,28 +17,25 @@ from typing import Any
 import msgspec
 
 from tonle.edge.client import Sink, UpstreamError
-from tonle.engine.front import Front
 from tonle.engine.generation import Generation
-from tonle.engine.request import Delta, Usage
+from tonle.engine.request import Delta
 from tonle.engine.text import Text
-from tonle.errors import CapacityError, InternalError, InvalidRequest, TonleError
+from tonle.errors import CapacityError, InternalError, TonleError
 from tonle.protocol import sse
-from tonle.protocol.adapters import ADAPTER_HEADER, header_value
 from tonle.protocol.answers import Answer, Choice
 from tonle.protocol.errors import error_reply
 from tonle.protocol.openai import (
-    CompletionTokensDetails,
     FieldWarning,
-    PromptTokensDetails,
     SamplingFields,
-    WireUsage,
 )
 from tonle.protocol.parse import parse
 from tonle.replica.answer_parts import AnswerFormat
+from tonle.replica.prompt_blocks import block_headers
+from tonle.replica.read_transfer import parse_from_router, read_transfer
 from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.submission import Submission
 from tonle.replica.translate import EngineRequest, ServedModel
 from tonle.telemetry.metrics import Metrics
-from tonle.telemetry.time_spent import TimeSpent
 
 # A body this large is made into a prompt on a thread: tokenizing it would hold up all other streams.
 THREAD_BYTES = 32 * 1024
@@ -68,7 +65,11 @@ async def generate(
     replica: Replica, request: ReplicaRequest, kind: EndpointKind, sink: Sink, *, first_s: float
 ) -> None:
     """The whole life of one generation request. Raises `TonleError` as long as nothing was handed to the sink."""
-    asked, warnings = parse(request.body, kind.request_type)
+    params: dict[str, Any] | None = None
+    if replica.options.trust_router:
+        asked, warnings, params = parse_from_router(request.body, kind.request_type)
+    else:
+        asked, warnings = parse(request.body, kind.request_type)
     card = replica.card()
     model = replica.resolve(asked.model)
     adapter = replica.adapter(model)  # now: while the prompt is translated it may be unloaded, which `submit` reports
@@ -83,97 +84,15 @@ async def generate(
         replica.check_strict(request, warnings)
     envelope = Envelope(request.answer_id(kind.id_prefix), int(time.time()), model, warnings)
     headers = {**warning_headers(warnings), "x-tonle-max-tokens": str(order.max_tokens)}
+    headers |= block_headers(replica, request, [part.prompt for part in order.parts], adapter)
     request_id = request.header("x-request-id") or envelope.id
-    submission = Submission(replica.front, order, request_id=request_id, salt=request.salt, adapter=adapter)
+    transfer = read_transfer(params, asked, card.role, num_prompts=len(order.parts))
+    submission = Submission(
+        replica.front, order, request_id=request_id, salt=request.salt, adapter=adapter, transfer=transfer
+    )
     answer_format = kind.make_format(asked, envelope, submission, served.text)
     delivery = Delivery(submission, answer_format, sink, replica.metrics, headers, stream=bool(asked.stream))
     await delivery.run(envelope, first_s)
-
-
-class Submission:
-    """The work one HTTP request causes in the engine. Choice = place of the prompt x n + index."""
-
-    def __init__(
-        self, front: Front, order: EngineRequest, *, request_id: str, salt: bytes = b"", adapter: str | None = None
-    ) -> None:
-        self.order = order
-        self.num_choices = len(order.parts) * order.n
-        self.generations: list[Generation] = []
-        self.reasoning_tokens: int | None = None  # of all choices; None: thoughts are not told apart
-        self._front = front
-        self._request_id = request_id
-        self._salt = salt
-        self._adapter = adapter
-
-    def submit(self) -> None:
-        """Raises `CallerError` or `CapacityError`; then nothing is left in the engine."""
-        try:
-            for part in self.order.parts:
-                generation = self._front.submit(
-                    part.prompt, part.config, priority=self.order.priority, salt=self._salt, request_id=self._request_id,
-                    adapter=self._adapter,
-                )  # fmt: skip
-                self.generations.append(generation)
-        except BaseException as failure:
-            self.cancel()
-            raise self.in_callers_words(failure) from None
-
-    def in_callers_words(self, failure: BaseException) -> BaseException:
-        """A refusal of what the answer must be, under the name of the field that said it."""
-        name = self.order.structured_by
-        if name is None or not isinstance(failure, InvalidRequest) or failure.param not in (None, "structured"):
-            return failure
-        return InvalidRequest(f"{name}: {failure.message}", param=name)
-
-    def cancel(self) -> None:
-        for generation in self.generations:
-            generation.cancel()
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of its answer, once it is submitted: only then is it certain what computes it."""
-        adapter = self.generations[0].adapter
-        return {} if adapter is None else {ADAPTER_HEADER: header_value(adapter.name, adapter.digest)}
-
-    def generation(self, choice: int) -> Generation:
-        return self.generations[choice // self.order.n]
-
-    @property
-    def usage(self) -> Usage:
-        """All prompts together; a prompt counts once, whatever n."""
-        usages = [generation.usage for generation in self.generations]
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-            cached_tokens=sum(usage.cached_tokens for usage in usages),
-            completion_tokens=0 if self.order.prompt_only else sum(usage.completion_tokens for usage in usages),
-        )
-
-    @property
-    def wire_usage(self) -> WireUsage:
-        usage = self.usage
-        total = usage.prompt_tokens + usage.completion_tokens
-        wire = WireUsage(usage.prompt_tokens, usage.completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
-        if self.reasoning_tokens is not None:
-            wire.completion_tokens_details = CompletionTokensDetails(self.reasoning_tokens)
-        return wire
-
-    @property
-    def engine_s(self) -> dict[str, float]:
-        """Where the engine's time went, as far as it came, seconds; of several prompts, the slowest's."""
-        found = [generation.timings for generation in self.generations]
-        parts = {
-            "queue": [timings.queue_s for timings in found],
-            "prefill": [_gap(timings.scheduled_s, timings.first_token_s) for timings in found],
-            "decode": [_gap(timings.first_token_s, timings.finished_s) for timings in found],
-        }
-        known = {name: [value for value in values if value is not None] for name, values in parts.items()}
-        return {name: max(values) for name, values in known.items() if values}
-
-    @property
-    def spent(self) -> TimeSpent | None:
-        """Of the slowest that has ended in the engine."""
-        found = [generation.spent for generation in self.generations if generation.spent is not None]
-        return max(found, key=lambda spent: spent.total_s, default=None)
 
 
 class _Progress:
@@ -336,7 +255,10 @@ class Delivery:
         headers = {"content-type": "application/json", **self._headers}
         headers |= {f"x-{name}-time": f"{seconds:.6f}" for name, seconds in self._submission.engine_s.items()}
         self._sink.head(200, headers)
-        self._sink.data(msgspec.json.encode(self._format.whole()))
+        whole = self._format.whole()
+        if (params := self._submission.transfer_params) is not None:
+            whole.kv_transfer_params = params
+        self._sink.data(msgspec.json.encode(whole))
 
     def _send_error(self, failure: TonleError) -> None:
         """In a stream that has begun, as an event."""
@@ -352,6 +274,9 @@ class Delivery:
         if self._submission.generations:
             answer.usage = msgspec.to_builtins(self._submission.wire_usage)
             answer.engine_s, answer.spent = self._submission.engine_s, self._submission.spent
+            if answer.spent is not None and answer.spent.draft_tokens:
+                answer.usage["draft_tokens"] = answer.spent.draft_tokens
+                answer.usage["accepted_tokens"] = answer.spent.accepted_tokens
 
     def _observe(self, *, failed: bool) -> None:
         metrics, order = self._metrics, self._submission.order
@@ -388,7 +313,3 @@ class Delivery:
         metrics.computed_tokens.observe(usage.prompt_tokens - usage.cached_tokens)
         metrics.generation_tokens.observe(usage.completion_tokens)
         metrics.longest_answer.observe(max(each.num_tokens for each in own))
-
-
-def _gap(start_s: float | None, end_s: float | None) -> float | None:
-    return None if start_s is None or end_s is None else end_s - start_s

@@ -19,7 +19,8 @@ from tonle.protocol.tool_fields import CallDelta, CalledFunction, WireCall
 from tonle.replica.answer_parts import wire_reason
 from tonle.replica.answer_reading import AnswerReading, ChoiceReader
 from tonle.replica.chat_answer import ChatAnswer
-from tonle.replica.generate import Envelope, Submission
+from tonle.replica.generate import Envelope
+from tonle.replica.submission import Submission
 
 
 class ParsedChatAnswer(ChatAnswer):

@@ -33,6 +33,8 @@ class ReplicaOptions:
     reasoning_parser: str = "auto"  # the same of thoughts; none: thoughts are content
     trust_salt: bool = False  # True: the header X-Tonle-Salt says who shares cached prefixes; only behind a gateway
 
+    trust_router: bool = False  # True: kv_transfer_params of requests are acted on; only behind a router
+
     # Where this process is one of several front ends
     metrics_dir: str | None = None  # the folder in which all of them count
     started_s: float | None = None  # when the server began, `time.monotonic()`; None = with this process

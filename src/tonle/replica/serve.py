@@ -15,14 +15,19 @@ from tonle.config.gateway import GatewayConfig
 from tonle.config.serve import ServeConfig
 from tonle.config.stores import MEMORY
 from tonle.engine.front import Front
-from tonle.gateway.gateway import NO_LIMIT, Gateway, LocalServer
+from tonle.gateway.gateway import NO_LIMIT, Gateway
+from tonle.gateway.local_server import LocalServer
+from tonle.gateway.sleep_pages import Sleeper
 from tonle.replica.dispatch import ReplicaTransport
 from tonle.replica.replica import Replica, ReplicaOptions
+from tonle.replica.salt_secret import kept_salt_secret
 
 _SHARED = {entry.name for entry in fields(ServeConfig)} & {entry.name for entry in fields(GatewayConfig)}
 
 
-def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | None = None) -> Gateway:
+def build_server(
+    front: Front, settings: ServeConfig, options: ReplicaOptions | None = None, *, sleeper: Sleeper | None = None
+) -> Gateway:
     """Raises `ConfigError`. `options` tell what no setting does: where one process is one of several."""
     replica = Replica(front, options or replica_options(settings))
 
@@ -34,10 +39,13 @@ def build_server(front: Front, settings: ServeConfig, options: ReplicaOptions | 
         models=replica.entries,
         metrics=replica.metrics,
         trust_salt=replica.options.trust_salt,
+        trust_router=replica.options.trust_router,
         enable_lora=settings.enable_lora,
         context_length=lambda: None if front.card is None else front.card.context_length,
         on_drain=close,
         request_of=lambda handle: front.request_name(handle),
+        salt_secret=kept_salt_secret(settings),
+        sleeper=sleeper,
     )
     config = gateway_config(settings)
     if replica.metrics.shared and config.cache == MEMORY:
@@ -51,7 +59,7 @@ def replica_options(settings: ServeConfig) -> ReplicaOptions:
     return ReplicaOptions(
         strict=settings.strict, aliases=settings.served_model_name[1:], trust_salt=settings.trust_salt,
         adapters=tuple(name for name, _ in settings.lora), tool_call_parser=settings.tool_call_parser,
-        reasoning_parser=settings.reasoning_parser,
+        reasoning_parser=settings.reasoning_parser, trust_router=settings.role is not None,
     )  # fmt: skip
 
 
@@ -63,11 +71,11 @@ def gateway_config(settings: ServeConfig) -> GatewayConfig:
 
 async def serve(
     front: Front, settings: ServeConfig, *, listener: socket.socket, options: ReplicaOptions | None = None,
-    on_ready: Callable[[], None] | None = None, stop: asyncio.Event | None = None,
+    on_ready: Callable[[], None] | None = None, stop: asyncio.Event | None = None, sleeper: Sleeper | None = None,
 ) -> int:  # fmt: skip
     """Serve until SIGTERM or SIGINT, then let running requests finish for at most `drain`. Returns how many were cut off.
 
     `on_ready` is called when connections are accepted. Setting `stop` does what a signal does; in a thread other than
     the main one it is the only way.
     """
-    return await build_server(front, settings, options).serve(listener, stop=stop, on_ready=on_ready)
+    return await build_server(front, settings, options, sleeper=sleeper).serve(listener, stop=stop, on_ready=on_ready)

@@ -89,12 +89,12 @@ def completion_order(request: CompletionRequest, served: ServedModel) -> EngineR
     """Raises `CallerError`."""
     card = served.card
     _check_stream(request)
-    n = 1 if request.n is None else request.n
-    if request.best_of not in (None, n):
-        raise InvalidRequest(f"best_of is only accepted when equal to n ({n}); ask for n and choose", param="best_of")
     prompts = [_truncated(prompt, request, card) for prompt in _prompts(request, served.text, served.max_choices)]
     structure = read_structured(request)
     config = _config(request)
+    config.best_of = request.best_of
+    if config.num_candidates > config.n and request.stream:
+        raise InvalidRequest("best_of cannot be streamed: which answers are best is known at the end", param="best_of")
     config.logprobs = request.logprobs
     config.structured = None if structure is None else structure.output
     if request.echo and request.logprobs is not None:  # the echoed prompt has log-probabilities like the answer
@@ -128,10 +128,12 @@ def _order(request: SamplingFields, parts: list[Part], served: ServedModel) -> E
                 raise InvalidRequest(
                     f"{name}: the model has tokens 0 to {card.vocab_size - 1}, not {token}", param=name
                 )
-    if len(parts) * config.n > max_choices:
+    if len(parts) * config.num_candidates > max_choices:
+        name = "n" if config.best_of is None else "best_of"
         raise InvalidRequest(
-            f"{len(parts)} prompts x n {config.n} are more than the {max_choices} answers one request may have",
-            param="n",
+            f"{len(parts)} prompts x {name} {config.num_candidates} are more than the {max_choices} answers one request may "
+            "have",
+            param=name,
         )
     return EngineRequest(parts, config.n, read_priority_field(request.priority))
 
@@ -141,7 +143,7 @@ def _config(request: SamplingFields) -> GenerationConfig:
     config = GenerationConfig()
     for name in (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "seed",
-        "min_tokens", "stop_token_ids", "skip_special_tokens",
+        "min_tokens", "stop_token_ids", "skip_special_tokens", "speculate",
     ):  # fmt: skip
         if (value := getattr(request, name)) is not None:
             setattr(config, name, value)

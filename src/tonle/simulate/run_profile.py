@@ -31,6 +31,8 @@ _SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
 _HELD_OUT = 5  # one slice of so many
 _LOG_S = 10.0  # for the log to tell of the last step
 
+_OF_MEASURING = ("step_log", "speculation")  # settings that a profiled server has for that alone
+
 
 def run_profile(
     model: str | None,
@@ -50,7 +52,7 @@ def run_profile(
         step_log = folder / "steps.jsonl"
         server = ServerProcess.tonle(
             model,
-            [*flags, "--step-log", str(step_log)],
+            ["--speculation", "off", *flags, "--step-log", str(step_log)],  # a simulation makes no guesses
             log=folder / "server.log",
             on_progress=None if tell is None else lambda s, line: tell(f"starting the server, {s:.0f} s", 0.0),
         )
@@ -71,6 +73,7 @@ def profile_running(
 ) -> Profile:
     """The same with a server on this machine that writes `step_log` already. Raises `ConfigError`."""
     before = read_step_log(step_log)
+    _check_makes_no_guesses(before.engine, url)
     loads = drive(url, before.engine, seconds=seconds, seed=seed, clients=clients, tell=tell)
     until_s = time.monotonic() + _LOG_S
     while True:  # the engine writes a few hundred lines at a time, and all of them when it is idle
@@ -85,6 +88,16 @@ def profile_running(
     return make_profile(
         StepLogFile(log.engine, log.steps[len(before.steps) :], log.requests[len(before.requests) :]), loads
     )
+
+
+def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
+    """Steps that check guesses look like steps with prompts. Raises `ConfigError`."""
+    settings = engine.settings
+    is_off = settings.get("speculation") == "off" or settings.get("enable_speculative_decoding") is False
+    if engine.device == "cpu" and not is_off:  # no other device makes any
+        raise ConfigError(
+            f"the server at {url} speculates, which a simulation does not: start it with --speculation off to profile it"
+        )
 
 
 def drive(
@@ -111,7 +124,7 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
     times = _fitted(steps, engine, around)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
     # None: what suits the device, as a server has it unless it is told otherwise.
-    given = {name: value for name, value in engine.settings.items() if name != "step_log" and value is not None}
+    given = {name: value for name, value in engine.settings.items() if name not in _OF_MEASURING and value is not None}
     facts["settings"] = given
     return Profile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),

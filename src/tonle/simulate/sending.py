@@ -65,7 +65,8 @@ class _Turn(Ticket):
         self._waits = False
         self._sending.begin_soon()
 
-    def displace(self, error: QueueFull) -> None:
+    def displace(self, error: Exception) -> None:
+        assert isinstance(error, QueueFull), "in a simulation nothing else ends a wait"
         self._waits = False
         self._sending.refused(error)
 

@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 
 from tonle.telemetry.adaptive_state import AdaptiveState, adaptive_metrics
 from tonle.telemetry.gpu import GpuMonitor
+from tonle.telemetry.kv_state import TierState, event_metrics, tier_metrics
 from tonle.telemetry.time_spent import MISS_REASONS
+from tonle.telemetry.transfer_state import TransferState, transfer_metrics
 
 _GPU_WAIT_S = 0.05  # a scrape is rendered on the event loop that answers requests
 
@@ -50,6 +52,22 @@ class Stats(Protocol):
     def running_adapters(self) -> list[str]: ...
     @property
     def waiting_adapters(self) -> list[str]: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def draft_tokens(self) -> int: ...
+    @property
+    def accepted_tokens(self) -> int: ...
+    @property
+    def accepted_at(self) -> list[int]: ...  # by place among the guesses of a step
+    @property
+    def kv_tiers(self) -> Mapping[str, TierState]: ...  # by name
+    @property
+    def kv_event_batches(self) -> int | None: ...  # None: there are no events
+    @property
+    def kv_event_batches_lost(self) -> int: ...
+    @property
+    def transfers(self) -> TransferState | None: ...  # None: with no other engine
 
 
 class Card(Protocol):
@@ -90,14 +108,22 @@ class EngineState(Collector):
         yield self._missed(stats)
         yield self._counter("num_preemptions", "Times a running sequence was set back.", stats.num_preemptions)
         # As in vLLM the whole prompt counts; the engine counts what it computed and what it found apart.
-        prompt_tokens = stats.prompt_tokens + stats.prefix_hits
+        loaded = 0 if stats.transfers is None else stats.transfers.loaded_tokens
+        prompt_tokens = stats.prompt_tokens + stats.prefix_hits + loaded
         yield self._counter("prompt_tokens", "Prompt tokens processed, cached ones included.", prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
-        yield self._by_source(stats)
+        yield self._by_source(stats, loaded)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._step_tokens(stats)
+        yield from self._speculation(stats)
         if stats.adaptive is not None:
             yield from adaptive_metrics(self._model_name, stats.adaptive)
+        if stats.transfers is not None:
+            yield from transfer_metrics(self._model_name, stats.transfers)
+        if stats.kv_tiers:
+            yield from tier_metrics(self._model_name, stats.kv_tiers)
+        if stats.kv_event_batches is not None:
+            yield from event_metrics(self._model_name, stats.kv_event_batches, stats.kv_event_batches_lost)
         if (card := self._engine.card) is not None:
             info = GaugeMetricFamily(
                 "vllm:cache_config_info",
@@ -120,12 +146,14 @@ class EngineState(Collector):
             family.add_metric([self._model_name, reason], stats.prefix_missed.get(reason, 0))
         return family
 
-    def _by_source(self, stats: Stats) -> Metric:
+    def _by_source(self, stats: Stats, loaded: int) -> Metric:
         family = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", labels=["model_name", "source"]
         )
         family.add_metric([self._model_name, "local_compute"], stats.prompt_tokens)
         family.add_metric([self._model_name, "local_cache_hit"], stats.prefix_hits)
+        if stats.transfers is not None:
+            family.add_metric([self._model_name, "external_kv_transfer"], loaded)
         return family
 
     def _step_tokens(self, stats: Stats) -> Metric:
@@ -134,6 +162,19 @@ class EngineState(Collector):
         total = stats.prompt_tokens + stats.generation_tokens
         family.add_metric([self._model_name], [("+Inf", stats.num_steps)], total)
         return family
+
+    def _speculation(self, stats: Stats) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Times a step had guesses for a sequence.", stats.num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Guessed tokens that steps computed.", stats.draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", stats.accepted_tokens)
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place among the guesses of a step.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(stats.accepted_at):
+            family.add_metric([self._model_name, str(position)], count)
+        yield family
 
     def _adapters(self, max_loras: int, stats: Stats) -> Metric:
         """As in vLLM the facts are in the labels, and the value is the time they are from."""

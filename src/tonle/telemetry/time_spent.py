@@ -19,7 +19,8 @@ import msgspec
 #   adapter  no slot was free for its adapter, or its adapter was being read
 #   grammar  the grammar of its answer was being compiled
 #   batch    static batches: its batch had not begun
-WaitReason = Literal["step", "prompts", "rows", "tuned", "blocks", "adapter", "grammar", "batch"]
+#   loading  keys and values of its prefix came from elsewhere: another engine, or memory other than the device's
+WaitReason = Literal["step", "prompts", "rows", "tuned", "blocks", "adapter", "grammar", "batch", "loading"]
 WAIT_REASONS: tuple[WaitReason, ...] = get_args(WaitReason)
 
 # Why prompt tokens were not found in the prefix cache:
@@ -66,6 +67,8 @@ class TimeSpent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     preempted_s: float = 0.0  # of `prefill_s` and `decode_s`, without a row
     num_preemptions: int = 0
     device_s: float = 0.0  # its share of the device's time: a step's time is shared equally by the sequences in it
+    draft_tokens: int = 0  # guesses that its steps computed besides (speculative decoding)
+    accepted_tokens: int = 0  # and how many of them were right: tokens of its answer that took no step of their own
 
     @property
     def total_s(self) -> float:

@@ -99,19 +99,11 @@ KNOBS = (
         purpose="HTTP processes: a fast GPU's tokens are more than one process can send",
     ),
     Knob(
-        "activation_bits",
-        _by_device(cpu=(8,)),
-        None,
-        simulated=False,
-        purpose="8-bit activations: faster with 4- and 8-bit weights on a CPU, accurate to 1 %",
-        allow="activation-bits",
-    ),
-    Knob(
         "kv_cache_dtype",
-        _by_device(cuda=("fp8",)),
+        _by_device(cpu=("int8",), cuda=("fp8",)),
         "--kv-cache-dtype",
         simulated=False,
-        purpose="8-bit KV cache: about twice the tokens fit",
+        purpose="8-bit KV cache: about twice the tokens fit on a GPU, nearly four times on a CPU",
         allow="kv-dtype",
     ),
 )  # fmt: skip

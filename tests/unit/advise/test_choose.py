@@ -9,8 +9,10 @@ import pytest
 from tests.unit.advise.cases import CHAT, LONG_MIX, question
 from tonle.advise.choose import Question, all_options, choose, size_by_length, size_together
 from tonle.advise.option import Option
+from tonle.advise.precision import SERVED_ARCHITECTURES
 from tonle.bench import Span
 from tonle.errors import ConfigError
+from tonle.models.families import FAMILIES
 
 MIDDLE = (Span(2000, 5000), Span(100, 2000))
 
@@ -68,7 +70,7 @@ def test_what_tonle_serves_comes_first_unless_another_engine_is_asked_for() -> N
     assert (ours.times.precision.name, ours.times.gpus, ours.not_served) == ("bf16", 1, "")
     other = chosen(question("qwen2.5-7b", lengths=CHAT, engine="vllm"))
     assert other.times.precision.name == "fp8"
-    assert "does not read quantized safetensors" in other.not_served
+    assert "has no times of it for them yet" in other.not_served
     asked = question(engine="tonle")
     assert choose(asked, all_options(asked)) is None
 
@@ -76,13 +78,17 @@ def test_what_tonle_serves_comes_first_unless_another_engine_is_asked_for() -> N
 @pytest.mark.parametrize(
     ("model", "gpu", "words"),
     [
-        ("mixtral-8x7b", "H200", "mixture-of-experts"),
         ("qwen2.5-7b", "MI300X", "no kernels for AMD"),
-        ("llama-3.1-70b", "H200", "no tensor parallelism"),
+        ("llama-3.1-70b", "H200", "divides a model between GPUs without its CUDA kernels"),
     ],
 )
 def test_what_tonle_does_not_serve_is_said(model: str, gpu: str, words: str) -> None:
     assert words in chosen(question(model, gpu, CHAT, precisions=("bf16",))).not_served
+
+
+def test_what_tonle_serves_is_what_the_engine_has_a_family_for() -> None:
+    assert sorted(SERVED_ARCHITECTURES) == sorted(FAMILIES)
+    assert chosen(question("mixtral-8x7b", "H200", CHAT, precisions=("bf16",))).not_served == ""
 
 
 def test_a_tighter_slo_never_allows_a_larger_batch_or_step() -> None:

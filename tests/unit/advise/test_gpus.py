@@ -30,7 +30,6 @@ def test_gpus_that_can_be_deployed_are_the_same_ones_there() -> None:
         if sheet.deploy_name is not None:
             other = find_gpu(sheet.deploy_name)
             assert sheet.memory_bytes == other.memory_bytes, sheet.name
-            assert sheet.has_fp8 == other.fp8, sheet.name
 
 
 def test_own_numbers_replace_those_of_a_data_sheet() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu_targets import LINES, table
+from benchmarks.workload import weight_bytes
 
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
@@ -23,6 +24,9 @@ def test_lines_say_what_holds_and_what_does_not() -> None:
         row("llama-3.2-3b", "serving", 100, out_tok_s=21_032.8, ttft_p99=210.1),
         row("qwen2.5-1.5b", "serving", 100, out_tok_s=37_000, ttft_p99=118),
         row("qwen2.5-1.5b", "gateway", 100, engine_share=1.007),
+        row("llama-3.1-8b", "decode1", 1, tpot_mean=4.2, floor_share=0.842),
+        row("qwen3-30b-a3b", "decode1", 1, tpot_mean=2.1),
+        row("qwen3-30b-a3b", "serving", 100, out_tok_s=5_600.0),
         {"model": "qwen2.5-1.5b", "workload": "offline_api", "out_tok_s": [39_338.0, 39_148.0]},
     ])  # fmt: skip
     assert found == {
@@ -33,8 +37,20 @@ def test_lines_say_what_holds_and_what_does_not() -> None:
         "the same through `LLM`": ("39,148 · not run", "missed"),
         "start to ready, kernels compiled before, q1.5b · l3b, s": ("7.40 · not run", "holds"),
         "HTTP through the gateway, 100 users, q1.5b, of the engine's": ("100.7%", "holds"),
+        "l8b, one user, of the weight-read floor": ("84.2%", "missed"),
+        "30b-a3b, one user, ms/token": ("2.10", "holds"),
+        "30b-a3b, 100 · 256 users, out tok/s": ("5,600 · not run", "holds"),
     }
 
 
 def test_what_was_not_run_is_left_out() -> None:
-    assert list(table([row("tiny", "decode1", 1, tpot_mean=1.0)])) == [] and len(LINES) == 11
+    assert list(table([row("tiny", "decode1", 1, tpot_mean=1.0)])) == [] and len(LINES) == 14
+
+
+def test_a_step_reads_the_experts_that_its_rows_choose() -> None:
+    """8 of 128 experts are read for one row, nearly all of them for 100."""
+    one, many = weight_bytes("qwen3-30b-a3b"), weight_bytes("qwen3-30b-a3b", 100)
+    expert = 2 * 48 * 3 * 2048 * 768
+    assert abs((many - one) / expert - 119.8) < 0.1
+    assert 2 * 3.03e9 < one < 2 * 3.05e9  # 3.3 billion are active, 0.3 of them the input embedding
+    assert weight_bytes("llama-3.1-8b", 100) == weight_bytes("llama-3.1-8b")

@@ -19,7 +19,10 @@ ALL = {
     "max_num_seqs": "2", "max_num_batched_tokens": "3", "max_model_len": "4", "kv_cache_memory": "5GiB",
     "block_size": "6", "long_prefill_token_threshold": "7", "priority_ageing": "8s", "device": "cpu",
     "gpu_memory_utilization": "80%", "kv_cache_dtype": "fp8", "kv_cache_max_size": "9", "gc_threshold": "0.5",
-    "activation_bits": "8", "target_itl": "50", "target_ttft": "1s",
+    "kv_events_config": '{"enable_kv_cache_events": false}', "kv_offload_memory": "1GiB", "kv_offload_dir": "blocks",
+    "kv_offload_disk": "2GiB", "kv_offload_redis": "redis://blocks:6379/0",
+    "quantization": "int4", "quantization_group_size": "64",
+    "activation_bits": "16", "target_itl": "50", "target_ttft": "1s",
     "load_format": "random", "hold_clusters": "always",
     "generation_config": "none", "override_generation_config": '{"temperature": 0.5}', "default_max_tokens": "9",
     "chat_template": "chat.jinja", "special_tokens_in_content": "special",
@@ -36,10 +39,12 @@ ALL = {
     "requests_per_minute": "1", "tokens_per_minute": "2", "max_concurrent_per_key": "3", "tokens_per_day": "4",
     "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
     "state_db": "keys.db",
-    "lora": "khmer-qa=/adapters/khmer", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "3",
+    "speculation": "suffix", "speculation_length": "5", "lora": "khmer-qa=/adapters/khmer",
+    "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "3",
     "history_db": "history.db", "price_per_hour": "2.5", "sla_ttft_p95": "200ms", "sla_itl_p95": "50ms",
     "alert_webhook": "https://hooks.example/tonle", "alert_secret": "s", "otlp_endpoint": "http://127.0.0.1:4318",
     "otlp_sample": "10%",
+    "role": "prefill", "kv_transfer_host": "10.0.0.1", "kv_transfer_port": "8101", "kv_transfer_timeout": "3s", "kv_lease": "60s",
     "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
 }  # fmt: skip
 SWITCHES = {
@@ -82,7 +87,7 @@ def test_a_verb_keeps_its_own_options_and_gets_only_what_was_given() -> None:
 def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     (tmp_path / "pem").touch()
     every = ALL | {name: str(tmp_path / "pem") for name in TLS} | {"ssl_cert_reqs": "2"}
-    assert set(every) | set(SWITCHES) | {"model", "frontends"} == set(SETTINGS)
+    assert set(every) | set(SWITCHES) | {"model", "frontends", "tensor_parallel_size"} == set(SETTINGS)
     given = flags_of(
         *(part for name, text in every.items() for part in (SETTINGS[name].flag, text)), *SWITCHES.values()
     )
@@ -92,7 +97,9 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         assert getattr(config, SETTINGS[name].field) == SETTINGS[name].type.read(text) != SETTINGS[name].default
     assert (config.strict, config.prefix_caching, config.log_json) == (True, False, True)
     assert config.cache_by_default is True
-    assert load({"frontends": flags_of("--frontends", "2")["frontends"]}, environ={}).frontends == 2
+    for name in ("frontends", "tensor_parallel_size"):  # which do not go with some of the others
+        given = flags_of(SETTINGS[name].flag, "2")
+        assert getattr(load({name: given[name]}, environ={}), name) == 2
 
 
 @pytest.mark.parametrize("args", [("a", "--served-model-name", "b"), ("a,b",)])
@@ -120,8 +127,12 @@ def test_a_switch_can_be_switched_back() -> None:
         (["--lora-modules", "a=/x", "--lora-modules", '{"name": "b", "path": "/y"}'],
          {"lora": ["a=/x", '{"name": "b", "path": "/y"}']}),
         (["--model", "org/name"], {"model": "org/name"}),
+        (["-tp", "2"], {"tensor_parallel_size": "2"}),
+        (["--tensor-parallel-size", "4", "--enable-expert-parallel", "--distributed-executor-backend", "mp"],
+         {"tensor_parallel_size": "4"}),
+        (["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'], {"role": "both"}),
         (["--max-model-len", "32K", "--dtype", "half"], {"max_model_len": "32K", "dtype": "half"}),
-        (["--trust-remote-code", "--disable-log-requests", "--max-log-len", "10", "-tp", "1", "--swap-space=0",
+        (["--trust-remote-code", "--disable-log-requests", "--max-log-len", "10", "-pp", "1", "--swap-space=0",
           "--enable-chunked-prefill", "--uvicorn-log-level", "info", "--enable-auto-tool-choice",
           "--guided-decoding-backend", "xgrammar"], {}),
         (["--tool-call-parser", "hermes", "--reasoning-parser", "deepseek_r1"],
@@ -138,13 +149,16 @@ def test_flags_of_vllm_with_the_same_meaning(args: list[str], flags: dict[str, A
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["-tp", "2"], "tonle gateway --backend"),
+        (["-pp", "2"], "--tensor-parallel-size N"),
+        (["-dp", "2"], "tonle gateway --backend"),
+        (["--nnodes", "2"], "one machine"),
+        (["--distributed-executor-backend", "ray"], "one machine"),
         (["--swap-space", "4"], "Leave it out"),
-        (["--quantization", "awq"], "GGUF"),
+        (["--quantization", "aqlm"], "auto, none, int8, int4, fp8"),
         (["--lora-modules", "x"], "NAME=PATH"),
         (["--lora-modules", "/x=/y"], "neither a path nor a URL"),
         (["--lora", "a=/x", "--lora-modules", "b=/y"], "give one of them"),
-        (["--fully-sharded-loras"], "one GPU"),
+        (["--no-fully-sharded-loras"], "divided between GPUs"),
         (["--no-enable-chunked-prefill"], "--max-num-batched-tokens"),
         (["--enable-log-requests"], "--audit-dir"),
         (["--uvicorn-log-level", "debug"], "--log-level"),

@@ -15,6 +15,9 @@ def test_create_list_revoke(tmp_path: Path) -> None:
     place = ("--state-db", str(tmp_path / "state.db"))
     assert "No keys yet" in tonle("keys", "list", *place).stderr
     assert json.loads(tonle("keys", "list", "--json", *place).stdout) == {"keys": []}
+    refused = tonle("keys", "revoke", "none", *place)
+    assert refused.returncode == 1 and "no file" in refused.stderr
+    assert not (tmp_path / "state.db").exists(), "to look must not create it"
     made = tonle(
         "keys",
         "create",
@@ -45,8 +48,10 @@ def test_wrong_words(tmp_path: Path) -> None:
     wrong = tonle("keys", "create", "--name", "x", "--scope", "fly", *place, COLUMNS="160")
     assert (
         wrong.returncode == 2
-        and "'--scope': 'fly' is not one of 'models', 'metrics', 'priority', 'dashboard', 'admin'" in wrong.stderr
+        and "'--scope': 'fly' is not one of 'models', 'metrics', 'priority', 'gateway', 'dashboard', 'admin'"
+        in wrong.stderr
     )
     assert tonle("keys", "create", *place).returncode == 2
+    assert tonle("keys", "create", "--name", "x", *place).returncode == 0
     assert "there is no key 'nope'" in tonle("keys", "revoke", "nope", *place).stderr
     assert tonle("keys", "list", "--name", "x", *place).returncode == 2, "an option of another subcommand"

@@ -244,6 +244,11 @@ def test_weights_are_told_as_stored_and_as_computed(stored: str, words: str) -> 
     assert weights(msgspec.structs.replace(CARD, stored=stored)) == words
 
 
+def test_the_banner_names_what_weights_became() -> None:
+    card = msgspec.structs.replace(CARD, stored="bfloat16", quantized_to="int4")
+    assert weights(card) == "bfloat16 in the file, quantized to int4, computed in float32 on cpu"
+
+
 def test_an_open_server_warns(tiny_folder: Path) -> None:
     with server(str(tiny_folder), "--device", "cpu", "--host", "0.0.0.0") as process:
         assert process.stderr is not None

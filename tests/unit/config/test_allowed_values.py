@@ -18,7 +18,7 @@ from tonle.protocol.openai import ChatRequest
         (BackendConfig, "nothing", []),
         (BackendConfig, "role[0].deep", []),
         (ExperimentConfig, "arms[0].name", []),
-        (KeyRequest, "scopes[3]", ["admin", "dashboard", "metrics", "models", "priority"]),
+        (KeyRequest, "scopes[3]", ["admin", "dashboard", "gateway", "metrics", "models", "priority"]),
         (KeyRequest, "limits.tokens_per_day", []),
     ],
 )

@@ -43,6 +43,7 @@ def said_of(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> dict[str,
         {"batch_timeout_ms": 100, "enable_continuous_batching": False},
         {"gpu_memory_utilization": 0.5, "memory_pool_size": None},
         {"enable_speculative_decoding": False, "enable_gradient_checkpointing": False},
+        {"enable_speculative_decoding": True, "speculation_length": 4}, {"speculation": "suffix"},
     ],
 )  # fmt: skip
 def test_what_acts_is_not_explained(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -54,8 +55,7 @@ def test_what_acts_is_not_explained(settings: dict[str, Any], caplog: pytest.Log
 @pytest.mark.parametrize(
     ("settings", "levels"),
     [
-        ({"max_batch_size": 1, "batch_timeout_ms": 0, "enable_speculative_decoding": True},
-         {"enable_speculative_decoding": "WARNING", "batch_timeout_ms": "INFO"}),
+        ({"max_batch_size": 1, "batch_timeout_ms": 0, "enable_speculative_decoding": True}, {"batch_timeout_ms": "INFO"}),
         ({"max_batch_size": 64, "batch_timeout_ms": 100, "enable_continuous_batching": True}, {"batch_timeout_ms": "INFO"}),
         ({"enable_gradient_checkpointing": True, "memory_efficient_attention": True},
          {"enable_gradient_checkpointing": "WARNING", "memory_efficient_attention": "INFO"}),
@@ -87,7 +87,6 @@ def test_a_line_that_the_level_hides_is_said_when_it_is_shown(caplog: pytest.Log
 
 
 def test_the_words() -> None:
-    assert "has no effect yet in this version" in str(explain("enable_speculative_decoding", True))
     assert "has no meaning in inference" in str(explain("enable_gradient_checkpointing", True))
     for name in ("enable_speculative_decoding", "max_batch_size", "no_such_setting"):
         assert explain(name, False) is None

@@ -57,8 +57,8 @@ def test_what_a_server_does_not_offer_of_the_engine_is_left_out_on_purpose() -> 
     one_request_at_a_time = {"enable_dynamic_batching"}  # max_num_seqs: 1
     batches_that_wait = {"enable_continuous_batching", "batch_timeout_ms"}  # to study them, in a program of one's own
     for_programs = {"enable_metrics", "profile_performance"}  # of get_stats(); a server has /metrics
-    without_effect = {"enable_speculative_decoding", "enable_gradient_checkpointing", "memory_efficient_attention"}
-    another_name = {"enable_kv_cache"}  # prefix_caching: false
+    without_effect = {"enable_gradient_checkpointing", "memory_efficient_attention"}
+    another_name = {"enable_kv_cache", "enable_speculative_decoding"}  # prefix_caching: false; speculation
     turned_on_by_a_target = {"adaptive"}
     left_out = (
         one_request_at_a_time | batches_that_wait | for_programs | without_effect | another_name | turned_on_by_a_target

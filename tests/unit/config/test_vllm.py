@@ -14,7 +14,7 @@ def test_a_flag_sets_something_or_says_what_to_do(flag: VllmFlag) -> None:
     if flag.setting is not None:
         assert flag.setting in SETTINGS and not flag.anyway and not flag.refusal
         assert flag.switch == isinstance(SETTINGS[flag.setting].default, bool)
-    else:
+    elif flag.read_all is None:
         assert flag.refusal or flag.anyway == ("*",)
     if flag.switch and flag.setting is None:
         assert set(flag.anyway) <= {"true", "false", "*"}
@@ -25,3 +25,28 @@ def test_flags_that_a_refusal_names_exist() -> None:
     for flag in VLLM_FLAGS.values():
         named = {word.strip(".,;()`") for word in flag.refusal.split() if word.startswith("--")}
         assert named <= ours, flag.name
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [('{"method": "ngram"}', {"speculation": "suffix"}),
+     ('{"method": "suffix", "num_speculative_tokens": 5}', {"speculation": "suffix", "speculation_length": 5})],
+)  # fmt: skip
+def test_speculation_that_needs_no_second_model_is_taken(text: str, settings: dict[str, object]) -> None:
+    assert VLLM_FLAGS["speculative_config"].translate(text) == settings
+    for name, value in settings.items():
+        assert SETTINGS[name].type.read(value) == value
+    assert VLLM_FLAGS["speculative_model"].translate("[ngram]") == {"speculation": "suffix"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [('{"method": "eagle3", "model": "x"}', "draft models are not supported"), ('{"model": "x"}', "draft models"),
+     ('{"method": "ngram", "prompt_lookup_max": 4}', "prompt_lookup_max"), ("ngram", "must be a JSON object"),
+     ("[1]", "must be")],
+)  # fmt: skip
+def test_other_speculation_is_refused_with_what_to_do(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        VLLM_FLAGS["speculative_config"].translate(text)
+    with pytest.raises(ValueError, match="--speculation suffix"):
+        VLLM_FLAGS["speculative_model"].translate("org/small-model")

@@ -42,7 +42,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "everything": {
         "namespace": "models", "pod_monitor": True, "allowed_namespaces": ("gateway", "monitoring"),
         "scale_on": "queue", "gateway": "gateways/public", "hub_token_secret": "hub", "min_replicas": 2,
-        "requests_per_second": 0.5,
+        "requests_per_second": 0.5, "discovered_by": "tonle",
     },
     "no autoscaler": {"autoscaler": "none", "min_replicas": 3},
     "hpa": {"autoscaler": "hpa", "namespace": "models"},

@@ -90,6 +90,17 @@ def test_vllm_behaves_as_ours_where_its_defaults_differ() -> None:
     assert on_cpu.environment()["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 
+@pytest.mark.parametrize("engine", ["tonle", "vllm"])
+@pytest.mark.parametrize(
+    ("serve", "deploy"),
+    [({"tensor_parallel_size": 4}, {}), ({}, {"gpus": 4}), ({"tensor_parallel_size": 4}, {"gpus": 4})],
+)
+def test_a_pod_has_as_many_gpus_as_its_server_uses(engine: str, serve: dict[str, Any], deploy: dict[str, Any]) -> None:
+    workload = workload_of({"model": "org/some-70B", **serve}, {"engine": engine, "gpu": "H100", **deploy})
+    assert workload.resources.gpus == 4
+    assert workload.flags().count("--tensor-parallel-size=4") == 1
+
+
 def test_adapters_for_vllm_are_one_list() -> None:
     config = replace(ServeConfig(), lora=(("a", "/x"), ("b", "/y")), max_lora_rank=64)
     flags = vllm_flags(config, gpus=1)
@@ -118,7 +129,12 @@ def test_every_setting_is_translated_refused_or_known_not_to_matter(name: str) -
     except ConfigError as refusal:
         assert refusal.param == name
     else:
-        assert flags != vllm_flags(ServeConfig(), gpus=1) or name in ("log_level", "log_json", "device")
+        assert flags != vllm_flags(ServeConfig(), gpus=1) or name in (
+            "log_level",
+            "log_json",
+            "device",
+            "tensor_parallel_size",
+        )
 
 
 def test_names_of_services() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.deploy.matrix import CASES, Case, workload_of
 from tonle.deploy.document import Document
+from tonle.deploy.render import render
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -219,7 +220,8 @@ def test_what_is_referred_to_is_there(case: Case) -> None:
             assert ("InferencePool", spec["rules"][0]["backendRefs"][0]["name"]) in names
         if document["kind"] == "RoleBinding":
             assert ("Role", document["roleRef"]["name"]) in names
-            assert ("ServiceAccount", document["subjects"][0]["name"]) in names
+            account = document["subjects"][0]["name"]  # a gateway's is made with the gateway
+            assert ("ServiceAccount", account) in names or account == case.workload.deploy.discovered_by
         if document["kind"] in ("ScaledObject", "HorizontalPodAutoscaler") and case.kind == "llm-d":
             assert ("Deployment", spec["scaleTargetRef"]["name"]) in names
 
@@ -360,3 +362,13 @@ def test_a_mistake_is_found(broken: Callable[[list[Document]], None], rule: Call
     rule(Case("", "kubernetes", workload_of()))
     with pytest.raises(AssertionError):
         rule(Broken("", "kubernetes", workload_of()))
+
+
+def test_a_gateway_elsewhere_may_watch_the_pods_and_no_more() -> None:
+    workload = workload_of({}, {"namespace": "models", "discovered_by": "gateways/tonle"})
+    documents = [document for file in render("kubernetes", workload) for document in file.documents]
+    role, binding = (next(each for each in documents if each["kind"] == kind) for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "models"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "tonle", "namespace": "gateways"}]
+    verbs = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    assert verbs == {"endpointslices": {"get", "list", "watch"}, "pods": {"get"}}

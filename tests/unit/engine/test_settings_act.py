@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fakes.checkpoints import tiny_model
 from tonle.config import no_effect
@@ -50,6 +51,29 @@ def test_memory_pool_size_is_the_bytes_of_the_pool(model: Any) -> None:
         config = EngineConfig(memory_pool_size=num_blocks * BLOCK_BYTES + 5)
         with InferenceEngine(model, None, config) as engine:
             assert engine.get_stats()["cache_info"]["num_blocks"] == num_blocks
+
+
+def test_kv_cache_dtype_int8_holds_more_tokens_and_answers(model: Any) -> None:
+    """A head of 16 numbers takes 20 bytes, with its scale, in place of 64."""
+    with InferenceEngine(model, None, EngineConfig(memory_pool_size=64 * BLOCK_BYTES, kv_cache_dtype="int8")) as engine:
+        assert engine.get_stats()["cache_info"]["num_blocks"] == 64 * 64 // 20
+        first, second = run(engine), run(engine)
+        assert len(first.output_ids[0]) == 6 and second.usage.cached_tokens == 96
+        assert first.output_ids == second.output_ids
+
+
+@pytest.mark.parametrize(("dtype", "settings", "words"), [
+    (torch.float32, {"kv_cache_dtype": "fp8"}, "fp8 needs the CUDA kernels, which do not run here; set int8"),
+    (torch.bfloat16, {"kv_cache_dtype": "int8"}, "int8 needs a model computed in float32, and this one .* bfloat16"),
+    (torch.float32, {"kv_cache_dtype": "int4"}, "must be auto, fp8 or int8, not 'int4'"),
+])  # fmt: skip
+def test_a_cache_dtype_that_cannot_be_is_refused(dtype: torch.dtype, settings: dict[str, Any], words: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=words) as caught,
+        InferenceEngine(tiny_model("llama").to(dtype), None, EngineConfig(**settings)),
+    ):
+        pass
+    assert caught.value.param == "kv_cache_dtype"
 
 
 @pytest.mark.parametrize("num_bytes", [10**15, 10**19])
@@ -180,7 +204,7 @@ def test_the_start_of_an_engine_explains_what_has_no_effect(
     model: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(no_effect, "_said", set())
-    asked = EngineConfig(max_sequence_length=256, enable_speculative_decoding=True)
+    asked = EngineConfig(max_sequence_length=256, enable_gradient_checkpointing=True)
     with caplog.at_level(logging.INFO):
         InferenceEngine(model, None, asked)
         assert not caplog.records, "not when it is made"
@@ -188,10 +212,38 @@ def test_the_start_of_an_engine_explains_what_has_no_effect(
             with InferenceEngine(model, None, config):
                 pass
     [line] = caplog.records
-    assert line.levelname == "WARNING" and line.getMessage() == (
-        "enable_speculative_decoding=True: speculative decoding has no effect yet in this version; tokens are generated "
-        "one by one"
-    )
+    assert line.levelname == "WARNING"
+    assert line.getMessage().startswith("enable_gradient_checkpointing=True: gradient checkpointing has no meaning in ")
+
+
+def test_speculation_is_on_unless_it_is_switched_off(model: Any) -> None:
+    answers, drafted = [], {}
+    for name, settings in {
+        "usual": {}, "asked for": {"enable_speculative_decoding": True, "speculation_length": 2},
+        "off": {"enable_speculative_decoding": False}, "also off": {"speculation": "off"},
+    }.items():  # fmt: skip
+        long = GenerationConfig(max_length=60, do_sample=False, early_stopping=False)
+        with InferenceEngine(model, None, EngineConfig(max_sequence_length=256, **settings)) as engine:
+            answers.append(run(engine, [5, 6, 7] * 20, long).output_ids)
+            drafted[name] = engine.get_stats()["speculation"]
+            before = drafted[name]["draft_tokens"]
+            run(engine, [5, 6, 7] * 20, GenerationConfig(max_length=9, do_sample=False, speculate=False))
+            assert engine.get_stats()["speculation"]["draft_tokens"] == before
+    assert drafted["usual"]["draft_tokens"] >= drafted["usual"]["accepted_tokens"] > 0
+    assert drafted["asked for"]["draft_tokens"] <= 2 * drafted["asked for"]["drafts"] > 0
+    assert drafted["off"] == drafted["also off"] == {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+
+
+@pytest.mark.parametrize(("settings", "param"), [
+    ({"speculation": "eagle"}, "speculation"), ({"speculation_length": 0}, "speculation_length"),
+    ({"speculation": "off", "enable_speculative_decoding": True}, "speculation"),
+    ({"speculation": "suffix", "enable_speculative_decoding": False}, "speculation"),
+])  # fmt: skip
+def test_speculation_that_cannot_be_is_refused(settings: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**settings).validate()
+    assert caught.value.param == param
 
 
 def test_at_debug_each_request_has_a_line(model: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from tonle.gateway.routing.policies import (
     Candidates,
     RouteRequest,
     by_load,
+    by_share,
     has_model,
     is_available,
     of_arm,
@@ -36,11 +37,12 @@ def backend(name: str, **fields: Any) -> Backend:
 
 
 def request(
-    text: str = "hello", *, prompt_tokens: int = 10, arm: ArmConfig | None = None, failed: Any = ()
+    text: str = "hello", *, prompt_tokens: int = 10, new_tokens: int = 1, arm: ArmConfig | None = None, failed: Any = ()
 ) -> RouteRequest:
     parsed = ParsedRequest(
         body={"prompt": text}, raw=b"", rewritten=False, warnings=(), asked_model="m", stream=False, wants_usage=False,
-        adds_usage=False, prompt_tokens=prompt_tokens, new_tokens=1, priority=2, deadline_s=None, user=None, strict=False,
+        adds_usage=False, prompt_tokens=prompt_tokens, new_tokens=new_tokens, priority=2, deadline_s=None, user=None,
+        strict=False,
     )  # fmt: skip
     model = ResolvedModel("m", "m", ModelEntry(id="m"), 1, None if arm is None else "e", arm)
     call: Any = None
@@ -100,6 +102,8 @@ def test_prefill_backends_do_not_answer() -> None:
     short = policy(candidates, request(prompt_tokens=511))
     assert names(short) == ["d"] and short.prefill is None
     assert names(policy(Candidates([p1], "only"), request())) == []
+    embedded = policy(candidates, request(prompt_tokens=512, new_tokens=0))
+    assert names(embedded) == ["d"] and embedded.prefill is None
 
 
 def test_length_classes() -> None:
@@ -135,7 +139,7 @@ def test_the_router_applies_them_in_order_and_explains_itself() -> None:
     a, b = backend("a", length="short"), backend("b", length="long")
     router = Router(BackendPool([a, b], probe_interval_s=0), GatewayConfig())
     assert [getattr(policy, "__name__", type(policy).__name__) for policy in router.policies] == [
-        "has_model", "is_available", "of_arm", "ByRole", "ByLength", "ByPrefix", "by_load"]  # fmt: skip
+        "has_model", "is_available", "not_passed", "of_arm", "ByRole", "by_share", "ByLength", "ByPrefix", "by_load"]  # fmt: skip
     route = router.choose(request().accepted, [])
     assert (route.backend, route.why) == (a, "length")
     route = router.choose(request().accepted, [a])
@@ -158,3 +162,24 @@ def test_a_prefix_that_one_adapter_computed_is_no_use_to_another() -> None:
     one, two = (homes(lambda text, d=digest: for_adapter(text, d * 64)) for digest in "ab")
     assert base != one != two != base
     assert homes(lambda text: for_adapter(text, "a" * 64)) == one and homes(request) == base
+
+
+def test_a_share_is_kept_to_the_request_and_others_get_the_rest() -> None:
+    canary, a, b = backend("canary", share=0.1), backend("a"), backend("b")
+    sent = [by_share(Candidates([canary, a, b], "load"), request()) for _ in range(200)]
+    assert sum(names(each) == ["canary"] for each in sent) == 20
+    assert all(names(each) in (["canary"], ["a", "b"]) for each in sent)
+    assert {each.why for each in sent if names(each) == ["canary"]} == {"share"}
+
+
+def test_a_share_of_nothing_gets_nothing_and_without_others_everything() -> None:
+    none, a = backend("none", share=0.0), backend("a")
+    assert all(names(by_share(Candidates([none, a], "load"), request())) == ["a"] for _ in range(50))
+    assert names(by_share(Candidates([none], "load"), request())) == ["none"]
+    assert names(by_share(Candidates([a], "load"), request())) == ["a"]
+
+
+def test_a_second_attempt_does_not_count_for_a_share() -> None:
+    canary, a, b = backend("canary", share=0.5), backend("a"), backend("b")
+    assert all(names(by_share(Candidates([canary, b], "load"), request(failed=[a]))) == ["b"] for _ in range(10))
+    assert canary.owed_share == 0.0

@@ -73,7 +73,7 @@ def test_models_that_will_not_do(tmp_path: Path) -> None:
     config.write_text(
         json.dumps(json.loads(config.read_text()) | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"})
     )
-    with pytest.raises(ModelError, match=r"(?i)mixtral.*support"):
+    with pytest.raises(ModelError, match="no number of experts"):
         create_optimized_engine(tmp_path / "moe")
     save_folder("llama", tmp_path / "plain")
     for file in ("tokenizer_config.json", "chat_template.jinja"):

@@ -26,6 +26,7 @@ class Stepper:
         block_size: int = 16,
         table: list[list[int]] | None = None,
         adapter_slots: list[int] | None = None,  # of each sequence
+        cache_dtype: torch.dtype | None = None,  # the decoder's, unless given
     ) -> None:
         self._decoder = decoder
         self._sequences = sequences
@@ -37,7 +38,7 @@ class Stepper:
         spec = decoder.spec
         self._kv = KVCache(
             num_layers=spec.num_layers, num_blocks=sum(needed) + 1, block_size=block_size, head_dim=spec.head_dim,
-            num_kv_heads=spec.num_kv_heads, dtype=decoder.dtype, device=decoder.device,
+            num_kv_heads=spec.num_kv_heads, dtype=cache_dtype or decoder.dtype, device=decoder.device,
         )  # fmt: skip
         blocks = list(range(1, sum(needed) + 1))
         random.Random(7).shuffle(blocks)

@@ -34,34 +34,6 @@ def test_norm_is_computed_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
 
 
-def _joined(*, bias: bool) -> tuple[Linear, torch.Tensor, torch.Tensor | None]:
-    weight = torch.randn(24, 16)
-    offset = torch.randn(24) if bias else None
-    return Linear(LinearPart(weight, offset, sizes=(12, 4, 8))), weight, offset
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_two_shards_along_outputs_stand_side_by_side(bias: bool) -> None:
-    whole, rows = _joined(bias=bias)[0], torch.randn(5, 16)
-    pieces = [whole.shard(i, 2, along="outputs") for i in range(2)]
-    assert [piece.sizes for piece in pieces] == [(6, 2, 4)] * 2
-    first, second = (piece(rows).split_with_sizes((6, 2, 4), dim=1) for piece in pieces)
-    together = torch.cat([part for pair in zip(first, second, strict=True) for part in pair], dim=1)
-    assert torch.allclose(together, whole(rows), atol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_two_shards_along_inputs_add_up(bias: bool) -> None:
-    whole, rows = _joined(bias=bias)[0], torch.randn(5, 16)
-    total = sum(whole.shard(i, 2, along="inputs")(half) for i, half in enumerate(rows.chunk(2, dim=1)))
-    assert torch.allclose(total, whole(rows), atol=1e-5)
-
-
-def test_a_linear_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(ValueError, match="12 cannot be divided by 5"):
-        _joined(bias=False)[0].shard(0, 5, along="outputs")
-
-
 def test_quantized_storage_is_its_numbers() -> None:
     numbers, scale, minimum = torch.randint(0, 16, (6, 8), dtype=torch.uint8), torch.rand(6, 2), torch.randn(6, 2)
     linear, rows = Linear(LinearPart(Quantized(numbers, scale, minimum))), torch.randn(3, 8)
@@ -70,7 +42,8 @@ def test_quantized_storage_is_its_numbers() -> None:
 
 
 def test_each_row_gets_the_adapter_of_its_slot() -> None:
-    linear, weight, _ = _joined(bias=False)
+    weight = torch.randn(24, 16)
+    linear = Linear(LinearPart(weight, sizes=(12, 4, 8)))
     linear.adapters = SlotAdapters(linear.sizes, 3)
     a, b, other_a, other_b = torch.randn(2, 16), torch.randn(12, 2), torch.randn(1, 16), torch.randn(8, 1)
     linear.adapters.set(0, [(a, b), None, None])

@@ -74,6 +74,22 @@ class Seconds:
         return self.samples[-1]
 
 
+def test_backends_that_come_and_go() -> None:
+    backends = [Watched()]
+    seconds = Seconds()
+    seconds.sampler = Sampler(backends, clock=seconds.clock)
+    seconds.sampler.listen(seconds.samples.append)
+    seconds.next()
+    backends.append(Watched(name="late"))
+    seconds.sampler.told(state(name="late", running=3, generation_tokens=10))
+    assert seconds.next().running.total == 3
+    del backends[1]
+    assert seconds.next().running.total == 0 and "late" not in seconds.sampler.states
+    seconds.sampler.add(seen(backend="late"))  # its last request ends
+    assert seconds.next().output_tokens == 11
+    seconds.sampler.lost("late")  # an answer that comes after it is gone is no mistake
+
+
 def test_every_name_has_a_value() -> None:
     assert len(NAMES) == len(set(NAMES)) == 26
     assert all(value in (0, None) for value in Sample(START).values().values())
@@ -99,6 +115,29 @@ def test_a_second_of_requests() -> None:
     assert seconds.sampler.latest is sample and len(seconds.sampler.ended) == 7
     empty = seconds.next()
     assert empty.requests == 0 and seconds.sampler.ended == []
+
+
+def test_percentiles_are_those_of_the_last_minute() -> None:
+    seconds = Seconds(Watched())
+    assert seconds.sampler.percentiles()["ttft_p95"] is None
+    seconds.sampler.add(seen(ttft_s=5.0))
+    seconds.next()
+    for number in range(RECENT_S - 1):
+        seconds.sampler.add(seen(ttft_s=0.1 if number % 2 else 0.2))
+        seconds.next()
+    found = seconds.sampler.percentiles()
+    assert found["ttft_p50"] == pytest.approx(0.1, rel=0.03) or found["ttft_p50"] == pytest.approx(0.2, rel=0.03)
+    assert found["ttft_p99"] is not None and found["ttft_p99"] > 1, "the slowest is still there"
+    seconds.next()
+    after = seconds.sampler.percentiles()
+    assert after["ttft_p99"] == pytest.approx(0.2, rel=0.03), "and is no longer"
+
+
+def test_what_no_model_computed_is_no_latency() -> None:
+    seconds = Seconds(Watched())
+    seconds.sampler.add(seen(path="/tokenize", computed=False))
+    sample = seconds.next()
+    assert sample.requests == 1 and sample.e2e.count == sample.ttft.count == 0
 
 
 def test_a_caller_that_gives_up_counts_once_it_waited_too_long() -> None:

@@ -105,10 +105,10 @@ def test_a_misspelt_setting_is_named() -> None:
     ("level", "fast", "one of CONSERVATIVE, BALANCED, AGGRESSIVE, MEMORY_OPTIMIZED, not 'fast'"),
     ("num_parallel_samples", 0, "whole number between 1 and 64, not 0"),
     ("num_parallel_samples", True, "whole number between 1 and 64, not True"),
-    ("speculation_length", -1, "whole number of at least 1, not -1"),
+    ("speculation_length", -1, "between 1 and 32, not -1"),
     ("compile_model", "yes", "True or False, not 'yes'"),
     ("max_batch_size", 0, "at least 1, not 0"),
-    ("kv_cache_dtype", "int3", "auto or fp8, not 'int3'"),
+    ("kv_cache_dtype", "int3", "auto, fp8 or int8, not 'int3'"),
 ])  # fmt: skip
 def test_values_are_checked_when_they_are_set(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -140,7 +140,6 @@ def test_what_has_no_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> No
         ("INFO", "enable_memory_pooling=True"),
         ("INFO", "memory_efficient_attention=True"),
         ("WARNING", "enable_gradient_checkpointing=True"),
-        ("WARNING", "enable_speculative_decoding=True"),
     ]
 
 
@@ -150,11 +149,13 @@ def test_what_was_not_asked_for_is_not_warned_of(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
-def test_a_speculation_length_alone_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    config = OptimizationConfig()
-    config.speculation_length = 4
-    PerformanceOptimizer(None, config)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["enable_speculative_decoding=True"]
+def test_speculation_reaches_the_engine() -> None:
+    usual = OptimizationConfig().engine_config(gpu=False)
+    assert (usual.guesses_by, usual.speculation_length) == ("suffix", 4)
+    assert OptimizationConfig().engine_config(gpu=True).guesses_by == "off", "there is none yet: nothing to warn of"
+    asked = OptimizationConfig(enable_speculative_decoding=True, speculation_length=6).engine_config(gpu=False)
+    assert (asked.guesses_by, asked.speculation_length) == ("suffix", 6)
+    assert OptimizationConfig(enable_speculative_decoding=False).engine_config(gpu=False).guesses_by == "off"
 
 
 def test_switching_off_what_is_always_on_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

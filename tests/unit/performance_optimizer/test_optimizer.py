@@ -237,7 +237,7 @@ def test_stats(optimizer: PerformanceOptimizer) -> None:
     assert (stats["prompt_tokens"], stats["new_tokens"], stats["generated_tokens"]) == (29, 10, 10)
     assert stats["tokens_per_second"] == pytest.approx(10 / stats["seconds"])
     assert 0 < stats["first_token_s"] <= stats["first_token_max_s"] <= stats["seconds"]
-    assert stats["acceptance_rate"] is None
+    assert stats["acceptance_rate"] is None or 0 <= stats["acceptance_rate"] <= 1  # guesses are made where they pay
     assert stats["peak_memory"] > 50 * MIB
     shown = str(stats)
     assert all(name in shown for name in stats)

@@ -13,8 +13,9 @@ from tests.fakes.checkpoints import save_folder
 from tonle.bench.measure import Sample
 from tonle.cli.app import app
 from tonle.engine.schedule.step_facts import StepWork
-from tonle.engine.step_log import LoggedEngine, LoggedRequest, LoggedStep, StepLogFile, read_step_log
+from tonle.engine.step_log import LoggedEngine, LoggedRequest, LoggedStep, StepLog, StepLogFile, read_step_log
 from tonle.errors import ConfigError
+from tonle.simulate import run_profile
 from tonle.simulate.around import time_around
 from tonle.simulate.fitted_times import Curve, FittedTimes
 from tonle.simulate.profile import Profile, ServerFacts, load_profile, save_profile, shipped_profiles
@@ -228,3 +229,23 @@ def test_wrong_words_end_with_status_2_and_say_what_to_do(words: list[str], mess
     result = CliRunner().invoke(app, ["profile", *words])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_server_that_speculates_is_not_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DrivenError(Exception): ...
+
+    def drive(*args: Any, **more: Any) -> None:
+        raise DrivenError
+
+    monkeypatch.setattr(run_profile, "drive", drive)
+
+    def profile(**settings: Any) -> None:
+        StepLog(tmp_path / "steps", msgspec.structs.replace(ENGINE, settings=settings)).close()
+        run_profile.profile_running("http://127.0.0.1:1", tmp_path / "steps", seconds=0.1)
+
+    wrong: list[dict[str, Any]] = [{}, {"speculation": "suffix"}, {"enable_speculative_decoding": True}]
+    for settings in wrong:
+        with pytest.raises(ConfigError, match="--speculation off"):
+            profile(**settings)
+    with pytest.raises(DrivenError):
+        profile(speculation="off")

@@ -46,6 +46,7 @@ class World:
     users: list[deque[Request]]  # closed loop: what each of them will send
     lag: int = 0
     profile: Any = None
+    kernel_changes: int = 0
     now: float = 0.0
     device_free_s: float = 0.0
     has_read: bool = False  # a step that is not published yet

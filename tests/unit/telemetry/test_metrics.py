@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.telemetry.test_gpu import GIB, OURS, Driver
+from tonle.engine.kv.tiers.tier import TierCounts
 from tonle.engine.messages import AdaptiveStats
 from tonle.telemetry import metrics as metrics_module
 from tonle.telemetry.fine_buckets import bucket_of
@@ -30,8 +31,16 @@ class Stats:
     prompt_tokens: int = 6
     generation_tokens: int = 8
     adaptive: AdaptiveStats | None = None
+    transfers: None = None
     running_adapters: list[str] = field(default_factory=list)
     waiting_adapters: list[str] = field(default_factory=list)
+    num_drafts: int = 7
+    draft_tokens: int = 30
+    accepted_tokens: int = 20
+    accepted_at: list[int] = field(default_factory=lambda: [12, 8])
+    kv_tiers: dict[str, TierCounts] = field(default_factory=dict)
+    kv_event_batches: int | None = None
+    kv_event_batches_lost: int = 0
 
 
 @dataclass
@@ -70,6 +79,10 @@ def test_engine_state_is_read_when_scraped() -> None:
     assert value(metrics, "vllm:num_requests_running") == 9
     assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="new") == 5
     assert value(metrics, "tonle:prefix_cache_missed_tokens_total", reason="tail") == 1
+    assert value(metrics, "vllm:spec_decode_num_drafts_total") == 7
+    assert value(metrics, "vllm:spec_decode_num_draft_tokens_total") == 30
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 20
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1") == 8
 
 
 def test_adaptive_tuning_is_exported_where_it_is_on() -> None:

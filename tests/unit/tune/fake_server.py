@@ -33,7 +33,7 @@ def level(
     rng = random.Random(seed)
     rows = min(users, int(settings.get("max_num_seqs", 32)))
     tokens = int(settings.get("max_num_batched_tokens", 512))
-    faster = 0.7 if settings.get("activation_bits") == 8 else 1.0
+    faster = 0.7 if settings.get("kv_cache_dtype") == "int8" else 1.0
     step_s = 5 * slow * faster * (0.004 + 0.002 * rows + 0.00004 * tokens)
     prompt_s = 5 * slow * faster * (0.02 + 10.0 / tokens)
     wait_s = step_s * OUTPUT * max(0, users - rows) / rows
@@ -129,7 +129,7 @@ class FakePredict:
         return outcome_of([made], self.slo)
 
     def knows(self, settings: Settings) -> bool:
-        return "activation_bits" not in settings
+        return "kv_cache_dtype" not in settings
 
     def prefill_tokens_per_s(self, settings: Settings, correction: Correction) -> float:
         return 1000.0

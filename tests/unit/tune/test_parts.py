@@ -58,13 +58,13 @@ def test_every_knob_is_a_setting_of_the_server() -> None:
 
 def test_what_changes_answers_is_searched_only_if_allowed() -> None:
     facts = DeviceFacts("cpu")
-    assert "activation_bits" not in {knob.name for knob in choices("tonle", facts)}
-    allowed = {knob.name: knob for knob in choices("tonle", facts, allow=["activation-bits"])}
-    assert allowed["activation_bits"].values == (8,)
-    assert "kv_cache_dtype" not in {knob.name for knob in choices("tonle", facts, allow=["kv-dtype"])}  # only on CUDA
-    with pytest.raises(ConfigError, match="add --allow activation-bits"):
-        choices("tonle", facts, own={"activation_bits": (8,)})
-    with pytest.raises(ConfigError, match="activation-bits and kv-dtype, not speed"):
+    assert "kv_cache_dtype" not in {knob.name for knob in choices("tonle", facts)}
+    for device, values in (("cpu", ("int8",)), ("cuda", ("fp8",))):
+        found = {knob.name: knob for knob in choices("tonle", DeviceFacts(device), allow=["kv-dtype"])}
+        assert found["kv_cache_dtype"].values == values
+    with pytest.raises(ConfigError, match="add --allow kv-dtype"):
+        choices("tonle", facts, own={"kv_cache_dtype": ("int8",)})
+    with pytest.raises(ConfigError, match="kv-dtype, not speed"):
         choices("tonle", facts, allow=["speed"])
 
 

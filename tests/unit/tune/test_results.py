@@ -207,7 +207,7 @@ def test_a_measured_server_has_no_keys_and_no_audit_trail(tmp_path: Path) -> Non
         ({"server": "vllm", "command": "vllm serve x", "model": "x"}, "part of --command"),
         ({"server": "vllm", "command": "vllm serve x", "profile": "p"}, "--profile is for Tonle's own server"),
         ({"bench": BenchOptions(concurrency=(1, 2))}, "one load, not several"),
-        ({"allow": ("speculation",)}, "--allow takes activation-bits and kv-dtype, not speculation"),
+        ({"allow": ("speculation",)}, "--allow takes kv-dtype, not speculation"),
         ({"goal": Goal(Slo())}, "say what to tune for"),
     ],
 )

@@ -120,11 +120,11 @@ def test_a_default_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_measured_only_knobs_are_tried_with_the_best_of_the_simulation(tmp_path: Path) -> None:
-    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["activation-bits"], own=VALUES)
+    knobs = choices("tonle", DeviceFacts("cpu", slo=SLO), allow=["kv-dtype"], own=VALUES)
     made, measure, _ = tuner(folder_at(tmp_path / "out"), knobs=knobs, slow=1.2)
     made.run()
-    assert any("activation_bits=8" in key for key, stage, _ in measure.calls if stage == "search")
-    assert made.best.get("activation_bits") == 8  # faster in the formula
+    assert any("kv_cache_dtype=int8" in key for key, stage, _ in measure.calls if stage == "search")
+    assert made.best.get("kv_cache_dtype") == "int8"  # faster in the formula
 
 
 def test_without_a_simulator_the_optimizer_measures_one_after_the_other(tmp_path: Path) -> None:

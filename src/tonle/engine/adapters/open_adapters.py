@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tonle.config.engine import MAX_LORA_RANK, EngineConfig
 from tonle.engine.adapters.loaded_adapters import LoadedAdapters
@@ -51,12 +52,16 @@ def open_adapters(
     return loaded
 
 
-def enable_adapters(decoder: object, config: EngineConfig) -> None:
-    """Slots in a decoder that runs on torch operations or on the compiled CPU step. Raises `ConfigError`."""
-    enable = getattr(decoder, "enable_adapters", None)
-    if enable is None:
+def check_takes_adapters(decoder: object, config: EngineConfig) -> None:
+    """Raises `ConfigError`."""
+    if not hasattr(decoder, "enable_adapters"):
         raise ConfigError(
             f"this model runs on {type(decoder).__name__}, which takes no LoRA adapters; leave lora and enable_lora (--lora, "
-            "--enable-lora) out", param="lora" if config.lora else "enable_lora",
+            "--enable-lora) out, or merge the adapter into the model", param="lora" if config.lora else "enable_lora",
         )  # fmt: skip
-    enable(config.max_loras, config.max_lora_rank)
+
+
+def enable_adapters(decoder: Any, config: EngineConfig) -> None:
+    """Slots in a decoder that runs on torch operations or on the compiled CPU step. Raises `ConfigError`."""
+    check_takes_adapters(decoder, config)
+    decoder.enable_adapters(config.max_loras, config.max_lora_rank)

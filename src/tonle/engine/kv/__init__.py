@@ -1,1 +1,1 @@
-"""Who holds which KV block. Does: count references, remember equal prefixes, evict. Does not: hold tensors, know of requests."""
+"""KV blocks: who holds which (`block_pool.py`), and their bytes on the way in or out. Does not: know of the scheduler."""

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 
 def root_digest(salt: bytes, *, adapted: bool = False) -> bytes:
@@ -37,6 +38,19 @@ def block_digests(parent: bytes, tokens: Sequence[int], block_size: int) -> list
 _MAX_EVICTED = 32_768  # digests of evicted blocks that are remembered
 
 
+class BlockObserver(Protocol):
+    """Is told which prefixes can be found, and which no longer."""
+
+    def stored(self, digest: bytes, parent: bytes | None, tokens: list[int], adapter: int) -> None:
+        """A block with these tokens can be found. `parent`: the block before it; None if it is the first."""
+        ...
+
+    def removed(self, digest: bytes) -> None: ...
+    def cleared(self) -> None:
+        """None can be found any more."""
+        ...
+
+
 class BlockPool:
     def __init__(self, num_blocks: int, *, max_idle: int | None = None, gc_threshold: float = 1.0) -> None:
         self.num_blocks = num_blocks
@@ -48,6 +62,9 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; block 0 first
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest digests, oldest first
+        self.observer: BlockObserver | None = None
+        # Evicted for want of room since last asked: block, digest. A step may overwrite them. None: nobody asks.
+        self.just_evicted: list[tuple[int, bytes]] | None = None
 
     # -- counts
 
@@ -72,7 +89,7 @@ class BlockPool:
 
     def take(self) -> int:
         """A block with no content and one reference. The caller checked `num_available`."""
-        block = self._free.pop() if self._free else self._evict()
+        block = self._free.pop() if self._free else self._make_free()
         self._refs[block] = 1
         return block
 
@@ -102,40 +119,60 @@ class BlockPool:
         """Whether a block with this content was dropped to make room, not too long ago."""
         return digest in self._evicted
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Let others find this held block. The first block with some content wins; later ones stay private."""
-        if digest not in self._block_of and block not in self._hash_of:
-            self._block_of[digest] = block
-            self._hash_of[block] = digest
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Let others find this held block. The first block with some content wins; later ones stay private (False)."""
+        if digest in self._block_of or block in self._hash_of:
+            return False
+        self._block_of[digest] = block
+        self._hash_of[block] = digest
+        return True
+
+    @property
+    def published(self) -> set[bytes]:
+        """The digests of all blocks that can be found."""
+        return set(self._block_of)
 
     def retract(self, block: int) -> None:
         """The content of a held block turned out to be wrong: no sequence may find it any more."""
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
+            if self.observer is not None:
+                self.observer.removed(digest)
 
     def drop_idle(self, keep: int = 0) -> int:
-        """Forget idle blocks, oldest first, until `keep` are left. Returns how many were dropped."""
+        """Forget idle blocks for good, oldest first, until `keep` are left. Returns how many were dropped."""
         dropped = max(0, len(self._idle) - keep)
         for _ in range(dropped):
-            self._free.append(self._evict())
+            self._free.append(self._evict()[0])
+        if dropped and not self._hash_of and self.observer is not None:
+            self.observer.cleared()
         return dropped
 
     def _collect(self) -> None:
         over = len(self._idle) - self._max_idle
         over = max(over, self.num_blocks - len(self._free) - self._max_occupied)
-        if over > 0:
-            self.drop_idle(keep=max(0, len(self._idle) - over))
+        for _ in range(min(over, len(self._idle))):
+            self._free.append(self._make_free())
 
-    def _evict(self) -> int:
+    def _make_free(self) -> int:
+        """The block that was idle for longest. Its content may be kept elsewhere."""
+        block, digest = self._evict()
+        if self.just_evicted is not None:
+            self.just_evicted.append((block, digest))
+        return block
+
+    def _evict(self) -> tuple[int, bytes]:
         block, _ = self._idle.popitem(last=False)
         digest = self._hash_of.pop(block)
         del self._block_of[digest]
+        if self.observer is not None:
+            self.observer.removed(digest)
         self._evicted[digest] = None
         self._evicted.move_to_end(digest)
         if len(self._evicted) > _MAX_EVICTED:
             self._evicted.popitem(last=False)
-        return block
+        return block, digest
 
     # -- truth
 

@@ -67,6 +67,10 @@ class CudaRunner(Runner):
             self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
+    @property
+    def checks_drafts(self) -> bool:
+        return False
+
     def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
         return self._net.prepare_adapter(adapter)
 

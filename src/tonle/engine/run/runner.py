@@ -11,6 +11,7 @@ import torch
 
 from tonle.engine.plan import Join, Masks, Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
+from tonle.engine.run.drafts import DraftedRows
 from tonle.engine.run.pooling import Embeddings, RowPools, token_indices
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
@@ -66,6 +67,7 @@ class LaunchedStep:
     described: list[tuple[int, list[RawLogprobs]]] = field(default_factory=list)
     # prompt log-probabilities: plan index, those of the tokens that followed the chunk's, piece by piece
     logits: torch.Tensor | None = None  # (S, V) of a step that `draw_bound` samples
+    drafted: DraftedRows | None = None
     embeddings: Embeddings | None = None
 
 
@@ -88,6 +90,20 @@ class Runner:
         self._prompts: dict[int, DescribedPrompt] = {}  # rows that want prompt log-probabilities
         self._pools = RowPools()
 
+    @property
+    def checks_drafts(self) -> bool:
+        """Whether plans may have drafts. What becomes of them must be known before the next step is planned."""
+        return self.lag == 0
+
+    @property
+    def kernel_changes(self) -> int:
+        """How often the model began to compute by other kernels: keys and values of before are rounded differently."""
+        return int(getattr(self._model, "kernel_changes", 0))
+
+    def release_memory(self) -> None:
+        """The cache holds nothing of worth: its memory is the system's until it is used again. On a CPU."""
+        self._kv.release_memory()
+
     def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
         """In the form that goes into a slot quickly; called from the thread that reads adapters."""
         return adapter
@@ -106,7 +122,7 @@ class Runner:
         self._sampler.catch_up(plan)
         # Rows with one token first: attention treats them as one batch.
         order = sorted(range(len(plan.rows)), key=lambda i: (chunk := plan.chunks[i]) is not None and len(chunk) > 1)
-        wanted, described = self._logit_indices(plan, order)
+        wanted, drafted, described = self._logit_indices(plan, order)
         inputs = self._rows.build(plan, order, wanted)
         mark = self._note("build", mark)
         embeddings = None
@@ -115,7 +131,7 @@ class Runner:
         else:
             logits = self._model.forward(inputs, self._kv)  # (S + prompt positions, V)
         mark = self._note("forward", mark)
-        launched = self._sample(plan, order, logits, described)
+        launched = self._sample(plan, order, logits, drafted, described)
         launched.embeddings = embeddings
         self._note("sample", mark)
         return launched
@@ -140,6 +156,7 @@ class Runner:
         if places:
             entries = [launched.order[place] for place in places]
             launched.tokens[places] = self._draw(plan, entries, logits if not passed_over else logits[places])
+        self._verify(launched)
         launched.logits = None
 
     def _join_prompt(self, join: Join) -> None:
@@ -175,15 +192,20 @@ class Runner:
             for (place, num_top), record in zip(launched.wanted.items(), records, strict=True):
                 record.top = record.top[:num_top]
                 result.logprobs[launched.order[place]] = record
+        if launched.drafted is not None:
+            result.more, result.more_logprobs = launched.drafted.more, launched.drafted.more_logprobs
         for i, pieces in launched.described:
             result.prompt_logprobs[i] = [record for piece in pieces for record in piece.records()]
         if launched.embeddings is not None:
             result.pooled = launched.embeddings.as_bytes()
         return result
 
-    def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, slice]]:
-        """Indices into the step's tokens: first of the sampling entries, then of every prompt token to be described."""
+    def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, int], dict[int, slice]]:
+        """Indices into the step's tokens: of the last known token of each sampling entry, then of drafts, then of every prompt
+        token to be described. And by plan index, where the last two are."""
         last: list[int] = []
+        drafts: list[int] = []
+        drafted: dict[int, int] = {}
         extra: list[int] = []
         described: dict[int, slice] = {}
         offset = 0
@@ -191,17 +213,28 @@ class Runner:
             chunk = plan.chunks[i]
             size = 1 if chunk is None else len(chunk)
             if plan.samples[i]:
-                last.append(offset + size - 1)
+                count = plan.drafts.get(i, 0)
+                last.append(offset + size - 1 - count)
+                if count:
+                    drafted[i] = len(drafts)
+                    drafts += range(offset + size - count, offset + size)
             if (prompt := self._prompts.get(plan.rows[i])) is not None:
                 passed, targets = prompt.part(plan.starts[i], size)
                 if targets:
                     described[i] = slice(len(extra), len(extra) + len(targets))
                     extra += range(offset + passed, offset + passed + len(targets))
             offset += size
-        shift = len(last)
-        return last + extra, {i: slice(s.start + shift, s.stop + shift) for i, s in described.items()}
+        shift = len(last) + len(drafts)
+        return last + drafts + extra, drafted, {i: slice(s.start + shift, s.stop + shift) for i, s in described.items()}
 
-    def _sample(self, plan: Plan, order: list[int], logits: torch.Tensor, described: dict[int, slice]) -> LaunchedStep:
+    def _sample(
+        self,
+        plan: Plan,
+        order: list[int],
+        logits: torch.Tensor,
+        drafted: dict[int, int],
+        described: dict[int, slice],
+    ) -> LaunchedStep:
         sampling = [i for i in order if plan.samples[i]]
         rows = [plan.rows[i] for i in sampling]
         launched = LaunchedStep(plan, sampling, torch.empty(0, dtype=torch.int64))
@@ -214,11 +247,24 @@ class Runner:
             launched.wanted = self._sampler.logprobs_wanted(rows)
             if launched.wanted:
                 launched.raw = own[list(launched.wanted)]  # a copy: sampling may change logits
+            if drafted:
+                launched.drafted = DraftedRows(drafted, logits[len(sampling) :])
             if plan.bound:
                 launched.logits = own
             else:
                 launched.tokens = self._draw(plan, sampling, own)
+                self._verify(launched)
         return launched
+
+    def _verify(self, launched: LaunchedStep) -> None:
+        """The step's first tokens are drawn: see which of its drafts were right."""
+        if (drafted := launched.drafted) is None:
+            return
+        tokens = dict(zip(launched.order, launched.tokens.tolist(), strict=True))
+        drafted.verify(launched.plan, tokens, self._sampler)
+        plan, ends = launched.plan, {i: more[-1] for i, more in drafted.more.items() if more}
+        if ends:
+            self._rows.remember([plan.rows[i] for i in ends], torch.tensor(list(ends.values())))
 
     def _draw(self, plan: Plan, entries: list[int], logits: torch.Tensor) -> torch.Tensor:
         """The next tokens (n,) of these entries of the plan, from their logits (n, V), which may change."""

@@ -44,8 +44,9 @@ class Sampler:
     def catch_up(self, plan: Plan) -> None:
         """Rows with penalties see tokens that they were given, too."""
         if self._adjusters:
-            for row, start, chunk in zip(plan.rows, plan.starts, plan.chunks, strict=True):
-                if chunk is not None and (adjuster := self._adjusters.get(row)) is not None:
+            for i, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
+                adjuster = self._adjusters.get(row)
+                if adjuster is not None and (chunk := plan.known_chunk(i)) is not None:
                     adjuster.catch_up(start, chunk)
 
     def sample(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from tonle.engine.schedule.bound import postpone, wanted_draws
 from tonle.engine.schedule.controller import Controller, Targets
+from tonle.engine.schedule.drafts import Drafts
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
 from tonle.engine.schedule.outcome import StepOutcome
 from tonle.engine.schedule.scheduler import Scheduler
@@ -10,5 +11,5 @@ from tonle.engine.schedule.sequence_notes import spent_without_steps
 from tonle.engine.schedule.step_facts import StepWork, facts_of, work_of
 from tonle.engine.schedule.step_notes import StepNotes
 
-__all__ = ["Controller", "Scheduler", "SchedulerLimits", "Sequence", "StepNotes", "StepOutcome", "StepWork", "Targets",
+__all__ = ["Controller", "Drafts", "Scheduler", "SchedulerLimits", "Sequence", "StepNotes", "StepOutcome", "StepWork", "Targets",
            "TunedLimits", "facts_of", "postpone", "spent_without_steps", "wanted_draws", "work_of"]  # fmt: skip

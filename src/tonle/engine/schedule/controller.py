@@ -139,7 +139,7 @@ class Controller:
         if facts.demand > min(old, suits) and self._max_running.follow(suits, now):  # else no sequence would notice
             changes.append(f"sequences {old} → {self._max_running.value} ({self._decoding_takes(facts)})")
         old = self._budget.value
-        if facts.work.tokens and self._knows_prompts and self._budget.follow(self._tokens_that_suit(facts), now):
+        if facts.depth and self._knows_prompts and self._budget.follow(self._tokens_that_suit(facts), now):
             changes.append(f"tokens of a mixed step {old} → {self._budget.value} ({self._mixed_step_takes(facts)})")
         return changes
 
@@ -177,7 +177,7 @@ class Controller:
     def _report_missed(self, facts: StepFacts, now: float) -> None:
         """One line when a target turns out to be out of reach, and one when it is met again."""
         if self._targets.itl_s is not None and facts.advances:
-            at_least = self._budget.value == self._budget.low or not facts.work.tokens
+            at_least = self._budget.value == self._budget.low or not facts.depth
             nothing_left = at_least and facts.work.rows <= self._max_running.value
             self._say(
                 "target_itl",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tonle.engine.request import TokenLogprob
+from tonle.engine.request import KeptBlocks, Request, TokenLogprob
 from tonle.telemetry.time_spent import TimeSpent
 
 Ending = tuple[str, int | None]  # why a sequence ends, the stop token that matched
@@ -22,6 +22,9 @@ class StepOutcome:
     prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     spent: dict[int, TimeSpent] = field(default_factory=dict)  # of those that ended
+    # Those that ended and whose blocks are kept for another engine: the scheduler has the blocks, the loop tells where.
+    leased: list[Request] = field(default_factory=list)
+    kept: dict[int, KeptBlocks] = field(default_factory=dict)
     other_counts: dict[int, int] = field(default_factory=dict)  # place in `handles` -> tokens, where not one
 
     @property

@@ -35,6 +35,13 @@ class PrefixSharing:
             sequence.num_named += 1
         sequence.num_computed = max(sequence.num_computed, sequence.num_named * bs)
 
+    def wanted(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the full blocks that need not be computed if they can be had."""
+        if not sequence.request.config.use_cache:
+            return []
+        most = max(0, _most_cached(sequence)) // self._block_size
+        return sequence.digests(most, self._block_size)[:most]
+
     def missed(self, sequence: Sequence) -> dict[MissReason, int]:
         """Tokens of its prompt that are not among those it holds, by why. Asked when it first runs, after `hold`."""
         size, bs, first = len(sequence.request.prompt), self._block_size, sequence.num_named
@@ -70,9 +77,11 @@ class PrefixSharing:
         num_full = min(sequence.num_computed, len(sequence.tokens)) // bs
         if num_full <= sequence.num_named or not self._enabled:
             return
-        digests, publish = sequence.digests(num_full, bs), self._pool.publish
+        digests, publish, observer = sequence.digests(num_full, bs), self._pool.publish, self._pool.observer
         for i in range(sequence.num_named, num_full):
-            publish(sequence.blocks[i], digests[i])
+            if publish(sequence.blocks[i], digests[i]) and observer is not None:
+                parent = digests[i - 1] if i else None
+                observer.stored(digests[i], parent, sequence.tokens[i * bs : (i + 1) * bs], sequence.request.adapter)
         sequence.num_named = num_full
 
     def retract(self, sequence: Sequence) -> None:

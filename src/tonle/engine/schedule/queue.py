@@ -21,7 +21,8 @@ def order_key(request: Request, ageing_s: float) -> float:
 
 
 class WaitingQueue:
-    """Sequences that hold nothing, best first. Cancelled ones are skipped when they come up.
+    """Sequences without a row, best first. Cancelled ones are skipped when they come up. They hold nothing, but for those whose
+    prefix was loaded (`loading.py`).
 
     A sequence that is set aside stays in the queue, but does not come up: it waits for its adapter (`AdapterSlots`).
     """
@@ -34,6 +35,9 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._waiting
 
     def push(self, sequence: Sequence) -> None:
         self._waiting[sequence.request.handle] = sequence
@@ -94,7 +98,7 @@ class WaitingQueue:
         assert sequence is not None
         heapq.heappush(self._aside.setdefault(sequence.request.adapter, []), heapq.heappop(self._heap))
         if sequence.notes is not None:
-            sequence.notes.stand_aside(True)
+            sequence.notes.stand_aside("adapter")
 
     def recall(self, adapter: int) -> None:
         """Those set aside with this adapter come up again, each in its place."""
@@ -102,7 +106,7 @@ class WaitingQueue:
             if self._waiting.get(entry[1]) is entry[2]:
                 heapq.heappush(self._heap, entry)
                 if entry[2].notes is not None:
-                    entry[2].notes.stand_aside(False)
+                    entry[2].notes.stand_aside(None)
 
     def adapters_aside(self) -> list[int]:
         """Adapters that sequences were set aside with, in the order of the first sequence of each."""

@@ -1,7 +1,7 @@
 """The scheduler: one token budget per step, running sequences first, then the waiting queue.
 
-It decides; what sequences hold is counted in `Places`. It never sees a tensor. A step's tokens may still be unknown when
-the next step is planned (`Sequence.num_pending`): the loop commits them later.
+It decides; what sequences hold is counted in `Places` and `LoadingPlaces`. It never sees a tensor. A step's tokens may still be
+unknown when the next step is planned (`Sequence.num_pending`): the loop commits them later.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from tonle.engine.plan import Plan, StepResult
 from tonle.engine.request import Request
 from tonle.engine.schedule.adapter_slots import AdaptersInMemory
 from tonle.engine.schedule.bound import begin, ending, is_known, push
+from tonle.engine.schedule.drafts import Drafts
 from tonle.engine.schedule.limits import SchedulerLimits, TunedLimits
+from tonle.engine.schedule.loading import LoadingPlaces
 from tonle.engine.schedule.outcome import StepOutcome
-from tonle.engine.schedule.places import Places
 from tonle.engine.schedule.queue import order_key
 from tonle.engine.schedule.sequence import Sequence
 from tonle.engine.schedule.sequence_notes import SequenceNotes
@@ -28,7 +29,7 @@ _KEY = attrgetter("key")
 _MAX_SUSPECTED = 3  # failed steps that a sequence may have been in, if it was well alone
 
 
-class Scheduler(Places):
+class Scheduler(LoadingPlaces):
     def __init__(
         self, limits: SchedulerLimits, pool: BlockPool, eos_ids: Iterable[int], adapters: AdaptersInMemory | None = None
     ) -> None:
@@ -39,6 +40,7 @@ class Scheduler(Places):
         self._suspects: dict[int, Sequence] = {}  # were in a step that failed, and have not been in a good one since
         self._batches = StaticBatches(limits, self.waiting)
         self._why: WaitReason = "step"  # the first that waits was not admitted
+        self.drafts: Drafts | None = None  # None: steps compute no guesses
 
     # -- messages
 
@@ -74,6 +76,9 @@ class Scheduler(Places):
 
     def cancel(self, handle: int) -> bool:
         """Free all it holds, wherever it is. A step already launched for it is ignored when it commits."""
+        sequence = self.loading.get(handle) or self.loaded_waiting.get(handle)
+        if sequence is not None:
+            self._unload(sequence)  # it waits then
         sequence = self.waiting.remove(handle)
         if sequence is None:
             sequence = self.running.pop(handle, None)
@@ -83,12 +88,14 @@ class Scheduler(Places):
         self._suspects.pop(handle, None)
         if self.notes is not None:
             self.notes.forget_sequence(handle)
+        if self.drafts is not None:
+            self.drafts.ended(sequence)
         sequence.done = True
         return True
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self.loading
 
     # -- planning
 
@@ -129,6 +136,8 @@ class Scheduler(Places):
             count = min(newcomer.num_remaining, budget, most)
             self._schedule(newcomer, count, plan)
             budget -= count
+        if self.drafts is not None and budget > 0:
+            self.drafts.add(plan, budget, self._grow_for_drafts)
         if self.notes is not None:
             self.notes.end_plan(plan, (self._why if budget else "prompts") if self.waiting else None)
         return plan
@@ -195,6 +204,8 @@ class Scheduler(Places):
 
     def _admissible(self, now: float) -> Sequence | None:
         """The next sequence to admit with its cached prefix held; or None if it has to wait, and `_why` says for what."""
+        if self.incoming is not None:
+            self._begin_loads()
         if self.tuned is not None and len(self.running) >= self.tuned.max_num_seqs:
             self._why = "tuned"
             return None
@@ -220,6 +231,8 @@ class Scheduler(Places):
     def commit(self, plan: Plan, result: StepResult) -> StepOutcome:
         """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
         outcome = StepOutcome()
+        if self.drafts is not None and self.notes is not None:
+            self.drafts.step_ended(plan, self.notes.step_s)
         sampled = iter(result.tokens)
         for i, sequence in enumerate(plan.sequences):
             token = next(sampled) if plan.samples[i] else None
@@ -246,9 +259,13 @@ class Scheduler(Places):
             if sequence.constraint is not None:
                 ends = push(sequence, token, self.limits.min_forced, outcome)
             else:
-                outcome.handles.append(handle)
-                outcome.tokens.append(token)
-                if ends := (end := ending(sequence, token)) is not None:
+                end = ending(sequence, token)
+                if i in plan.drafts and self.drafts is not None:
+                    end = self.drafts.take(sequence, plan.drafts[i], end, result, i, outcome)
+                else:
+                    outcome.handles.append(handle)
+                    outcome.tokens.append(token)
+                if ends := end is not None:
                     outcome.finished[handle] = end
             if ends:
                 self._end(sequence, outcome)
@@ -261,8 +278,28 @@ class Scheduler(Places):
     def _end(self, sequence: Sequence, outcome: StepOutcome) -> None:
         handle = sequence.request.handle
         if sequence.notes is not None:
-            outcome.spent[handle] = sequence.notes.ended(sequence.num_output - sequence.num_forced)
+            num_steps = sequence.num_output - sequence.num_forced - sequence.num_accepted
+            outcome.spent[handle] = sequence.notes.ended(
+                num_steps, draft_tokens=sequence.num_drafted, accepted_tokens=sequence.num_accepted
+            )
+        if sequence.request.keep_blocks and self._lease(sequence):
+            outcome.leased.append(sequence.request)
         self.cancel(handle)
+
+    def recompute(self) -> None:
+        """The keys and values of all steps so far are not used any more: what runs is computed again. No step is under way.
+
+        For an answer must not depend on which kernels happened to compute a prefix that it shares."""
+        for sequence in list(self.running.values()):
+            self._prefixes.retract(sequence)
+            self._set_back(sequence)
+        for sequence in [*self.loading.values(), *self.loaded_waiting.values()]:
+            self._prefixes.retract(sequence)
+            self._unload(sequence)
+        for blocks in self.leases.values():
+            for block in blocks:
+                self.pool.retract(block)
+        self.pool.drop_idle()
 
     def fail(self, plans: Iterable[Plan]) -> list[int]:
         """Steps failed: end their sequences, and take what they may have written out of the prefix index. Returns handles."""

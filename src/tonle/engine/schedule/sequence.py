@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tonle.engine.constraint import Constraint
 from tonle.engine.kv.block_pool import block_digests, root_digest
 from tonle.engine.request import Request
@@ -11,9 +13,10 @@ from tonle.engine.schedule.sequence_notes import SequenceNotes
 class Sequence:
     """Progress is a number: `num_computed` catches up with `num_known`. There is no prefill or decode mode."""
 
-    __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "notes", "num_cached",
-                 "num_computed", "num_forced", "num_named", "num_pending", "num_suspected", "num_unsent", "pooling",
-                 "request", "row", "started", "stops", "tokens")  # fmt: skip
+    __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "may_load", "notes", "num_accepted",
+                 "num_cached", "num_computed", "num_drafted", "num_forced", "num_loaded", "num_named", "num_pending",
+                 "num_suspected", "num_unsent", "own_text", "pooling", "request", "row", "started", "stops",
+                 "tokens")  # fmt: skip
 
     def __init__(
         self, request: Request, *, key: float, stops: frozenset[int], constraint: Constraint | None = None
@@ -30,8 +33,13 @@ class Sequence:
         # Of its output, forced before its first step: the caller gets them with the first that is drawn.
         self.num_unsent = 0
         self.num_forced = 0  # of its output: no step drew them
+        self.num_drafted = 0  # draft tokens that steps computed for it,
+        self.num_accepted = 0  # and those that became tokens of its output
+        self.own_text: Any = None  # what the drafter knows of it
         self.num_computed = 0  # tokens whose keys and values are in the cache (or in a launched step)
-        self.num_cached = 0  # prompt tokens found in the prefix cache when it first ran
+        self.num_cached = 0  # prompt tokens found in the prefix cache, or loaded, when it first ran
+        self.may_load = True  # it was not asked yet whether its prefix can come from elsewhere
+        self.num_loaded = 0  # of `num_computed` when it first ran: came from elsewhere (`loading.py`)
         self.blocks: list[int] = []
         self.num_named = 0  # its first so many blocks are found or published under their digests
         self._digests: list[bytes] = []  # of its full blocks, as far as they were asked for

@@ -11,6 +11,9 @@ from tonle.engine.schedule.step_notes import Span, StepNotes, Sums
 from tonle.telemetry.time_spent import MissReason, OtherPrompt, TimeSpent, Wait, WaitReason
 
 _NOTHING: Sums = (0.0, 0.0, 0.0, 0)
+_WORTH_NAMING = (
+    1 / 20
+)  # of the time it is part of: waits below that are not looked into for the prompts they are due to
 
 
 class SequenceNotes:
@@ -31,7 +34,7 @@ class SequenceNotes:
         self._waits: dict[WaitReason, float] = {}
         self._marked_s: float | None = None  # its waits are known up to here; None: not even the first
         self._waited_before: dict[WaitReason, float] = {}  # the sums of the queue then
-        self._aside = False  # it waits for its adapter, whatever the queue waits for
+        self._aside: WaitReason | None = None  # what it waits for by itself, whatever the queue waits for
         self._scheduled_s: float | None = None
         self._first_s: float | None = None
         self._at_schedule = self._at_first = _NOTHING
@@ -57,12 +60,12 @@ class SequenceNotes:
             self._wait_for_plan()
             self._mark()
 
-    def stand_aside(self, aside: bool) -> None:
-        """It waits for its adapter from now on; or no longer."""
+    def stand_aside(self, why: WaitReason | None) -> None:
+        """It waits for something of its own from now on; or no longer."""
         if self._scheduled_s is None:
             self._settle()
             self._mark()
-            self._aside = aside
+            self._aside = why
 
     def _wait_for_plan(self) -> None:
         """The first plan that can have it begins now."""
@@ -75,7 +78,7 @@ class SequenceNotes:
         if self._marked_s is None:
             self._wait_for_plan()
         elif self._aside:
-            self._add_wait("adapter", self._steps.now - self._marked_s)
+            self._add_wait(self._aside, self._steps.now - self._marked_s)
         else:
             for why, seconds in self._steps.waited_s.items():
                 if seconds > self._waited_before[why]:
@@ -144,13 +147,17 @@ class SequenceNotes:
         self._first_s, self._at_first, self._device_s = steps.now, steps.sums(), self._own_share_s
         busy_s = self._at_first[0] - self._at_schedule[0]
         self._prefill_waited_s = max(0.0, busy_s - self._own_s - self._lost[0])
-        self._behind = steps.others(self._request.handle, self._request.arrived_s, self._lost_spans, added=False)
+        assert self._scheduled_s is not None
+        arrived_s = self._request.arrived_s
+        waited_s = self._scheduled_s - arrived_s + self._prefill_waited_s
+        if waited_s > _WORTH_NAMING * (steps.now - arrived_s):
+            self._behind = steps.others(self._request.handle, arrived_s, self._lost_spans, added=False)
         self._lost, self._own_added_s, self._own_steps = _NOTHING, 0.0, 0
         if is_lost:
             self._num_losses -= 1  # the same as before
             self.lose_row()
 
-    def ended(self, num_steps: int) -> TimeSpent:
+    def ended(self, num_steps: int, *, draft_tokens: int = 0, accepted_tokens: int = 0) -> TimeSpent:
         """The step that ended last brought its end. `num_steps`: those that brought its tokens."""
         if self._first_s is None:
             self.first_token()
@@ -162,6 +169,10 @@ class SequenceNotes:
         _, lost_share_s, lost_added_s, num_lost = self._lost
         num_stalled -= self._at_first[3] + num_lost + self._own_steps
         added_s -= self._at_first[2] + lost_added_s + self._own_added_s
+        decode_s = steps.now - self._first_s
+        stalled_by = []
+        if num_stalled and added_s > _WORTH_NAMING * decode_s:
+            stalled_by = steps.others(request.handle, self._first_s, self._lost_spans, added=True)
         return TimeSpent(
             queue_s=self._scheduled_s - request.arrived_s,
             waits=_in_order(self._waits),
@@ -172,14 +183,16 @@ class SequenceNotes:
             num_chunks=self._num_chunks,
             missed=self._missed,
             prefill_waited_s=self._prefill_waited_s,
-            decode_s=steps.now - self._first_s,
+            decode_s=decode_s,
             num_steps=num_steps,
             stalled_s=max(0.0, added_s) if num_stalled else 0.0,
             num_stalled=num_stalled,
-            stalled_by=steps.others(request.handle, self._first_s, self._lost_spans, added=True) if num_stalled else [],
+            stalled_by=stalled_by,
             preempted_s=sum((end - begin for begin, end in self._lost_spans), 0.0) if self._lost_spans else 0.0,
             num_preemptions=self._num_losses,
             device_s=self._device_s + max(0.0, share_s - self._at_first[1] - lost_share_s),
+            draft_tokens=draft_tokens,
+            accepted_tokens=accepted_tokens,
         )
 
 

@@ -29,7 +29,12 @@ def work_of(plan: Plan) -> StepWork:
             prompt_reads += size * (start + size // 2)
             prompt_starts += start
     return StepWork(
-        len(plan.rows) - prompts, prompts, tokens, sum(plan.starts) - prompt_starts, prompt_reads, sum(plan.samples)
+        len(plan.rows) - prompts,
+        prompts,
+        tokens,
+        sum(plan.starts) - prompt_starts,
+        prompt_reads,
+        sum(plan.samples) + sum(plan.drafts.values()),
     )
 
 
@@ -60,6 +65,10 @@ def facts_of(plan: Plan, now: float, *, waiting_s: float, demand: int) -> StepFa
             else:
                 arrivals.append(sequence.request.arrived_s)
         if len(chunk) == 1:
+            continue
+        if drafted := plan.drafts.get(place):  # it decodes; guesses cost what tokens of a prompt do
+            tokens += drafted
+            prefill_reads += drafted * (start + drafted // 2)
             continue
         num_prefilling += 1
         tokens += len(chunk)

@@ -110,7 +110,7 @@ class StepNotes:
         self._share_s += share_s
         if plan.prompts:
             self._prompts_ended(plan, plan.prompts)
-        else:
+        elif not plan.drafts:
             self._plain_ended(rows)
 
     def forget_planned(self) -> None:

@@ -53,6 +53,7 @@ _PLAIN = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _GPT2 = _Split()
 _STARCODER = _Split(lone_digits=True)
 _LLAMA3 = _Split(_words(_PLAIN, r"\p{N}{1,3}"), whole_words=True, adds_bos=True)
+_GPT4 = _Split(_words(_PLAIN, r"\p{N}{1,3}"))
 _QWEN2 = _words(_PLAIN, r"\p{N}")
 _GPT4O = _Split(_words(_cased(f"{_CONTRACTIONS}?"), r"\p{N}{1,3}", after_symbols=r"[\r\n/]*"))
 _TEKKEN = _words(_cased(""), r"\p{N}", after_symbols=r"[\r\n/]*")
@@ -69,6 +70,10 @@ _SPLITS = {
     "qwen2": _Split(_QWEN2, nfc=True),
     "deepseek-r1-qwen": _Split(_QWEN2),
     "tekken": _Split(_TEKKEN, whole_words=True, adds_bos=True),
+    "dbrx": _GPT4,  # also OLMo 2 and Phi-4
+    "smaug-bpe": _GPT4,
+    "glm4": _GPT4,
+    "chatglm-bpe": _GPT4,
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
 }

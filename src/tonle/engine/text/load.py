@@ -146,7 +146,7 @@ def _match_bos(tokenizer: Tokenizer, bos_id: int, *, wanted: bool) -> None:
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """By name. A file of its own outranks the one inside tokenizer_config.json."""
-    templates = config.get("chat_template") or {}
+    templates = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template") or {}
     if isinstance(templates, str):
         templates = {"default": templates}
     elif isinstance(templates, list):

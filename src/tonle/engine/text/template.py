@@ -23,6 +23,7 @@ from tonle.errors import ConfigError, InternalError, InvalidRequest
 
 # Of a message, as on the wire (`protocol/openai.py`). Templates write it between special tokens, known to the model or not.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_WORD = "Angkor"  # no template writes it by itself
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}  # OpenAI renamed them; templates know one name each
 
 
@@ -49,6 +50,7 @@ class ChatTemplate:
     def __init__(self, source: str | Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ...: templates write them out
+        self._known_readers: dict[str, bool] = {}  # by source: what `_reads_parts` found
 
     @property
     def source(self) -> str:
@@ -87,6 +89,8 @@ class ChatTemplate:
         end = f"\ue000{secrets.token_hex(8)}"
         if continue_final_message:
             _mark_end(given["messages"], end)
+        if self._reads_parts(source):
+            given["messages"] = [_in_parts(message) for message in given["messages"]]
         if marks is None:
             prompt = _render(source, given | self._special_tokens)
         else:
@@ -94,6 +98,23 @@ class ChatTemplate:
             roles = frozenset(message["role"] for message in given["messages"])
             prompt = _render_marked(source, given, own, marks, _composed(self, source, marks, roles))
         return _cut_at(prompt, end) if continue_final_message else prompt
+
+    def _reads_parts(self, source: str) -> bool:
+        """It writes contents that are lists of parts, and not those that are strings: as some of models that see images."""
+        if source not in self._known_readers:
+            parts = [{"type": "text", "text": _WORD}]
+            self._known_readers[source] = not self._writes(source, _WORD) and self._writes(source, parts)
+        return self._known_readers[source]
+
+    def _writes(self, source: str, content: Any) -> bool:
+        given = {
+            "messages": [{"role": "user", "content": content}],
+            "add_generation_prompt": True,
+            **self._special_tokens,
+        }
+        with contextlib.suppress(InvalidRequest):
+            return _WORD in _render(source, given)
+        return False
 
     def probe(self, source: str, marks: Marks, role: str) -> Iterator[str]:
         """What the template makes of short chats with this role, with marks; nothing where it refuses them."""
@@ -177,6 +198,11 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if calls:
         plain["tool_calls"] = [_plain_call(call) for call in calls]
     return plain
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    return message if content is None else {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _part_text(part: Any, where: str) -> str:

@@ -16,8 +16,8 @@ import msgspec
 PREFIX = "tonle-"
 SECRET_BYTES = 32
 
-Scope = Literal["models", "metrics", "priority", "dashboard", "admin"]
-SCOPES: tuple[Scope, ...] = ("models", "metrics", "priority", "dashboard", "admin")
+Scope = Literal["models", "metrics", "priority", "gateway", "dashboard", "admin"]
+SCOPES: tuple[Scope, ...] = ("models", "metrics", "priority", "gateway", "dashboard", "admin")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +53,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def owner(self) -> str:
         """Whose cached answers and prefixes it may see."""
         return self.tenant or self.id
+
+    @property
+    def is_gateway(self) -> bool:
+        """It asks for others, and its X-Tonle-Salt says for whom. An admin's key has this scope only if it was given."""
+        return "gateway" in self.scopes
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -96,5 +101,7 @@ def given(secret: str, *, admin: bool) -> Key:
 
 
 # The caller's key where none is configured: programs on this machine; or, where a server is open to all, any caller.
-LOCAL_CALLER = Key(id="anonymous", name="no key", digest="", created=0, scopes=SCOPES)
+LOCAL_CALLER = Key(
+    id="anonymous", name="no key", digest="", created=0, scopes=("models", "metrics", "priority", "dashboard", "admin")
+)
 ANONYMOUS_CALLER = Key(id="anonymous", name="no key", digest="", created=0, scopes=("models", "metrics", "priority"))

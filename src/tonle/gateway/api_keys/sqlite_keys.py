@@ -1,4 +1,4 @@
-"""Keys and what they used today, in one SQLite file.
+"""Keys, what they used today, and backends that admins added, in one SQLite file.
 
 Several processes may share the file: `tonle keys revoke` beside a running gateway, or gateways of one machine.
 """
@@ -16,9 +16,12 @@ from typing import TypeVar
 
 import msgspec
 
+from tonle.config.gateway import backend_name
+from tonle.config.routing import BackendConfig
 from tonle.errors import ConfigError
 from tonle.gateway.api_keys.key import Key
 from tonle.gateway.api_keys.key_store import in_order, revoked
+from tonle.gateway.discovery.backend_store import encode, rows_of
 
 ResultT = TypeVar("ResultT")
 
@@ -26,6 +29,7 @@ _BUSY_S = 5.0  # another process is writing
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, document BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS usage (key_id TEXT, day TEXT, tokens INTEGER NOT NULL, PRIMARY KEY (key_id, day));
+CREATE TABLE IF NOT EXISTS backends (name TEXT PRIMARY KEY, document BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -73,6 +77,19 @@ class SqliteKeys:
             return str(db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0])
 
         return await self._on_thread(work)
+
+    # -- backends (`BackendStore`)
+
+    async def all_backends(self) -> list[BackendConfig]:
+        found = await self._on_thread(lambda db: db.execute("SELECT document FROM backends").fetchall())
+        return rows_of([document for (document,) in found])
+
+    async def put_backend(self, row: BackendConfig) -> None:
+        values = (backend_name(row), encode(row))
+        await self._on_thread(lambda db: db.execute("INSERT OR REPLACE INTO backends VALUES (?, ?)", values))
+
+    async def delete_backend(self, name: str) -> None:
+        await self._on_thread(lambda db: db.execute("DELETE FROM backends WHERE name = ?", (name,)))
 
     # -- what keys used, for limits that are counted in memory
 

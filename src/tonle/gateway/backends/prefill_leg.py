@@ -12,7 +12,7 @@ import msgspec
 
 from tonle.edge.client import UpstreamError
 
-LEFT_OUT = ("stream_options", "min_tokens")  # of the caller's request
+LEFT_OUT = ("stream_options", "min_tokens", "n", "best_of")  # of the caller's request: one sequence computes the prompt
 _WANTED = {
     "do_remote_decode": True,
     "do_remote_prefill": False,

@@ -29,16 +29,16 @@ _SCRAPED = ("tonle", "vllm")
 class Scraper:
     def __init__(self, backends: Sequence[Backend], sampler: Sampler, local: Metrics | None) -> None:
         """`local`: of the engine in this process, where there is one in place of backends."""
-        self._backends = [backend for backend in backends if not backend.local]
+        self._backends = backends  # they come and go
         self._sampler = sampler
         self._local = local
         self._silent: dict[str, str] = {}  # backend -> why it does not tell, as the log knows it
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        if self._backends:
+        if self._local is None:
             self._tasks.append(asyncio.create_task(self._scrape_often()))
-        if self._local is not None:
+        else:
             self._tasks.append(asyncio.create_task(_read_gpu_often(self._local)))
 
     async def stop(self) -> None:
@@ -55,10 +55,12 @@ class Scraper:
 
     async def scrape(self) -> None:
         """Each backend once."""
+        for name in self._silent.keys() - {backend.name for backend in self._backends}:
+            del self._silent[name]
         await asyncio.gather(*(self._ask(backend) for backend in self._backends))
 
     async def _ask(self, backend: Backend) -> None:
-        if backend.kind not in _SCRAPED:
+        if backend.local or backend.kind not in _SCRAPED:
             return
         try:
             state = await _state(backend)
@@ -106,6 +108,8 @@ def local_state(name: str, metrics: Metrics) -> BackendState:
         generation_tokens=stats.generation_tokens,
         prompt_tokens=stats.prompt_tokens
         + stats.prefix_hits,  # the engine counts what it computed and what it found apart
+        draft_tokens=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
         gpu_utilization=None if use is None else use.utilization,
         gpu_memory_used=None if use is None else use.memory_used,
         gpu_memory_total=None if use is None else use.memory_total,

@@ -15,7 +15,7 @@ import msgspec
 
 from tonle.edge.exchange import EVENT_STREAM, Exchange
 from tonle.errors import CapacityError, ShuttingDown
-from tonle.gateway.admin import shown_backend
+from tonle.gateway.backend_admin import shown_backend
 from tonle.gateway.services import Services
 from tonle.observe.request_row import row_of
 
@@ -106,6 +106,7 @@ def _event(services: Services, sample: Sample | None) -> bytes:
     body: dict[str, Any] = {
         "t": time.time() if sample is None else sample.t,
         "values": {} if sample is None else sample.values(),
+        "percentiles": {},
         "errors": {},
         "prefix_missed": {},
         "sla": None,
@@ -116,6 +117,7 @@ def _event(services: Services, sample: Sample | None) -> bytes:
     if observed is not None:
         ended = observed.sampler.ended if sample is observed.sampler.latest else []  # of a stalled second: none
         body |= {
+            "percentiles": observed.sampler.percentiles(),
             "errors": observed.sampler.errors(),
             "prefix_missed": observed.sampler.prefix_missed(),
             "sla": observed.sla.verdict(),

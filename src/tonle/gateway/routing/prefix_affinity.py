@@ -54,3 +54,29 @@ class PrefixMemory:
             self._homes.move_to_end(name)
         while len(self._homes) > self._max_names:
             self._homes.popitem(last=False)
+
+
+class PrefixBlocks:
+    """Which KV block of a backend a beginning of a text ends in: learnt from what that backend told of such a prompt.
+
+    It tells of blocks at even distances. Where in the text one ends is taken from its share of the prompt: a template's own
+    tokens shift that a little, which costs a part of a match at most.
+    """
+
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        self._max_names = max_names
+        self._blocks: OrderedDict[tuple[bytes, str], int] = OrderedDict()  # least recently learnt first
+
+    def learn(self, names: Sequence[bytes], num_chars: int, backend: str, blocks: Sequence[int]) -> None:
+        """`names` of the pieces of a text of `num_chars`; `blocks` of its prompt, at even distances."""
+        for number, name in enumerate(names, 1):
+            place = len(blocks) * min(PIECE_CHARS * number, num_chars) // max(1, num_chars)
+            if place:
+                self._blocks[name, backend] = blocks[place - 1]
+                self._blocks.move_to_end((name, backend))
+        while len(self._blocks) > self._max_names:
+            self._blocks.popitem(last=False)
+
+    def find(self, name: bytes, backend: str) -> int | None:
+        """None: it has never answered a text that begins so, or not told."""
+        return self._blocks.get((name, backend))

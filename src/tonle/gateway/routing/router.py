@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import ArmConfig, ExperimentConfig
@@ -19,16 +19,21 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.backends.backend_pool import BackendPool
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.refusals import NoBackend
+from tonle.gateway.routing.fallbacks import Fallbacks
+from tonle.gateway.routing.held_blocks import HeldBlocks
 from tonle.gateway.routing.policies import (
     ByLength,
     ByPrefix,
+    ByRegion,
     ByRole,
     Candidates,
     Policy,
     RouteRequest,
     by_load,
+    by_share,
     has_model,
     is_available,
+    not_passed,
     of_arm,
 )
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, Route
@@ -40,28 +45,43 @@ UNKNOWN_CONTEXT = 131_072  # tokens: the assumed context of a backend that does 
 
 
 class Router:
-    def __init__(self, pool: BackendPool, config: GatewayConfig) -> None:
+    def __init__(self, pool: BackendPool, config: GatewayConfig, held: HeldBlocks | None = None) -> None:
+        """`held`: what backends say of their KV blocks; None: where a prompt's are is guessed."""
         self._pool = pool
         self._config = config
         self._aliases = dict(config.aliases)
+        self.fallbacks = Fallbacks(dict(config.fallbacks), self._aliases)
         self._experiments: dict[str, ExperimentConfig] = {row.model: row for row in config.experiments}
         self._stopped: set[str] = set()  # names of experiments that take no part for now
+        self._by_prefix = ByPrefix(held)
         self._last_rule = ByRole(config.prefill_threshold)  # the policies after it are preferences
         self.policies: tuple[Policy, ...] = (
             has_model,
             is_available,
+            not_passed,
             of_arm,
+            *([ByRegion(config.region, config.region_order)] if config.region is not None else []),
             self._last_rule,
+            by_share,
             ByLength(config.length_threshold),
-            *([ByPrefix()] if config.prefix_affinity else []),
+            *([self._by_prefix] if config.prefix_affinity else []),
             by_load,
         )
 
     # -- names
 
-    def public_models(self) -> dict[str, ModelEntry]:
-        """What callers may ask for: the backends' models, aliases, and models of experiments."""
-        models = self._pool.models()
+    def public_models(self, passed: Collection[str] = ()) -> dict[str, ModelEntry]:
+        """What callers may ask for: the backends' models, aliases, and models of experiments.
+
+        `passed`: gateways, if another gateway asks. It is told of no model that it told us of, and of none of other regions,
+        where it asks for itself: else gateways would tell each other for ever of a model that no server has any more.
+        """
+
+        def is_own(backend: Backend) -> bool:
+            is_gateway = backend.gateway_id is not None
+            return not is_gateway or (backend.gateway_id not in passed and backend.region == self._config.region)
+
+        models = self._pool.models(is_own) if passed else self._pool.models()
         for public, model in self._aliases.items():
             if model in models:
                 models[public] = models[model]
@@ -82,11 +102,26 @@ class Router:
             model = (arm or experiment.arms[0]).model or model
         entry = self._pool.entry(model)
         if entry is None:
+            if (other := next(self._in_place_of(key, request, (asked, model)), None)) is not None:
+                return other
             raise unknown_model(asked, self._hint(key))
-        # However many tokens are asked for, the model writes no more: one absurd number must not fill the queue.
-        new_tokens = min(request.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT) * request.num_answers
         name = experiment.name if experiment is not None and arm is not None else None
-        return ResolvedModel(asked, model, entry, new_tokens, name, arm)
+        return ResolvedModel(asked, model, entry, _new_tokens(request, entry), name, arm)
+
+    def in_place_of(self, accepted: AcceptedRequest) -> Iterator[ResolvedModel]:
+        """The models that may answer for the one of this request if its backends are out, best first."""
+        model = accepted.model
+        return self._in_place_of(accepted.key, accepted.request, (model.asked, model.name), model.fallback)
+
+    def _in_place_of(
+        self, key: Key, request: ParsedRequest, names: tuple[str, str], last: str | None = None
+    ) -> Iterator[ResolvedModel]:
+        """Those that the key may use and some backend has."""
+        for public in self.fallbacks.after(names, last):
+            model = self._aliases.get(public, public)
+            entry = self._pool.entry(model) if key.may_use(public) else None
+            if entry is not None:
+                yield ResolvedModel(names[0], model, entry, _new_tokens(request, entry), fallback=public)
 
     def _hint(self, key: Key) -> str:
         """Which models a caller may ask for instead."""
@@ -123,6 +158,10 @@ class Router:
 
     # -- backends
 
+    def learn(self, accepted: AcceptedRequest, backend: str, kv_blocks: str) -> None:
+        """`kv_blocks`: of the prompt, as the backend that answered it tells."""
+        self._by_prefix.learn(accepted, backend, kv_blocks)
+
     def refresh_soon(self, backend: str) -> None:
         """Have it list its models again."""
         self._pool.refresh_soon(backend)
@@ -150,16 +189,30 @@ class Router:
     def _none_left(self, request: RouteRequest) -> NoBackend:
         """Says of each backend that has the model why it cannot be used."""
         having = of_arm(has_model(Candidates(self._pool.backends, ""), request), request).backends
-        reasons = [reason for backend in having if (reason := _why_not(backend, request.failed)) is not None]
+        reasons = [reason for backend in having if (reason := _why_not(backend, request)) is not None]
         waits = [backend.breaker.retry_after_s for backend in having if backend.breaker.retry_after_s]
         retry_after_s = min(waits, default=self._config.probe_interval_s or 1.0)
+        arm = request.accepted.model.arm
+        if arm is not None and arm.backend is not None and self._pool.find(arm.backend) is None:
+            reasons = [f"the arm {arm.name} of an experiment names {arm.backend}, which is not there"]
         because = f": {'; '.join(reasons)}" if reasons else ""
         return NoBackend(f"no healthy backend for {request.accepted.model.name}{because}", retry_after_s=retry_after_s)
 
 
-def _why_not(backend: Backend, failed: Sequence[Backend]) -> str | None:
-    if backend in failed:
+def _new_tokens(request: ParsedRequest, entry: ModelEntry) -> int:
+    """However many tokens are asked for, the model writes no more: one absurd number must not fill the queue."""
+    return min(request.new_tokens, entry.max_model_len or UNKNOWN_CONTEXT) * request.num_answers
+
+
+def _why_not(backend: Backend, request: RouteRequest) -> str | None:
+    if backend in request.failed:
         return f"{backend.name} failed"
+    if backend.gateway_id is not None and backend.gateway_id in request.accepted.passed:
+        return f"{backend.name} is a gateway that the request has passed"
+    if backend.row.role == "prefill":
+        return f"{backend.name} does prefill only"
+    if backend.leaving:
+        return f"{backend.name} is being removed"
     if backend.draining:
         return f"{backend.name} is being drained"
     if backend.unhealthy_reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ MODULE_PATHS = {
     "down": "mlp.down_proj",
 }
 MODULES = tuple(MODULE_PATHS)
+_ADDING = ("o", "down")  # those whose products are added to the hidden states
 MAX_RANK = 256  # no setting allows more
 
 
@@ -50,6 +51,17 @@ class Adapter:
     @property
     def num_bytes(self) -> int:
         return sum(part.a.nbytes + part.b.nbytes for part in self.parts.values())
+
+    def added_at(self, residual_scale: float) -> Adapter:
+        """For weights that have `ModelSpec.residual_scale` in them: what it adds to these has it, too."""
+        if residual_scale == 1:
+            return self
+        changed = {
+            place: AdapterPart(part.a, part.b * residual_scale)
+            for place, part in self.parts.items()
+            if place[1] in _ADDING
+        }
+        return replace(self, parts=self.parts | changed)
 
 
 class HeldAdapter(Protocol):

@@ -1,8 +1,8 @@
 """`read_adapter`: a LoRA adapter from a PEFT folder (adapter_config.json and adapter_model.safetensors).
 
-Does: check names, shapes and numbers of all tensors against the model, fold the scaling into B, compute the digest. Does not:
-fetch anything, run pickles, open any path that the files name, or permute rows: models from GGUF files have their rows in the
-order of Hugging Face checkpoints once they are loaded.
+Does: check names, shapes and numbers of all tensors against the model, fold the scaling into B, part what an adapter adds to
+matrices that the model's checkpoints join, compute the digest. Does not: fetch anything, run pickles, or open any path that the
+files name.
 
 The folder's files may be links to elsewhere (the hub's cache is made of such links): who may name a folder may read it.
 """
@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tonle.config.adapter_names import DOWNLOAD
 from tonle.errors import ModelError
 from tonle.models.adapters.adapter import MAX_RANK, MODULE_PATHS, Adapter, AdapterPart, digest_of
 from tonle.models.adapters.adapter_config import MERGE, AdapterConfig, shown
+from tonle.models.load.places import Place, places
 from tonle.models.safetensors_file import header_bytes, open_safetensors
 from tonle.models.spec import ModelSpec
 from tonle.models.weights import tensor_shapes
@@ -33,7 +34,6 @@ from tonle.models.weights import tensor_shapes
 log = logging.getLogger("tonle.models")
 
 _CONFIG, _WEIGHTS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_MODULES = {path: module for module, path in MODULE_PATHS.items()}
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?:model\.)?layers\.(\d{1,9})\.(.+)\.lora_([AB])(?:\.[\w-]+)?\.weight")
 _DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _MAX_HEADER_BYTES = 16 * 2**20
@@ -49,7 +49,8 @@ _OTHER_TENSORS = {
     "bias": "biases are not supported",
 }
 
-Place = tuple[int, str]  # layer, module
+Module = tuple[int, str]  # layer, one of MODULE_PATHS
+StoredModule = tuple[int, str]  # layer, what stands after model.layers.N. in the names of checkpoints
 Shape = tuple[int, ...]
 
 
@@ -70,15 +71,37 @@ def read_adapter(path: Path, spec: ModelSpec, *, max_rank: int) -> Adapter:
     return adapter
 
 
-def matrix_shapes(spec: ModelSpec) -> dict[Place, tuple[int, int]]:
+def matrix_shapes(spec: ModelSpec) -> dict[Module, tuple[int, int]]:
     """(out, in) of every matrix that an adapter may change."""
     shapes = tensor_shapes(spec)
-    found: dict[Place, tuple[int, int]] = {}
+    found: dict[Module, tuple[int, int]] = {}
     for layer in range(spec.num_layers):
         for module, path in MODULE_PATHS.items():
             shape = shapes.get(f"model.layers.{layer}.{path}.weight")
             if shape is not None and len(shape) == 2:
                 found[layer, module] = (shape[0], shape[1])
+    return found
+
+
+@dataclass(slots=True)
+class _Target:
+    """A matrix as the model's checkpoints have it, and those of ours that stand in it: one, or several side by side."""
+
+    rows: int = 0
+    columns: int = 0
+    places: dict[str, Place] = field(default_factory=dict)  # by module
+
+
+def _targets(spec: ModelSpec) -> dict[StoredModule, _Target]:
+    """Every matrix that an adapter may change, by what an adapter calls it."""
+    where = places(spec, ())
+    found: dict[StoredModule, _Target] = {}
+    for (layer, module), (rows, columns) in matrix_shapes(spec).items():
+        prefix = f"model.layers.{layer}."
+        place = where[f"{prefix}{MODULE_PATHS[module]}.weight"]
+        target = found.setdefault((layer, place.stored.removeprefix(prefix).removesuffix(".weight")), _Target())
+        target.rows, target.columns = target.rows + rows, columns
+        target.places[module] = place
     return found
 
 
@@ -154,7 +177,8 @@ class _WeightsFile:
         self._file = file
         self._config = config
         self._num_layers = spec.num_layers
-        self._wanted = matrix_shapes(spec)
+        self._wanted = _targets(spec)
+        self._paths = tuple(dict.fromkeys(path for _, path in self._wanted))
 
     def read(self, max_rank: int) -> Adapter:
         found = _stored_shapes(self._file)
@@ -163,17 +187,19 @@ class _WeightsFile:
         self._check_shapes(matrices, found)
         self._check_rank(matrices, max_rank)
         tensors = self._read_tensors(found)
-        parts: dict[Place, AdapterPart] = {}
-        for place, matrix in matrices.items():
+        parts: dict[Module, AdapterPart] = {}
+        for (layer, path), matrix in matrices.items():
             a = self._finite(matrix.a, tensors[matrix.a], 1.0)
-            parts[place] = AdapterPart(a, self._finite(matrix.b, tensors[matrix.b], matrix.scaling))
+            b = self._finite(matrix.b, tensors[matrix.b], matrix.scaling)
+            for module, place in self._wanted[layer, path].places.items():
+                parts[layer, module] = AdapterPart(a, place.of(b))
         if without:
             log.warning("%s: no tensors for %d of the modules that %s targets (the first: %s); they stay as they are",
                         self._file, len(without), _CONFIG, without[0])  # fmt: skip
         return Adapter(digest_of(parts), parts)
 
     def _check_layers(self, names: Iterable[str]) -> None:
-        matches = [match for name in sorted(names) if (match := _TENSOR.fullmatch(name)) and match[2] in _MODULES]
+        matches = [match for name in sorted(names) if (match := _TENSOR.fullmatch(name)) and match[2] in self._paths]
         last = max(matches, key=lambda match: int(match[1]), default=None)
         if last is not None and int(last[1]) >= self._num_layers:
             base = self._config.base_model
@@ -183,9 +209,9 @@ class _WeightsFile:
                 f"another model, of at least {int(last[1]) + 1} layers{f': {shown(base)}' if base else ''}",
             )
 
-    def _arrange(self, names: Iterable[str]) -> tuple[dict[Place, _Matrix], list[str]]:
+    def _arrange(self, names: Iterable[str]) -> tuple[dict[StoredModule, _Matrix], list[str]]:
         """Every tensor at its place: no other kinds, none twice, no A without its B. Also the targeted modules without any."""
-        sides: dict[str, dict[Place, str]] = {"A": {}, "B": {}}
+        sides: dict[str, dict[StoredModule, str]] = {"A": {}, "B": {}}
         for name in sorted(names):
             place, side = self._place(name)
             if place in sides[side]:
@@ -194,40 +220,34 @@ class _WeightsFile:
         for side, other in (("A", "B"), ("B", "A")):
             for place in sides[side].keys() - sides[other].keys():
                 raise self._error(sides[side][place], f"has no lora_{other} beside it; {_AGAIN}")
-        matrices: dict[Place, _Matrix] = {}
+        matrices: dict[StoredModule, _Matrix] = {}
         without: list[str] = []
-        for layer, module in self._wanted:
-            path = f"model.layers.{layer}.{MODULE_PATHS[module]}"
-            targeted, present = self._config.targets(path, layer), (layer, module) in sides["A"]
+        for place in self._wanted:
+            layer, path = place[0], f"model.layers.{place[0]}.{place[1]}"
+            targeted, present = self._config.targets(path, layer), place in sides["A"]
             if present and not targeted:
-                raise self._error(sides["A"][layer, module], f"is for a module that {_CONFIG} does not target")
+                raise self._error(sides["A"][place], f"is for a module that {_CONFIG} does not target")
             if present:
-                matrices[layer, module] = _Matrix(
-                    sides["A"][layer, module],
-                    sides["B"][layer, module],
-                    self._config.rank(path),
-                    self._config.scaling(path),
-                )
+                rank, scaling = self._config.rank(path), self._config.scaling(path)
+                matrices[place] = _Matrix(sides["A"][place], sides["B"][place], rank, scaling)
             elif targeted and self._config.says_targets:
                 without.append(path)
         return matrices, without
 
-    def _place(self, name: str) -> tuple[Place, str]:
+    def _place(self, name: str) -> tuple[StoredModule, str]:
         """The tensor's layer and module, and whether it is A or B."""
         match = _TENSOR.fullmatch(name)
-        if match is not None and match[2] in _MODULES:
-            layer, module = int(match[1]), _MODULES[match[2]]
-            if (layer, module) in self._wanted:
-                return (layer, module), match[3]
+        if match is not None and (int(match[1]), match[2]) in self._wanted:
+            return (int(match[1]), match[2]), match[3]
         for piece, reason in _OTHER_TENSORS.items():
             if piece in name:
                 raise self._error(name, f"cannot be used: {reason}; {MERGE}")
-        modules = ", ".join(path.rpartition(".")[2] for path in _MODULES)
+        modules = ", ".join(path.rpartition(".")[2] for path in self._paths)
         raise self._error(name, f"changes no matrix that an adapter may change in this model; it may change {modules}")
 
-    def _check_shapes(self, matrices: dict[Place, _Matrix], found: dict[str, Shape]) -> None:
+    def _check_shapes(self, matrices: dict[StoredModule, _Matrix], found: dict[str, Shape]) -> None:
         for place, matrix in matrices.items():
-            out_size, in_size = self._wanted[place]
+            out_size, in_size = self._wanted[place].rows, self._wanted[place].columns
             for name, wanted in ((matrix.a, (matrix.rank, in_size)), (matrix.b, (out_size, matrix.rank))):
                 if found[name] != wanted:
                     raise self._error(
@@ -236,7 +256,7 @@ class _WeightsFile:
                         f"and the model's matrix is {(out_size, in_size)}{self._made_for()}",
                     )
 
-    def _check_rank(self, matrices: dict[Place, _Matrix], max_rank: int) -> None:
+    def _check_rank(self, matrices: dict[StoredModule, _Matrix], max_rank: int) -> None:
         largest = max(matrices.values(), key=lambda matrix: matrix.rank)
         if largest.rank > max_rank:
             raise self._error(

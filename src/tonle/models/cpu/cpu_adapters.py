@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from tonle.models.adapters import Adapter, AdapterPart
+from tonle.models.cpu.layout import row_order
 from tonle.models.cpu.low_rank import NUM_FIELDS, QUAD, Adapters, in_pairs
-from tonle.models.cpu.pack import row_order
+from tonle.models.cpu.pack import perceptron_size
 from tonle.models.cpu.vector import HALF, ROWS
 from tonle.models.cpu.workspace import Array, aligned
 from tonle.models.inputs import StepInputs
@@ -89,10 +90,11 @@ class CpuAdapters:
 
     def __init__(self, spec: ModelSpec, num_slots: int, max_rank: int) -> None:
         self._max_rank = max_rank
+        inner = perceptron_size(spec) or HALF  # without one no adapter has parts for it
         kinds = (
             [spec.q_size, spec.kv_size, spec.kv_size],
             [spec.hidden_size],
-            [spec.intermediate_size] * 2,
+            [inner] * 2,
             [spec.hidden_size],
         )
         self._matrices = [_Matrix(sizes, gated=len(sizes) == 2) for sizes in kinds]
@@ -103,7 +105,7 @@ class CpuAdapters:
         self._places = np.zeros((num_slots, spec.num_layers, len(KINDS), NUM_FIELDS), dtype=np.int64)
         # What the addresses in `_places` point at: one piece for each slot, which so comes in large pages.
         self._memory: list[Array | None] = [None] * num_slots
-        self._widths = max(spec.hidden_size, spec.intermediate_size), 3 * -(-max_rank // QUAD) * QUAD
+        self._widths = max(spec.hidden_size, inner), 3 * -(-max_rank // QUAD) * QUAD
         self._x, self._y = (np.zeros((0, width), dtype=np.float32) for width in self._widths)
 
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.vector import F32, I32, I64, LANES, VF, Code, larger, reduce_lanes
 
-DIMS = (64, 128)  # head sizes with loops of their own; others take the plain ones
+DIMS = (64, 128)  # head sizes with loops of their own; other multiples of LANES take those of any size
 
 
 def _zero() -> Any:
@@ -112,6 +112,82 @@ def _mix(dim: int) -> Any:
 
 
 @intrinsic
+def dots_any(
+    typingctx: Any, q: Any, at: Any, keys: Any, k: Any, step: Any, count: Any, scale: Any, scores: Any, s: Any, dim: Any
+) -> Any:
+    """As `dots` above for heads of any size: four positions at a time, so that a part of the query is read once for them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        query, rows, target = code.pointer(0), code.pointer(2), code.pointer(7)
+        parts = builder.sdiv(code.number(9), ir.Constant(I64, LANES))
+        sums = code.sums(4)
+
+        def score(positions: list[Any]) -> None:
+            begins = [builder.mul(position, code.number(4)) for position in positions]
+            code.clear(sums)
+
+            def add(part: Any) -> None:
+                first = code.times(part, LANES)
+                one = code.load(query, first, VF)
+                for place, begin in zip(sums, begins, strict=False):
+                    row = code.load(rows, builder.add(begin, first), VF)
+                    builder.store(code.fma(one, row, builder.load(place, typ=VF)), place)
+
+            code.loop(parts, add)
+            for place, position in zip(sums, positions, strict=False):
+                total = reduce_lanes(code, builder.load(place, typ=VF), builder.fadd)
+                builder.store(builder.fmul(total, code.number(6)), builder.gep(target, [position]))
+
+        fours = builder.sdiv(code.number(5), ir.Constant(I64, 4))
+        done = code.times(fours, 4)
+        code.loop(fours, lambda four: score([code.at(code.times(four, 4), i) for i in range(4)]))
+        code.loop(builder.sub(code.number(5), done), lambda i: score([builder.add(done, i)]))
+        return context.get_dummy_value()
+
+    return types.void(q, at, keys, k, step, count, scale, scores, s, dim), generate
+
+
+@intrinsic
+def mix_any(
+    typingctx: Any, values: Any, v: Any, step: Any, count: Any, scores: Any, s: Any, out: Any, to: Any, dim: Any
+) -> Any:
+    """As `mix` above for heads of any size, a part of the head at a time."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        rows, shares, target = code.pointer(0), code.pointer(4), code.pointer(6)
+        sums = code.sums(2)  # two chains, as above
+        pairs = builder.sdiv(code.number(3), ir.Constant(I64, 2))
+        done = code.times(pairs, 2)
+
+        def mix_part(part: Any) -> None:
+            first = code.times(part, LANES)
+            builder.store(code.load(target, first, VF), sums[0])
+            builder.store(_zero(), sums[1])
+
+            def add(position: Any, place: Any) -> None:
+                row = builder.add(builder.mul(position, code.number(2)), first)
+                value = code.fma(
+                    code.load(rows, row, VF), code.broadcast(shares, position), builder.load(place, typ=VF)
+                )
+                builder.store(value, place)
+
+            def two(pair: Any) -> None:
+                add(code.times(pair, 2), sums[0])
+                add(code.at(code.times(pair, 2), 1), sums[1])
+
+            code.loop(pairs, two)
+            code.loop(builder.sub(code.number(3), done), lambda i: add(builder.add(done, i), sums[0]))
+            code.store(builder.fadd(builder.load(sums[0], typ=VF), builder.load(sums[1], typ=VF)), target, first)
+
+        code.loop(builder.sdiv(code.number(8), ir.Constant(I64, LANES)), mix_part)
+        return context.get_dummy_value()
+
+    return types.void(values, v, step, count, scores, s, out, to, dim), generate
+
+
+@intrinsic
 def soften(typingctx: Any, scores: Any, s: Any, count: Any) -> Any:
     """scores[s : s + count] = exp(score - the best of them); returns their sum.
 
@@ -173,4 +249,15 @@ def cap_scores(typingctx: Any, scores: Any, s: Any, count: Any, cap: Any) -> Any
 dots_64, dots_128 = _dots(64), _dots(128)
 mix_64, mix_128 = _mix(64), _mix(128)
 
-__all__ = ["DIMS", "cap_scores", "dots_64", "dots_128", "mix_64", "mix_128", "soften", "sum_each"]
+__all__ = [
+    "DIMS",
+    "cap_scores",
+    "dots_64",
+    "dots_128",
+    "dots_any",
+    "mix_64",
+    "mix_128",
+    "mix_any",
+    "soften",
+    "sum_each",
+]

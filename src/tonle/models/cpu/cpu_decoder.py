@@ -18,8 +18,9 @@ import torch
 
 from tonle.models.adapters import Adapter
 from tonle.models.cpu.cpu_adapters import CpuAdapters, sort_by_slot
+from tonle.models.cpu.cpu_cache import Cache
 from tonle.models.cpu.numba_setup import kernels_dir
-from tonle.models.cpu.pack import rotations
+from tonle.models.cpu.pack import perceptron_size, rotations
 from tonle.models.cpu.pieces import SPAN
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import Inputs, PackedWeights, forward, product
@@ -55,11 +56,12 @@ class CpuDecoder:
 
     def __init__(
         self, spec: ModelSpec, packed: PackedWeights, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
-        team: Team | None = None, activation_bits: int = 16,
+        team: Team | None = None, activation_bits: int = 16, cache_dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.spec = spec
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.crossover = 0  # most tokens of a fast step; 0 until the kernels are compiled
+        self.kernel_changes = 0  # how often steps began to run from other kernels, which round differently
         self._packed = packed
         self._embed = embed
         self._load_slow = load_slow
@@ -73,13 +75,15 @@ class CpuDecoder:
         self._adapted = False  # whether the fast lane takes steps with adapters
         self._rotaries = [Rotary(rope, spec.head_dim, self.device) for rope in rotations(spec)]
         self._team = team or Team()
-        self._workspace = Workspace(spec, packed, num_threads=self._team.size, digits=activation_bits // 8)
+        self._workspace = Workspace(spec, packed, num_threads=self._team.size, activation_bits=activation_bits)
+        self._cache: tuple[KVCache, Cache] | None = None
         self._logits: Array = np.empty((0, 0), dtype=np.float32)
         self._eps = np.float32(spec.norm_eps)
+        self._embedding_scale = np.float32(spec.embedding_scale)
         self._activation_bits = activation_bits
         # float32 does not catch up with products of integers at any size
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
-        self._types = types_of(packed, activation_bits)
+        self._types = types_of(packed, activation_bits, cache_dtype)
         self._compiling: threading.Thread | None = None
         if load_slow is None or is_warm(self._types):
             _say_compiled("CPU kernels", self._types)
@@ -95,7 +99,9 @@ class CpuDecoder:
 
     def open_fast_lane(self) -> None:
         """The kernels are compiled: find from which step size on torch is faster, and keep what that calls for."""
-        measured = _ENOUGH if self._load_slow is None or self._integers else self._measure()
+        # experts: torch takes them one by one, in float32 they would be several times as large
+        known = self._load_slow is None or self._integers or self._packed.experts is not None
+        measured = _ENOUGH if known else self._measure()
         how = f"packed weights ({', '.join(self.formats())}) on {self._team.size} threads"
         if self._integers:
             how += f", {self._activation_bits}-bit activations"
@@ -108,6 +114,7 @@ class CpuDecoder:
                 self.crossover = measured
                 log.info("steps of up to %d tokens run from %s, larger ones from float32", self.crossover, how)
             self._close_slow_lane()
+            self.kernel_changes += 1
 
     def enable_adapters(self, num_slots: int, max_rank: int) -> None:
         """Once, before the first step: steps may have adapters. Those without run the code they ran before.
@@ -135,13 +142,15 @@ class CpuDecoder:
         with self._lanes:
             self._adapted = True
             self._close_slow_lane()
+            self.kernel_changes += 1
 
     def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
         """Between steps: what the slot adds from now on; None: nothing."""
         if self._adapters is None:
             raise RuntimeError("enable_adapters comes first")
         with self._lanes:
-            self._adapters.set_adapter(slot, adapter)
+            fast = None if adapter is None else adapter.added_at(self.spec.residual_scale)
+            self._adapters.set_adapter(slot, fast)
             if self._slow is not None:
                 self._slow.set_adapter(slot, adapter)
             self._resident.pop(slot, None)
@@ -171,8 +180,14 @@ class CpuDecoder:
         return sorted({names[matrix.weights.dtype.name] for matrix in self._matrices()})
 
     def _matrices(self) -> tuple[PackedMatrix, ...]:
+        """Those that most of the time goes into."""
         packed = self._packed
-        return packed.qkv, packed.o, packed.gate_up, packed.down, packed.head
+        found = [packed.qkv, packed.o, packed.head]
+        if packed.experts is not None:
+            found += [packed.experts.gate_up, packed.experts.down]
+        if perceptron_size(self.spec):
+            found += [packed.gate_up, packed.down]
+        return tuple(found)
 
     def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor:
         """Logits (S, vocab) float32 of the tokens `inputs.logit_indices` names; valid until the next step."""
@@ -229,26 +244,43 @@ class CpuDecoder:
         logits = self._room_for(wanted.num_logits)
         buffers = self._workspace.cut(num_tokens, longest)._replace(logits=logits)
         self._embed(inputs.tokens, buffers.hidden)
-        keys, values = kv.k.numpy(), kv.v.numpy()
-        packed, eps, counter, size = self._packed, self._eps, self._team.counter, self._team.size
-        self._team.run(
-            lambda member: forward(packed, step, buffers, adapters, keys, values, eps, counter, member, size)
-        )
+        if self._embedding_scale != 1:
+            buffers.hidden[...] *= self._embedding_scale
+        packed, cache, eps = self._packed, self._cache_of(kv), self._eps
+        counter, size = self._team.counter, self._team.size
+        self._team.run(lambda member: forward(packed, step, buffers, adapters, cache, eps, counter, member, size))
         states = None if wanted.hidden_rows is None else torch.from_numpy(buffers.hidden[wanted.hidden_rows])
-        found = torch.from_numpy(logits)[:, : self.spec.vocab_size]
+        found = self._shaped(torch.from_numpy(logits)[:, : self.spec.vocab_size])
         return (found if wanted.logit_rows is None else found[torch.from_numpy(wanted.logit_rows)]), states
 
+    def _shaped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Multiplied and kept within a limit, in place, as the model has it."""
+        if self.spec.logit_scale != 1:
+            logits *= self.spec.logit_scale
+        if (cap := self.spec.logit_soft_cap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
+
+    def _cache_of(self, kv: KVCache) -> Cache:
+        """As the compiled step takes it: an engine has one, for good."""
+        if self._cache is None or self._cache[0] is not kv:
+            self._cache = kv, Cache.of(kv, self._team.size)
+        return self._cache[1]
+
     def _angles(self, positions: torch.Tensor) -> tuple[Array, Array]:
-        """cos and sin (ropes, T, dim)."""
-        found = [rotary.angles(positions, torch.float32) for rotary in self._rotaries]  # (T, 1, dim) each
+        """cos and sin (ropes, T, rotated numbers)."""
+        found = [rotary.angles(positions, torch.float32) for rotary in self._rotaries]  # (T, 1, rotated) each
         if len(found) == 1:
             cos, sin = found[0]
             return cos.view(1, len(positions), -1).numpy(), sin.view(1, len(positions), -1).numpy()
         if not found:
             none = np.zeros((0, len(positions), self.spec.head_dim), dtype=np.float32)
             return none, none
-        cos, sin = (torch.stack(each, dim=0).squeeze(2) for each in zip(*found, strict=True))
-        return cos.numpy(), sin.numpy()
+        made = np.zeros((2, len(found), len(positions), max(cos.shape[2] for cos, _ in found)), dtype=np.float32)
+        for rope, angles in enumerate(found):
+            for place, each in zip(made, angles, strict=True):
+                place[rope, :, : each.shape[2]] = each.squeeze(1).numpy()
+        return made[0], made[1]
 
     def _room_for(self, num_wanted: int) -> Array:
         """Logits (S, vocabulary in whole blocks). The same memory for every usual step: fresh pages cost time."""

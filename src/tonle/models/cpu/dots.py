@@ -1,8 +1,10 @@
 """Products of small integers as explicit vector code, for processors with an 8-bit dot product (VNNI).
 
 Such an instruction multiplies four unsigned bytes with four signed ones and adds the four products to a 32-bit sum, in every
-lane. Weights are the unsigned side. Numbers of x enter as one or two signed bytes: x = scale * (256 * high + low), or scale *
-high; two bytes are exact to some 2e-5, one to half a percent. Sums of a group are exact integers; scales enter once a group.
+lane. Weights are the unsigned side. Numbers of x enter as one or two signed bytes: x = scale * (high + low / 256). Two bytes are
+exact to some 2e-5 of a group's largest number, one byte to half a percent. With 8-bit activations one byte must do, except in
+*wide* groups: those whose largest number stands out so far that too much of the rest would be rounded away.
+Sums of a group are exact integers; scales enter once a group.
 
 Layout of weights: (K / 4, ROWS, 4), so that a lane finds four consecutive k of its row side by side. See `vector.py` for the
 manner, `products.py` for the use.
@@ -11,7 +13,7 @@ manner, `products.py` for the use.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -39,7 +41,8 @@ from tonle.models.cpu.vector import (
 
 QUADS = GROUP // 4  # dot products along k in one group
 SIGN = 128  # 8-bit weights are stored with this added, to be unsigned
-TOP_TWO, TOP_ONE = 127 * 256, 127  # largest number in two bytes, whose digits both fit a signed byte; in one
+TOP_ONE, TOP_TWO = 127, 127 * 256  # largest number in one byte; in two, whose digits both fit a signed byte
+CREST = 4.0  # a group is wide if its largest number is more than so many times the root of the mean square
 BYTES = 4 * LANES  # of a vector
 
 _BYTES = ir.VectorType(I8, BYTES)
@@ -73,8 +76,7 @@ def _four(code: Code, base: Any, index: Any) -> Any:
     address = code.b.bitcast(code.b.gep(base, [index]), ir.PointerType(I32))
     one = code.b.load(address, typ=I32)
     one.align = 1
-    first = code.b.insert_element(ir.Constant(VI, ir.Undefined), one, ir.Constant(I32, 0))
-    return code.b.shuffle_vector(first, ir.Constant(VI, ir.Undefined), _every(0))
+    return code.spread_int(one)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -132,11 +134,13 @@ def _weights(code: Code, kind: Any, base: Any, quad: Any, vector: int) -> Any:
     return code.b.bitcast(code.b.lshr(packed, ir.Constant(_BYTES, [4] * BYTES)), VI)
 
 
-def _dot_product(count: int, *, at_once: bool) -> Any:
-    """total[count rows, ROWS] += x[count rows, one group] times one group of weights.
+def _dot_product(count: int, which: Literal["both", "high", "low"], *, at_once: bool = True) -> Any:
+    """total[count rows, ROWS] += x[count rows, one group] times one group of weights; of x both digits, or the high or low ones.
 
-    at_once: both digits of x in one pass over the weights, into sums of their own; otherwise one pass for each.
+    at_once: both digits of x in one pass over the weights, into sums of their own; otherwise one pass for each. What a weight
+    has beside number times scale is added with the high digits, for both.
     """
+    num_digits = 2 if which == "both" else 1
 
     @intrinsic  # type: ignore[untyped-decorator]
     def add(
@@ -144,13 +148,14 @@ def _dot_product(count: int, *, at_once: bool) -> Any:
         scale: Any, s: Any, sums: Any, u: Any, groups: Any, factors: Any, f: Any, total: Any, to: Any,
     ) -> Any:  # fmt: skip
         """high and low lie `step` apart from row to row, scale and sums (of x, per group) `groups` apart."""
-        num_digits = 1 if low.dtype == types.boolean else 2
         passes = [range(num_digits)] if at_once else [range(d, d + 1) for d in range(num_digits)]
         columns = min(ROWS // LANES, _SUMS // (count * len(passes[0])))  # vectors at once
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args)
-            source, digits = code.pointer(0), [code.pointer(2), code.pointer(4)]
+            source, digits = code.pointer(0), [code.pointer(place) for place in (2, 4)]
+            if which == "low":
+                digits.reverse()
             starts = [builder.mul(code.number(6), _int(r)) for r in range(count)]
             # QUADS; but were that known, LLVM would unroll the loop, and decoding so much code takes longer than running it
             quads = builder.sdiv(code.number(6), builder.mul(code.number(11), _int(4)))
@@ -175,7 +180,7 @@ def _dot_product(count: int, *, at_once: bool) -> Any:
                                     builder.store(_dot(code, builder.load(part), weight, x), part)
 
                     code.loop(quads, quad)
-                _finish(code, count, vectors, parts)
+                _finish(code, count, vectors, parts, which)
             return context.get_dummy_value()
 
         return types.void(weights, w, high, h, low, l, step, scale, s, sums, u, groups, factors, f, total, to), generate
@@ -183,10 +188,13 @@ def _dot_product(count: int, *, at_once: bool) -> Any:
     return add
 
 
-def _finish(code: Code, count: int, vectors: range, parts: Any) -> None:
+def _finish(code: Code, count: int, vectors: range, parts: Any, which: str) -> None:
     """total += sums * scale of rows * scale of x + offset * sum of x."""
     b, scales, x_sums, factor, target = code.b, *(code.pointer(place) for place in (7, 9, 12, 14))
     places = [b.mul(code.number(11), _int(r)) for r in range(count)]
+    units = [b.load(b.gep(scales, [place]), typ=F32) for place in places]
+    if which != "high":
+        units = [b.fmul(unit, ir.Constant(F32, TOP_ONE / TOP_TWO)) for unit in units]
     for v in vectors:
         scale_of_rows = code.load(factor, _int(v * LANES), VF)
         offset = code.load(factor, _int(ROWS + v * LANES), VF)
@@ -195,53 +203,81 @@ def _finish(code: Code, count: int, vectors: range, parts: Any) -> None:
             if (1, r, v) in parts:
                 number = b.add(b.shl(number, _every(8)), b.load(parts[1, r, v]))
             at = _int(r * ROWS + v * LANES)
-            so_far = code.fma(offset, code.broadcast(x_sums, places[r]), code.load(target, at, VF))
-            both = b.fmul(scale_of_rows, code.broadcast(scales, places[r]))
+            so_far = code.load(target, at, VF)
+            if which != "low":
+                so_far = code.fma(offset, code.broadcast(x_sums, places[r]), so_far)
+            both = b.fmul(scale_of_rows, code.spread(units[r]))
             code.store(code.fma(b.sitofp(number, VF), both, so_far), target, at)
 
 
-add_dots_1, add_dots_2 = _dot_product(1, at_once=True), _dot_product(2, at_once=True)
-add_dots_4 = _dot_product(4, at_once=False)
+add_dots_1, add_dots_2 = _dot_product(1, "both"), _dot_product(2, "both")
+add_dots_4 = _dot_product(4, "both", at_once=False)
+add_high_1, add_high_2, add_high_4 = _dot_product(1, "high"), _dot_product(2, "high"), _dot_product(4, "high")
+add_low_1 = _dot_product(1, "low")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def any_of_four(typingctx: Any, wide: Any, at: Any) -> Any:
+    """Whether any of four bytes is not zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = builder.bitcast(Code(context, builder, signature, args).pointer(0), ir.PointerType(I32))
+        found = builder.load(address, typ=I32)
+        found.align = 1
+        return builder.icmp_unsigned("!=", found, ir.Constant(I32, 0))
+
+    return types.boolean(wide, at), generate
+
+
+def _largest_and_square(code: Code, floats: list[Any]) -> tuple[Any, Any]:
+    """The largest size of any number, and the sum of all squares."""
+    b = code.b
+    sizes = [each(code, "fabs", value) for value in floats]
+    squares = [b.fmul(value, value) for value in floats]
+    most, square = sizes[0], squares[0]
+    for size, more in zip(sizes[1:], squares[1:], strict=True):
+        most, square = larger(code, most, size), b.fadd(square, more)
+    largest = reduce_lanes(code, most, lambda one, other: larger(code, one, other))
+    return largest, reduce_lanes(code, square, b.fadd)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def split_group(
     typingctx: Any, values: Any, v: Any, high: Any, h: Any, low: Any, l: Any, scale: Any, s: Any, sums: Any,  # noqa: E741
-    u: Any,
+    u: Any, wide: Any, f: Any,
 ) -> Any:  # fmt: skip
-    """One group of float32 as digits with a scale; sums: of what the digits stand for."""
-    one_digit = low.dtype == types.boolean
-    top = float(TOP_ONE if one_digit else TOP_TWO)
+    """One group of float32 as digits with a scale; sums: of what the digits stand for. wide: bool, every group is; otherwise
+    whether this one is, is written."""
+    all_wide = wide.dtype == types.boolean
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
         source, highs, lows, scales, x_sums = (code.pointer(place) for place in (0, 2, 4, 6, 8))
         firsts = range(0, GROUP, LANES)
         floats = [code.load(source, _int(first), VF) for first in firsts]
-
-        most = None
-        for value in floats:
-            size = each(code, "fabs", value)
-            most = size if most is None else larger(code, most, size)
-        largest = reduce_lanes(code, most, lambda one, other: larger(code, one, other))
+        largest, square = _largest_and_square(code, floats)
+        top, shift = ir.Constant(F32, float(TOP_TWO)), ir.Constant(I32, 0)
+        if not all_wide:
+            usual = b.fmul(square, ir.Constant(F32, CREST**2 / GROUP))
+            is_wide = b.fcmp_ordered(">", b.fmul(largest, largest), usual)
+            b.store(b.zext(is_wide, I8), code.pointer(10))
+            top = b.select(is_wide, top, ir.Constant(F32, float(TOP_ONE)))
+            shift = b.select(is_wide, shift, ir.Constant(I32, 8))
         zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
-        inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, top), largest))
-        spread = code.spread(inverse)
-        total = None
+        inverse = code.spread(b.select(zero, ir.Constant(F32, 0.0), b.fdiv(top, largest)))
+        total, small = ir.Constant(VI, [0] * LANES), ir.VectorType(I8, LANES)
         for first, value in zip(firsts, floats, strict=True):
-            number = b.fptosi(each(code, "rint", b.fmul(value, spread)), VI)
-            total = number if total is None else b.add(total, number)
-            small = ir.VectorType(I8, LANES)
-            if one_digit:
-                code.store(b.trunc(number, small), highs, _int(first))
-                continue
+            number = b.fptosi(each(code, "rint", b.fmul(value, inverse)), VI)
+            if not all_wide:
+                number = b.shl(number, code.spread_int(shift))
+            total = b.add(total, number)
             below = b.trunc(number, small)  # -128..127
             rest = b.ashr(b.sub(number, b.sext(below, VI)), _every(8))
             code.store(below, lows, _int(first))
             code.store(b.trunc(rest, small), highs, _int(first))
-        unit = b.fmul(largest, ir.Constant(F32, 1.0 / top))
-        b.store(unit, scales)
+        b.store(b.fmul(largest, ir.Constant(F32, 1.0 / TOP_ONE)), scales)
+        unit = b.fmul(largest, ir.Constant(F32, 1.0 / TOP_TWO))
         b.store(b.fmul(b.sitofp(reduce_lanes(code, total, b.add), F32), unit), x_sums)
         return context.get_dummy_value()
 
-    return types.void(values, v, high, h, low, l, scale, s, sums, u), generate
+    return types.void(values, v, high, h, low, l, scale, s, sums, u, wide, f), generate

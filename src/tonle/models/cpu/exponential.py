@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from tonle.models.cpu.products import compiled
 from tonle.models.cpu.vector import HALF, I64, LANES, VF, VI, Code, each, larger
+from tonle.models.spec import SWIGLUOAI_ALPHA
 
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -78,16 +79,45 @@ def _gate(activation: Callable[[Code, Any], Any]) -> Any:
     return gate
 
 
-ACTIVATIONS = ("silu", "gelu_tanh", "relu2")  # those there are kernels for; their numbers are those of `gate_group`
+@intrinsic  # type: ignore[untyped-decorator]
+def _gate_swigluoai(typingctx: Any, total: Any, t: Any, clamp: Any) -> Any:
+    """Likewise, with (up + 1) * gate * sigmoid(1.702 * gate); gate is kept below `clamp`, up within it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = Code(context, builder, signature, args)
+        numbers, top = code.pointer(0), code.spread(code.number(2))
+        for first in range(0, HALF, LANES):
+            gate = _smaller(code, code.load(numbers, ir.Constant(I64, first), VF), top)
+            up = _smaller(code, code.load(numbers, ir.Constant(I64, HALF + first), VF), top)
+            up = larger(code, up, builder.fneg(top))
+            share = builder.fmul(gate, _sigmoid(code, builder.fmul(gate, _every(SWIGLUOAI_ALPHA))))
+            code.store(code.fma(up, share, share), numbers, ir.Constant(I64, first))
+        return context.get_dummy_value()
+
+    return types.void(total, t, clamp), generate
+
+
+def _smaller(code: Code, one: Any, other: Any) -> Any:
+    return code.b.select(code.b.fcmp_ordered("<", one, other), one, other)
+
+
+ACTIVATIONS = (
+    "silu",
+    "gelu_tanh",
+    "relu2",
+    "swigluoai",
+)  # those there are kernels for; their numbers are those of `gate_group`
 _gate_silu, _gate_gelu_tanh, _gate_relu2 = _gate(_silu), _gate(_gelu_tanh), _gate(_relu2)
 
 
 @compiled
-def gate_group(total: Any, t: Any, activation: Any) -> None:
-    """total, taken as flat memory, from t on: a block's row; see above."""
+def gate_group(total: Any, t: Any, activation: Any, clamp: Any) -> None:
+    """total, taken as flat memory, from t on: a block's row; see above. clamp: float32, of swigluoai."""
     if activation == 0:
         _gate_silu(total, t)
     elif activation == 1:
         _gate_gelu_tanh(total, t)
-    else:
+    elif activation == 2:
         _gate_relu2(total, t)
+    else:
+        _gate_swigluoai(total, t, clamp)

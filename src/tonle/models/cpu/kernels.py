@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tonle.models.cpu.cpu_attention import cap_scores, dots_64, dots_128, mix_64, mix_128, soften
+from tonle.models.cpu.cpu_attention import cap_scores, dots_64, dots_128, dots_any, mix_64, mix_128, mix_any, soften
+from tonle.models.cpu.cpu_cache import block_rows
 from tonle.models.cpu.products import compiled, f32
 from tonle.models.cpu.vector import LANES
 
@@ -39,9 +40,9 @@ def normalize_head(head: Any, weight: Any, eps: Any) -> None:
 
 
 @compiled
-def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
-    """Turn one head (two halves) by its token's angles; the first half of `sin` is negated already."""
-    half = head.shape[0] // 2
+def rotate_head(head: Any, rotated: Any, cos: Any, sin: Any, out: Any) -> None:
+    """Turn the first numbers of a head (two halves) by its token's angles; the first half of `sin` is negated already."""
+    half = rotated // 2
     for i in range(half):
         first, second = head[i], head[half + i]
         out[i] = first * cos[i] + second * sin[i]
@@ -50,12 +51,13 @@ def rotate_head(head: Any, cos: Any, sin: Any, out: Any) -> None:
 
 @compiled
 def attend(
-    q: Any, first: Any, last: Any, keys: Any, values: Any, table: Any, positions: Any, window: Any, scale: Any, cap: Any,
-    sinks: Any, room: Any, scores: Any, out: Any,
+    q: Any, first: Any, last: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any, unpacked: Any, table: Any,
+    positions: Any, window: Any, scale: Any, cap: Any, sinks: Any, room: Any, scores: Any, out: Any,
 ) -> None:  # fmt: skip
     """Query heads first..last of consecutive tokens of one sequence, q (tokens, heads, dim), to out, of the same shape.
 
-    keys and values: (blocks, block, kv heads, dim) of one layer; table: the sequence's blocks; positions: of the tokens.
+    keys and values: (blocks, block, kv heads, dim) of one layer, scales and room as in `Cache`; table: the sequence's blocks;
+    positions: of the tokens.
     All tokens and heads take a block before the next one is touched: memory is read once and in order. scores: flat, a row
     of `room` for each token and head. cap: scores are kept within it, 0 = as they are; sinks: a score of each head that takes
     weight and gives no value, or empty.
@@ -63,51 +65,55 @@ def attend(
     count, heads, dim = q.shape
     rows = last - first
     block_size, num_kv = keys.shape[1], keys.shape[2]
-    group, step = heads // num_kv, num_kv * dim
+    group = heads // num_kv
+    low_kv, high_kv = first // group, (last - 1) // group + 1
     begin, end = window_start(positions[0], window), positions[count - 1] + 1
     for block in range(begin // block_size, -(-end // block_size)):
+        seen = min(end - block * block_size, block_size)
+        flat, place, step, apart = block_rows(keys, key_scales, unpacked, table[block], low_kv, high_kv, seen)
         for t in range(count):
             start, low, high = seen_of_block(block, block_size, positions[t], window)
             if high <= low:
                 continue
-            place = (table[block] * block_size + low % block_size) * step
             for h in range(first, last):
-                at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
+                at = place + low % block_size * step + h // group * apart
+                to = (t * rows + h - first) * room + low - start
                 if dim == 64:
-                    dots_64(q, (t * heads + h) * dim, keys, at, step, high - low, scale, scores, to)
+                    dots_64(q, (t * heads + h) * dim, flat, at, step, high - low, scale, scores, to)
                 elif dim == 128:
-                    dots_128(q, (t * heads + h) * dim, keys, at, step, high - low, scale, scores, to)
+                    dots_128(q, (t * heads + h) * dim, flat, at, step, high - low, scale, scores, to)
                 else:
-                    plain_dots(q[t, h], keys.reshape(-1)[at:], step, high - low, scale, scores[to:])
+                    plain_dots(q[t, h], flat[at:], step, high - low, scale, scores[to:])
     for t in range(count):
         size = positions[t] + 1 - window_start(positions[t], window)
         for h in range(first, last):
             to = (t * rows + h - first) * room
             if cap > 0:
                 cap_scores(scores, to, size, cap)
-            if sinks.shape[0]:
+            num_sinks = min(sinks.shape[0], 1)
+            if num_sinks:
                 scores[to + size] = sinks[h]
-                inverse = f32(1.0) / soften(scores, to, size + 1)
-            else:
-                inverse = f32(1.0) / soften(scores, to, size)
+            inverse = f32(1.0) / soften(scores, to, size + num_sinks)
             for i in range(to, to + size):
                 scores[i] *= inverse
             for i in range(dim):
                 out[t, h, i] = 0
     for block in range(begin // block_size, -(-end // block_size)):
+        seen = min(end - block * block_size, block_size)
+        flat, place, step, apart = block_rows(values, value_scales, unpacked, table[block], low_kv, high_kv, seen)
         for t in range(count):
             start, low, high = seen_of_block(block, block_size, positions[t], window)
             if high <= low:
                 continue
-            place = (table[block] * block_size + low % block_size) * step
             for h in range(first, last):
-                at, to = place + h // group * dim, (t * rows + h - first) * room + low - start
+                at = place + low % block_size * step + h // group * apart
+                to = (t * rows + h - first) * room + low - start
                 if dim == 64:
-                    mix_64(values, at, step, high - low, scores, to, out, (t * heads + h) * dim)
+                    mix_64(flat, at, step, high - low, scores, to, out, (t * heads + h) * dim)
                 elif dim == 128:
-                    mix_128(values, at, step, high - low, scores, to, out, (t * heads + h) * dim)
+                    mix_128(flat, at, step, high - low, scores, to, out, (t * heads + h) * dim)
                 else:
-                    plain_mix(values.reshape(-1)[at:], step, high - low, scores[to:], out[t, h])
+                    plain_mix(flat[at:], step, high - low, scores[to:], out[t, h])
 
 
 @compiled
@@ -131,6 +137,10 @@ def row_room(count: Any) -> Any:
 
 @compiled
 def plain_dots(q: Any, keys: Any, step: Any, count: Any, scale: Any, scores: Any) -> None:
+    """scores[i] = scale * (q . keys of position i), for heads of any size."""
+    if q.shape[0] % LANES == 0:
+        dots_any(q, 0, keys, 0, step, count, scale, scores, 0, q.shape[0])
+        return
     for position in range(count):
         dot = f32(0)
         for i in range(q.shape[0]):
@@ -140,6 +150,10 @@ def plain_dots(q: Any, keys: Any, step: Any, count: Any, scale: Any, scores: Any
 
 @compiled
 def plain_mix(values: Any, step: Any, count: Any, scores: Any, out: Any) -> None:
+    """out += the sum of scores[i] * values of position i, for heads of any size."""
+    if out.shape[0] % LANES == 0:
+        mix_any(values, 0, step, count, scores, 0, out, 0, out.shape[0])
+        return
     for position in range(count):
         for i in range(out.shape[0]):
             out[i] += scores[position] * values[position * step + i]

@@ -7,19 +7,34 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tonle.models import layer_order
-from tonle.models.cpu.dots import HAS_DOTS, SIGN
+from tonle.models.cpu.dots import HAS_DOTS
 from tonle.models.cpu.exponential import ACTIVATIONS
-from tonle.models.cpu.pieces import ACTIVATION, HEAD_NORMS, NORM_AFTER, NORM_BEFORE, NUM_SETTINGS, ROPE, WINDOW
+from tonle.models.cpu.layout import layout, row_order
+from tonle.models.cpu.pack_experts import expert_layers, pack_experts
+from tonle.models.cpu.pieces import (
+    ACTIVATION,
+    EXPERTS,
+    HEAD_NORMS,
+    NORM_AFTER,
+    NORM_BEFORE,
+    NUM_SETTINGS,
+    PER_HEAD,
+    PERCEPTRON,
+    ROPE,
+    ROTATED,
+    WHOLE,
+    WINDOW,
+)
 from tonle.models.cpu.products import PackedMatrix
 from tonle.models.cpu.step import PackedWeights
 from tonle.models.cpu.stored import Stored, join
-from tonle.models.cpu.vector import GROUP, HALF, ROWS
-from tonle.models.cpu.workspace import aligned
+from tonle.models.cpu.vector import GROUP
 from tonle.models.layer_order import FUSED, Piece, Support
-from tonle.models.spec import LayerSpec, ModelSpec, RopeSpec
-from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, norm_names
+from tonle.models.spec import LayerSpec, MixerSpec, ModelSpec, RopeSpec
+from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, norm_names, scaled
 
 Array = npt.NDArray[Any]
 FetchMatrix = Callable[[str], Stored]  # by our names of tensors
@@ -32,60 +47,119 @@ def support(layer: LayerSpec, piece: Piece) -> Support:
     """What the compiled step can do of this layer. A piece without a fused form sends the whole model to torch."""
     mixer = layer.mixer
     if piece in (Piece.MIX, Piece.ADD_MIXED):
-        if mixer.kind != "gated":
+        if mixer.kind == "plain":
             return Support("none", f"there are no compiled kernels for a mixer of kind {mixer.kind!r}")
-        if mixer.activation not in ACTIVATIONS:
+        # the clamp of swigluoai is known to the kernels of experts alone
+        if mixer.activation not in ACTIVATIONS or (mixer.activation == "swigluoai" and _perceptron(mixer)):
             return Support("none", f"there are no compiled kernels for the activation {mixer.activation!r}")
     return FUSED
 
 
+def _perceptron(mixer: MixerSpec) -> tuple[str, int] | None:
+    """Where the gated perceptron is that every token goes through, and its size; None: there are only experts."""
+    if mixer.kind != "experts":
+        return "mlp", mixer.size
+    return ("mlp.shared_expert", mixer.shared_size) if mixer.shared_size else None
+
+
+def perceptron_size(spec: ModelSpec) -> int:
+    """The same in every layer that has one (see `why_not`); 0: none has."""
+    return max((found[1] for layer in spec.layers if (found := _perceptron(layer.mixer))), default=0)
+
+
 def why_not(spec: ModelSpec) -> str | None:
     """What about this model the kernels cannot do, or None."""
-    if spec.hidden_size % GROUP or spec.intermediate_size % GROUP or spec.q_size % GROUP:
+    mixers = [layer.mixer for layer in spec.layers]
+    sizes = {found[1] for mixer in mixers if (found := _perceptron(mixer))}
+    experts = {mixer for mixer in mixers if mixer.kind == "experts"}
+    if any(size % GROUP for size in (spec.hidden_size, spec.q_size, *sizes, *(mixer.size for mixer in experts))):
         return f"its sizes are not multiples of {GROUP}"
-    if len({layer.mixer.size for layer in spec.layers}) > 1:
+    if len(sizes) > 1 or len(experts) > 1:
         return "the mixers of its layers have different sizes"
     return layer_order.why_not(spec, support)
 
 
-def pack(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS) -> PackedWeights:
-    """All weights of a decoder. dots: 4- and 8-bit ones are laid out for integer products."""
-
-    def stack(make: Callable[[str], Stored], *, gated: bool = False) -> PackedMatrix:
-        return layout([make(f"model.layers.{i}.") for i in range(spec.num_layers)], gated=gated, dots=dots)
+def pack(
+    spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector, *, dots: bool = HAS_DOTS, head: str | None = None
+) -> PackedWeights:
+    """All weights of a decoder. dots: 4- and 8-bit ones are laid out for integer products. head: what the last matrix is
+    called, if not as in `spec`."""
+    matrix, vector = _scaled(spec, matrix, vector)
 
     def joined(prefix: str, *names: str) -> Stored:
         return join([matrix(f"{prefix}{name}.weight") for name in names])
 
-    head = matrix(EMBEDDING if spec.tie_embeddings else LM_HEAD)
+    def stack(*names: str) -> PackedMatrix:
+        layers = [joined(f"model.layers.{i}.", *names) for i in range(spec.num_layers)]
+        return layout(layers, gated=False, dots=dots)
+
+    def mixers(*names: str) -> PackedMatrix:
+        return layout(_perceptrons(spec, joined, names), gated=len(names) == 2, dots=dots)
+
+    last = matrix(head or (EMBEDDING if spec.tie_embeddings else LM_HEAD))
     return PackedWeights(
         order=np.array([layer_order.layer_order(layer) for layer in spec.layers], dtype=np.int64),
-        how=np.array([_settings(spec, layer) for layer in spec.layers], dtype=np.int64),
+        how=np.array([_settings(spec, index) for index in range(spec.num_layers)], dtype=np.int64),
         scores=np.array(
             [(a.score_scale, a.soft_cap or 0) for a in (layer.attention for layer in spec.layers)], np.float32
         ),
-        qkv=stack(lambda prefix: joined(prefix, *_QKV)),
-        o=stack(lambda prefix: joined(prefix, "self_attn.o_proj")),
-        gate_up=stack(lambda prefix: joined(prefix, *_GATE_UP), gated=True),
-        down=stack(lambda prefix: joined(prefix, "mlp.down_proj")),
-        head=layout([head], gated=False, dots=dots),
+        qkv=stack(*_QKV),
+        o=stack("self_attn.o_proj"),
+        gate_up=mixers(*_GATE_UP),
+        down=mixers("down_proj"),
+        experts=pack_experts(spec, matrix, vector, dots=dots),
+        head=layout([last], gated=False, dots=dots),
         final_norm=np.ascontiguousarray(vector(FINAL_NORM) + np.float32(spec.gain_offset), dtype=np.float32),
         **_norms(spec, vector),
         **_biases(spec, vector),
     )
 
 
+def _scaled(spec: ModelSpec, matrix: FetchMatrix, vector: FetchVector) -> tuple[FetchMatrix, FetchVector]:
+    """The same with `spec.residual_scale` in them, where it belongs."""
+    if spec.residual_scale == 1:
+        return matrix, vector
+
+    def scaled_matrix(name: str) -> Stored:
+        factor = float(scaled(spec, name, torch.ones(())))
+        return matrix(name) if factor == 1 else matrix(name).times(factor)
+
+    return scaled_matrix, lambda name: scaled(spec, name, torch.from_numpy(vector(name))).numpy()
+
+
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_GATE_UP = ("gate_proj", "up_proj")
 
 
-def _settings(spec: ModelSpec, layer: LayerSpec) -> list[int]:
-    """As `pieces.py` counts them."""
-    attention = layer.attention
+def _perceptrons(spec: ModelSpec, joined: Callable[..., Stored], names: tuple[str, ...]) -> list[Stored]:
+    """These matrices of each layer's perceptron. A layer without one has what another has, which is never multiplied; if none
+    has one, there is a small part of an expert, so that kernels are the same with shared experts and without."""
+    found: list[Stored | None] = []
+    for index, layer in enumerate(spec.layers):
+        own = _perceptron(layer.mixer)
+        found.append(joined(f"model.layers.{index}.{own[0]}.", *names) if own else None)
+    some = next((stored for stored in found if stored is not None), None)
+    if some is not None:
+        return [stored or some for stored in found]
+    expert, size = joined("model.layers.0.mlp.experts.0.", *names), spec.layers[0].mixer.size
+    if len(names) == 2:
+        return [expert.take(np.concatenate((np.arange(GROUP), np.arange(size, size + GROUP))))]
+    return [
+        Stored(expert.numbers[:, :GROUP], *(None if a is None else a[:, :1] for a in (expert.scale, expert.minimum)))
+    ]
+
+
+def _settings(spec: ModelSpec, index: int) -> list[int]:
+    """Of one layer, as `pieces.py` counts them."""
+    layer, sparse = spec.layers[index], expert_layers(spec)
+    attention, experts = layer.attention, sparse.index(index) if index in sparse else -1
     rope = -1 if attention.rope is None else rotations(spec).index(attention.rope)
     after = norm_names(layer).after_mixer is not None
-    found = {ROPE: rope, WINDOW: attention.window or 0, NORM_BEFORE: layer.norm_before, NORM_AFTER: after,
-             HEAD_NORMS: attention.qk_norm, ACTIVATION: ACTIVATIONS.index(layer.mixer.activation)}  # fmt: skip
+    rotated = 0 if attention.rope is None else attention.rope.rotated or attention.head_dim
+    norms = 0 if not attention.qk_norm else WHOLE if attention.qk_norm_whole else PER_HEAD
+    found = {ROPE: rope, ROTATED: rotated, WINDOW: attention.window or 0, NORM_BEFORE: layer.norm_before, NORM_AFTER: after,
+             HEAD_NORMS: norms, ACTIVATION: ACTIVATIONS.index(layer.mixer.activation),
+             PERCEPTRON: _perceptron(layer.mixer) is not None, EXPERTS: experts}  # fmt: skip
     return [int(found[place]) for place in range(NUM_SETTINGS)]
 
 
@@ -100,12 +174,15 @@ def _norms(spec: ModelSpec, vector: FetchVector) -> dict[str, Array]:
         made = np.ones((spec.num_layers, width), dtype=np.float32)
         for i, name in enumerate(names):
             if name is not None:
-                made[i] = vector(f"model.layers.{i}.{name}.weight") + np.float32(spec.gain_offset)
+                found = vector(f"model.layers.{i}.{name}.weight")
+                made[i, : len(found)] = found + np.float32(spec.gain_offset)
         return made
 
-    def head_gains(name: str) -> Array:
-        has = [layer.attention.qk_norm for layer in spec.layers]
-        return gains([f"self_attn.{name}" if each else None for each in has], spec.head_dim if any(has) else 0)
+    def head_gains(name: str, whole: int) -> Array:
+        """As wide as the widest layer's; `whole`: of all heads together."""
+        all_of = [layer.attention for layer in spec.layers]
+        width = max(0 if not a.qk_norm else whole if a.qk_norm_whole else a.head_dim for a in all_of)
+        return gains([f"self_attn.{name}" if a.qk_norm else None for a in all_of], width)
 
     names = [norm_names(layer) for layer in spec.layers]
     after = spec.hidden_size if any(each.after_mixer for each in names) else 0
@@ -120,8 +197,8 @@ def _norms(spec: ModelSpec, vector: FetchVector) -> dict[str, Array]:
         "attention_after": gains([each.after_attention for each in names], after),
         "mlp_norm": gains([each.before_mixer for each in names], spec.hidden_size),
         "mlp_after": gains([each.after_mixer for each in names], after),
-        "q_norm": head_gains("q_norm"),
-        "k_norm": head_gains("k_norm"),
+        "q_norm": head_gains("q_norm", spec.q_size),
+        "k_norm": head_gains("k_norm", spec.kv_size),
         "sinks": sinks,
     }
 
@@ -137,81 +214,14 @@ def _biases(spec: ModelSpec, vector: FetchVector) -> dict[str, Array]:
         return made
 
     of_qkv = [layer.attention.qkv_bias for layer in spec.layers]
-    of_o, of_mixer = [layer.attention.o_bias for layer in spec.layers], [layer.mixer.bias for layer in spec.layers]
+    of_o = [layer.attention.o_bias for layer in spec.layers]
+    of_mixer = [layer.mixer.bias and layer.mixer.kind != "experts" for layer in spec.layers]
+    gate_up = tuple(f"mlp.{name}" for name in _GATE_UP)
     rows = spec.q_size + 2 * spec.kv_size
     qkv = stack(_QKV, of_qkv, rows)
     return {
         "qkv_bias": qkv if any(of_qkv) else np.zeros((spec.num_layers, rows), dtype=np.float32),
         "o_bias": stack(("self_attn.o_proj",), of_o, spec.hidden_size),
-        "gate_up_bias": stack(_GATE_UP, of_mixer, 2 * spec.intermediate_size, gated=True),
+        "gate_up_bias": stack(gate_up, of_mixer, 2 * perceptron_size(spec), gated=True),
         "down_bias": stack(("mlp.down_proj",), of_mixer, spec.hidden_size),
     }
-
-
-def layout(layers: list[Stored], *, gated: bool, dots: bool) -> PackedMatrix:
-    """The layouts of `products.py`, aligned to cache lines; missing rows are zero."""
-    widest = join(
-        [Stored(a.numbers[:1], *(None if s is None else s[:1] for s in (a.scale, a.minimum))) for a in layers]
-    )
-    dtype = widest.numbers.dtype
-    dots = dots and widest.scale is not None
-    rows, columns = layers[0].shape
-    order = row_order(rows, gated=gated)  # (blocks * ROWS,) source row, or `rows` for none
-    num_blocks = len(order) // ROWS
-    width = HALF if dtype == np.uint8 else ROWS
-    weights = aligned((len(layers), num_blocks, *((columns // 4, width, 4) if dots else (columns, width))), dtype)
-    groups = columns // GROUP if widest.scale is not None else 0
-    for i, stored in enumerate(layers):
-        numbers = stored.widen(dtype).numbers
-        blocks = _fours(numbers, order) if dots else _blocks(numbers, order)  # (blocks, K, ROWS), or in fours
-        if dtype == np.uint8:
-            low, high = (blocks[:, :, :HALF], blocks[:, :, HALF:])
-            np.bitwise_or(low, high << 4, out=weights[i])
-        elif dots:
-            np.bitwise_xor(blocks.view(np.uint8), SIGN, out=weights[i].view(np.uint8))  # adds SIGN
-        else:
-            weights[i] = blocks
-    scale = _factors([layer.scale for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
-    minimum = _factors([layer.minimum for layer in layers], order, (len(layers), num_blocks, groups, ROWS))
-    return PackedMatrix(weights, scale, minimum if minimum.any() else np.zeros((1, 1, 1, 1), dtype=np.bool_))
-
-
-def _factors(layers: list[Array | None], order: Array, shape: tuple[int, ...]) -> Array:
-    """Scales or minimums in blocks: as float16 bits where nothing is lost by it, which spares memory traffic."""
-    factors = aligned(shape, np.dtype(np.float32))
-    for i, values in enumerate(layers):
-        if values is not None:
-            factors[i] = _blocks(values, order)
-    short = factors.astype(np.float16)
-    if not np.array_equal(short.astype(np.float32), factors):
-        return factors
-    bits = aligned(shape, np.dtype(np.uint16))
-    bits[...] = short.view(np.uint16)
-    return bits
-
-
-def row_order(rows: int, *, gated: bool) -> Array:
-    """Which stored row goes where. Gated: each block has HALF gate rows, then their up rows."""
-    if not gated:
-        padded = -(-rows // ROWS) * ROWS
-        return np.minimum(np.arange(padded), rows)
-    half = rows // 2
-    padded = -(-half // HALF) * HALF
-    places = np.arange(padded).reshape(-1, HALF)  # (blocks, HALF)
-    gate = np.where(places < half, places, rows)
-    up = np.where(places < half, places + half, rows)
-    return np.concatenate((gate, up), axis=1).reshape(-1)
-
-
-def _blocks(values: Array, order: Array) -> Array:
-    """(N, K) -> (blocks, K, ROWS), rows in `order`; row N is zeros."""
-    if int(order.max()) >= len(values):
-        values = np.concatenate((values, np.zeros_like(values[:1])))
-    chosen = values[order].reshape(-1, ROWS, values.shape[1])
-    return chosen.transpose(0, 2, 1)
-
-
-def _fours(values: Array, order: Array) -> Array:
-    """(N, K) -> (blocks, K / 4, ROWS, 4), likewise."""
-    by_row = _blocks(values, order).transpose(0, 2, 1)  # (blocks, ROWS, K)
-    return np.ascontiguousarray(by_row.reshape(len(by_row), ROWS, -1, 4).transpose(0, 2, 1, 3))

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from tonle.models.cpu.cpu_cache import keep_head
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import attend, normalize, normalize_head, rotate_head, row_room
 from tonle.models.cpu.low_rank import DOWN, GATE_UP, OUT, QKV, copy_group, expand, shrink
-from tonle.models.cpu.products import PackedMatrix, Scratch, block_product, compiled, inlined, rows_at_once, set_group
+from tonle.models.cpu.products import (
+    PackedMatrix,
+    Scratch,
+    block_product,
+    compiled,
+    f32,
+    inlined,
+    rows_at_once,
+    set_group,
+)
 from tonle.models.cpu.team import barrier
 from tonle.models.cpu.vector import GROUP, ROWS
 
 SPAN = 8  # tokens of one row whose attention is computed together: keys and values are read once for them
 # What is different from layer to layer, as integers, in `PackedWeights.how`.
-ROPE, WINDOW, NORM_BEFORE, NORM_AFTER, HEAD_NORMS, ACTIVATION, NUM_SETTINGS = range(7)
+# ROTATED: how many numbers of a head, the first ones; HEAD_NORMS: 0, PER_HEAD or WHOLE.
+ROPE, ROTATED, WINDOW, NORM_BEFORE, NORM_AFTER, HEAD_NORMS, ACTIVATION, PERCEPTRON, EXPERTS, NUM_SETTINGS = range(10)
+PER_HEAD, WHOLE = 1, 2
 
 
 @compiled
@@ -96,15 +108,15 @@ def _gate(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, activation: Any, 
             expand(adapters, layer, GATE_UP, b, first, last, own.total)
         _add_bias(own.total, last - first, bias, b)
         for m in range(last - first):
-            gate_group(own.total, m * ROWS, activation)
+            gate_group(own.total, m * ROWS, activation, f32(0))
             set_group(out, first + m, b, own.total, m * ROWS)
             if adapters is not None:
                 copy_group(own.total, m * ROWS, adapters.x, (first + m) * adapters.x.shape[1] + b * GROUP)
 
 
 @compiled
-def _norm(hidden: Any, normed: Any, weight: Any, eps: Any, out: Any, adapters: Any, member: Any, size: Any,
-          own: Any) -> None:  # fmt: skip
+def norm_rows(hidden: Any, normed: Any, weight: Any, eps: Any, out: Any, adapters: Any, member: Any, size: Any,
+              own: Any) -> None:  # fmt: skip
     """out (`Floats` or `Digits`) = the norm of each row, or the row; adapters keep it in float32, too."""
     first, last = share(hidden.shape[0], member, size)
     for m in range(first, last):
@@ -144,48 +156,65 @@ def to_form(values: Any, out: Any, member: Any, size: Any) -> None:
 
 
 @compiled
-def _turn(head: Any, step: Any, rope: Any, t: Any, out: Any) -> None:
-    """One head of token t, rotated by the angles of `rope`, or as it is."""
+def _turn(head: Any, step: Any, rope: Any, rotated: Any, t: Any, out: Any) -> None:
+    """One head of token t, its first numbers rotated by the angles of `rope`, the rest as it is."""
+    turned = 0
     if rope >= 0:
-        rotate_head(head, step.cos[rope, t], step.sin[rope, t], out)
-    else:
-        for i in range(head.shape[0]):
-            out[i] = head[i]
+        turned = rotated
+        rotate_head(head, rotated, step.cos[rope, t], step.sin[rope, t], out)
+    for i in range(turned, head.shape[0]):
+        out[i] = head[i]
+
+
+@compiled
+def _norm_whole(packed: Any, layer: Any, qkv: Any, q_size: Any, kv_size: Any, eps: Any, member: Any, size: Any) -> None:
+    """Norms over all heads together, in place: of each token's queries, and of its keys, with their biases."""
+    first, last = share(2 * qkv.shape[0], member, size)
+    for item in range(first, last):
+        begin, end = (0, q_size) if item % 2 == 0 else (q_size, q_size + kv_size)
+        row = qkv[item // 2, begin:end]
+        bias = packed.qkv_bias[layer, begin:end]
+        for i in range(end - begin):
+            row[i] += bias[i]
+        if item % 2 == 0:
+            normalize_head(row, packed.q_norm[layer, :q_size], eps)
+        else:
+            normalize_head(row, packed.k_norm[layer, :kv_size], eps)
 
 
 @inlined
-def _spread(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values: Any, eps: Any, member: Any,
-            size: Any) -> None:  # fmt: skip
+def _spread(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, eps: Any, member: Any, size: Any) -> None:
     """From the qkv product: rotated queries to their buffer, rotated keys and values to the cache."""
     num_heads, dim = buffers.q.shape[1], buffers.q.shape[2]
-    num_kv = keys.shape[2]
-    block_size = keys.shape[1]
+    keys, values = cache.keys[layer], cache.values[layer]
+    block_size, num_kv = keys.shape[1], keys.shape[2]
     per_token = num_heads + 2 * num_kv
-    rope, normed = packed.how[layer, ROPE], packed.how[layer, HEAD_NORMS]
+    rope, rotated, norms = packed.how[layer, ROPE], packed.how[layer, ROTATED], packed.how[layer, HEAD_NORMS]
     first, last = share(step.positions.shape[0] * per_token, member, size)
     for item in range(first, last):
         t, h = item // per_token, item % per_token
         head = buffers.qkv[t, h * dim : (h + 1) * dim]
         bias = packed.qkv_bias[layer, h * dim : (h + 1) * dim]
-        for i in range(dim):
-            head[i] += bias[i]
+        if norms != WHOLE or h >= num_heads + num_kv:  # else they are in
+            for i in range(dim):
+                head[i] += bias[i]
         block, offset = step.slots[t] // block_size, step.slots[t] % block_size
         if h < num_heads:
-            if normed:
-                normalize_head(head, packed.q_norm[layer], eps)
-            _turn(head, step, rope, t, buffers.q[t, h])
+            if norms == PER_HEAD:
+                normalize_head(head, packed.q_norm[layer, :dim], eps)
+            _turn(head, step, rope, rotated, t, buffers.q[t, h])
         elif h < num_heads + num_kv:
-            if normed:
-                normalize_head(head, packed.k_norm[layer], eps)
-            _turn(head, step, rope, t, keys[block, offset, h - num_heads])
+            if norms == PER_HEAD:
+                normalize_head(head, packed.k_norm[layer, :dim], eps)
+            turned = buffers.mixed[t, h - num_heads]  # room: attention's output comes later
+            _turn(head, step, rope, rotated, t, turned)
+            keep_head(turned, keys, cache.key_scales[layer], block, offset, h - num_heads)
         else:
-            target = values[block, offset, h - num_heads - num_kv]
-            for i in range(dim):
-                target[i] = head[i]
+            keep_head(head, values, cache.value_scales[layer], block, offset, h - num_heads - num_kv)
 
 
 @inlined
-def _mix(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values: Any, member: Any, size: Any) -> None:
+def _mix(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, member: Any, size: Any) -> None:
     """Attention, a span of tokens at a time: with all heads, or with one where spans are few or contexts long."""
     num_spans, num_heads, scores = step.spans.shape[0], buffers.q.shape[1], buffers.scores[member]
     window, scale, cap, sinks = (
@@ -201,8 +230,9 @@ def _mix(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values: An
     for item in range(member, num_spans * parts, size):
         begin, end = step.spans[item // parts, 0], step.spans[item // parts, 1]
         first = item % parts
-        attend(buffers.q[begin:end], first, first + at_once, keys, values, step.tables[step.row_of[begin]],
-               step.positions[begin:end], window, scale, cap, sinks, room, scores, buffers.mixed[begin:end])  # fmt: skip
+        attend(buffers.q[begin:end], first, first + at_once, cache.keys[layer], cache.values[layer], cache.key_scales[layer],
+               cache.value_scales[layer], cache.unpacked[member], step.tables[step.row_of[begin]], step.positions[begin:end],
+               window, scale, cap, sinks, room, scores, buffers.mixed[begin:end])  # fmt: skip
 
 
 @compiled
@@ -247,7 +277,7 @@ def project(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, e
             size: Any, own: Any) -> Any:  # fmt: skip
     """Norm before; queries, keys and values. Returns the count of arrivals at the barrier, as all pieces do."""
     before = packed.how[layer, NORM_BEFORE]
-    _norm(hidden, before, packed.input_norm[layer], eps, buffers.to_qkv, adapters, member, size, own)
+    norm_rows(hidden, before, packed.input_norm[layer], eps, buffers.to_qkv, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
     arrivals = _shrink_input(adapters, layer, QKV, hidden.shape[1], counter, arrivals, member, size)
     store(packed.qkv, layer, buffers.to_qkv, buffers.qkv, adapters, QKV, member, size, own)
@@ -255,12 +285,16 @@ def project(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, e
 
 
 @inlined
-def attend_all(packed: Any, layer: Any, step: Any, buffers: Any, keys: Any, values: Any, eps: Any, counter: Any, arrivals: Any,
+def attend_all(packed: Any, layer: Any, step: Any, buffers: Any, cache: Any, eps: Any, counter: Any, arrivals: Any,
                member: Any, size: Any) -> Any:  # fmt: skip
-    """Norms per head, rotation, keys and values to the cache, attention."""
-    _spread(packed, layer, step, buffers, keys[layer], values[layer], eps, member, size)
+    """Norms of queries and keys, rotation, keys and values to the cache, attention."""
+    if packed.how[layer, HEAD_NORMS] == WHOLE:
+        dim = buffers.q.shape[2]
+        _norm_whole(packed, layer, buffers.qkv, buffers.q.shape[1] * dim, cache.keys.shape[3] * dim, eps, member, size)
+        arrivals = barrier(counter, arrivals, size)
+    _spread(packed, layer, step, buffers, cache, eps, member, size)
     arrivals = barrier(counter, arrivals, size)
-    _mix(packed, layer, step, buffers, keys[layer], values[layer], member, size)
+    _mix(packed, layer, step, buffers, cache, member, size)
     return barrier(counter, arrivals, size)
 
 
@@ -281,7 +315,7 @@ def mix(packed: Any, layer: Any, hidden: Any, buffers: Any, adapters: Any, eps: 
         size: Any, own: Any) -> Any:  # fmt: skip
     """Norm before; gate and up, activation."""
     how = packed.how[layer]
-    _norm(hidden, how[NORM_BEFORE], packed.mlp_norm[layer], eps, buffers.to_gate_up, adapters, member, size, own)
+    norm_rows(hidden, how[NORM_BEFORE], packed.mlp_norm[layer], eps, buffers.to_gate_up, adapters, member, size, own)
     arrivals = barrier(counter, arrivals, size)
     arrivals = _shrink_input(adapters, layer, GATE_UP, hidden.shape[1], counter, arrivals, member, size)
     _gate(packed.gate_up, layer, buffers.to_gate_up, packed.gate_up_bias[layer], how[ACTIVATION], hidden.shape[0],

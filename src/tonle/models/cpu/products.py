@@ -31,6 +31,11 @@ from tonle.models.cpu.dots import (  # noqa: E402
     add_dots_1,
     add_dots_2,
     add_dots_4,
+    add_high_1,
+    add_high_2,
+    add_high_4,
+    add_low_1,
+    any_of_four,
     read_factors,
     split_group,
     unpack_bytes,
@@ -64,6 +69,12 @@ class PackedMatrix(NamedTuple):
     minimum: Any
 
 
+def num_inputs(matrix: PackedMatrix) -> int:
+    """K."""
+    shape = matrix.weights.shape
+    return int(shape[2] * (4 if len(shape) == 5 else 1))
+
+
 class Floats(NamedTuple):
     """Rows of x for k-major weights."""
 
@@ -72,12 +83,13 @@ class Floats(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """Rows of x for weights in fours: x = scale * (256 * high + low), or scale * high where low is bool."""
+    """Rows of x for weights in fours: x = scale * (high + low / 256)."""
 
     high: Any  # (T, K) int8
-    low: Any  # (T, K) int8; bool: none
+    low: Any  # (T, K) int8; 0 in groups that are not wide
     scale: Any  # (T, groups)
     sums: Any  # (T, groups): of x over each group
+    wide: Any  # (groups, T) uint8: whether a group is wide, see `dots.py`; bool, of any size: every group is
 
 
 class Scratch(NamedTuple):
@@ -100,7 +112,9 @@ def _set_group(x: Any, m: Any, g: Any, values: Any, at: Any) -> Any:
 
         def split(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
             to, place = m * x.high.shape[1] + g * GROUP, m * x.scale.shape[1] + g
-            split_group(values, at, x.high, to, x.low, to, x.scale, place, x.sums, place)
+            split_group(
+                values, at, x.high, to, x.low, to, x.scale, place, x.sums, place, x.wide, g * x.wide.shape[1] + m
+            )
 
         return split
 
@@ -188,34 +202,88 @@ def _by_wide_dots(matrix: Any, layer: Any, b: Any, x: Any, first: Any, last: Any
         _add_group(matrix.weights, (place + g) * (GROUP * ROWS), x, g, first, last, scratch)
 
 
-@compiled
 def _add_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
     """scratch.total += group g of rows first..last times bytes (QUADS, ROWS, 4)."""
+
+
+def _add_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+    """The same for what is left after fours of rows; 4-bit weights may still be packed. Then the low digits of wide groups,
+    of all rows: a row's sums are added in one order, whatever rows are beside it."""
+
+
+@overload(_add_group, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+def _choose_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> Any:
+    return _both_of_group if _all_wide(x) else _high_of_group
+
+
+@overload(_add_few, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+def _choose_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> Any:
+    return _both_of_few if _all_wide(x) else _high_of_few
+
+
+def _all_wide(x: Any) -> bool:
+    """Of the type `Digits`: whether every group has two digits."""
+    return bool(x.types[x.fields.index("wide")].dtype == types.boolean)
+
+
+def _both_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
     size, groups = x.high.shape[1], x.scale.shape[1]
     m = first
     while m + 4 <= last:
-        at, place = m * size + g * GROUP, m * groups + g
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
         add_dots_4(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, (m - first) * ROWS)  # fmt: skip
+                   scratch.total, to)  # fmt: skip
         m += 4
-    if m < last:
-        _add_few(weights, w, x, g, first, last, scratch)
+    _add_few(weights, w, x, g, first, last, scratch)
 
 
-@compiled
-def _add_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
-    """The same for what is left after fours of rows; 4-bit weights may still be packed."""
+def _high_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+    size, groups = x.high.shape[1], x.scale.shape[1]
+    m = first
+    while m + 4 <= last:
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
+        add_high_4(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                   scratch.total, to)  # fmt: skip
+        m += 4
+    _add_few(weights, w, x, g, first, last, scratch)
+
+
+def _both_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
     size, groups = x.high.shape[1], x.scale.shape[1]
     m = last - (last - first) % 4
     if m + 2 <= last:
-        at, place = m * size + g * GROUP, m * groups + g
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
         add_dots_2(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, (m - first) * ROWS)  # fmt: skip
+                   scratch.total, to)  # fmt: skip
         m += 2
     if m < last:
-        at, place = m * size + g * GROUP, m * groups + g
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
         add_dots_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, (m - first) * ROWS)  # fmt: skip
+                   scratch.total, to)  # fmt: skip
+
+
+def _high_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+    size, groups = x.high.shape[1], x.scale.shape[1]
+    m = last - (last - first) % 4
+    if m + 2 <= last:
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
+        add_high_2(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                   scratch.total, to)  # fmt: skip
+        m += 2
+    if m < last:
+        at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
+        add_high_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                   scratch.total, to)  # fmt: skip
+    flags, m = g * x.wide.shape[1], first
+    while m < last:
+        if m + 4 <= last and not any_of_four(x.wide, flags + m):
+            m += 4
+            continue
+        if x.wide[g, m]:
+            at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
+            add_low_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                      scratch.total, to)  # fmt: skip
+        m += 1
 
 
 @compiled

@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from tonle.models.cpu.cpu_cache import Cache
+from tonle.models.cpu.cpu_experts import add_experts, mix_experts
 from tonle.models.cpu.low_rank import of_wanted
 from tonle.models.cpu.pieces import (
+    EXPERTS,
+    PERCEPTRON,
     add_attended,
     add_mixed,
     attend_all,
@@ -36,7 +40,7 @@ class PackedWeights(NamedTuple):
     """A decoder's weights for `forward`."""
 
     order: Any  # (layers, pieces) int64: `layer_order` of each
-    how: Any  # (layers, NUM_SETTINGS) int64, see `pieces.py`; rope -1: none; window 0: all
+    how: Any  # (layers, NUM_SETTINGS) int64, see `pieces.py`; rope, experts -1: none; window 0: all
     scores: Any  # (layers, 2) float32: what scores are multiplied with; what they are kept within, or 0
     qkv: PackedMatrix
     qkv_bias: Any  # (layers, rows)
@@ -52,9 +56,10 @@ class PackedWeights(NamedTuple):
     mlp_norm: Any  # (layers, hidden)
     mlp_after: Any  # as attention_after
     final_norm: Any  # (hidden,)
-    q_norm: Any  # (layers, dim), or (layers, 0) without
+    q_norm: Any  # (layers, dim), or (layers, heads * dim) of norms over all heads together; (layers, 0) without
     k_norm: Any
     sinks: Any  # (layers, heads), or (layers, 0)
+    experts: Any  # `PackedExperts`, or None if no layer has any; then gate_up and down may be those of shared experts
 
 
 class Buffers(NamedTuple):
@@ -64,7 +69,7 @@ class Buffers(NamedTuple):
     qkv: Any  # (T, rows)
     q: Any  # (T, heads, dim) rotated
     mixed: Any  # (T, heads, dim) attention's output
-    added: Any  # (T, hidden in blocks) what is normed before it is added to hidden; (1, .) if no layer does that
+    added: Any  # (T, hidden in blocks) what a shared expert gives, or is normed before it is added to hidden; (1, .) if neither
     logits: Any  # (S, vocabulary rounded up to blocks)
     to_qkv: Any  # what each matrix is multiplied with, as `Floats` or `Digits`: hidden wide
     to_o: Any  # heads * dim
@@ -73,6 +78,7 @@ class Buffers(NamedTuple):
     to_head: Any  # (S, hidden)
     scratch: Any  # `Scratch` of every thread: arrays with the thread first
     scores: Any  # (threads, at least SPAN times the longest context in whole vectors)
+    experts: Any  # `ExpertBuffers`, or None
 
 
 class Inputs(NamedTuple):
@@ -86,14 +92,14 @@ class Inputs(NamedTuple):
     tables: Any  # (R, blocks) int32
     wanted: Any  # (S,) which tokens, rising
     places: Any  # (S,) the row of logits that each of them gets
-    cos: Any  # (ropes, T, dim)
+    cos: Any  # (ropes, T, the most numbers of a head that any of them rotates)
     sin: Any
 
 
 @njit(**OPTIONS, cache=True)  # type: ignore[untyped-decorator]
-def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any, keys: Any, values: Any, eps: Any, counter: Any,
+def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any, cache: Cache, eps: Any, counter: Any,
             member: Any, size: Any) -> None:  # fmt: skip
-    """All layers, then the wanted logits. keys and values: (layers, blocks, block, kv heads, dim).
+    """All layers, then the wanted logits.
 
     adapters: `Adapters`, or None, which compiles to code that knows nothing of them.
     Once the last layer's keys and values are in the cache, a token without logits is done: the rest runs for the wanted ones.
@@ -108,7 +114,7 @@ def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any
         if piece == PROJECT:
             arrivals = project(packed, layer, hidden, buffers, chosen, eps, counter, arrivals, member, size, own)
         elif piece == ATTEND:
-            arrivals = attend_all(packed, layer, step, buffers, keys, values, eps, counter, arrivals, member, size)
+            arrivals = attend_all(packed, layer, step, buffers, cache, eps, counter, arrivals, member, size)
             if layer == num_layers - 1:
                 if count == 0:
                     return
@@ -123,7 +129,14 @@ def forward(packed: PackedWeights, step: Inputs, buffers: Buffers, adapters: Any
                 packed, layer, hidden, mixed, buffers, chosen, eps, counter, arrivals, member, size, own
             )
         elif piece == MIX:
-            arrivals = mix(packed, layer, hidden, buffers, chosen, eps, counter, arrivals, member, size, own)
+            if packed.how[layer, PERCEPTRON]:
+                arrivals = mix(packed, layer, hidden, buffers, chosen, eps, counter, arrivals, member, size, own)
+            if packed.how[layer, EXPERTS] >= 0:
+                arrivals = mix_experts(packed.experts, packed, layer, hidden, buffers.experts, eps, counter, arrivals, member,
+                                       size, own)  # fmt: skip
+        elif packed.how[layer, EXPERTS] >= 0:
+            arrivals = add_experts(packed.experts, packed, layer, hidden, buffers.added, buffers.to_down, buffers.experts,
+                                   eps, counter, arrivals, member, size, own)  # fmt: skip
         else:
             arrivals = add_mixed(packed, layer, hidden, buffers, chosen, eps, counter, arrivals, member, size, own)
     norm_wanted(hidden, packed.final_norm, eps, step.places, buffers.to_head, member, size, own)

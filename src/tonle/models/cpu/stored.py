@@ -1,4 +1,4 @@
-"""A matrix as it was stored: small integers with scales, bfloat16, or float32. Exact: nothing is rounded here.
+"""A matrix as it was stored: small integers with scales, bfloat16, or float32. Exact: nothing is rounded here, but for `times`.
 
 Does: read GGML's block types and float tensors into one form, widen forms so that they can be joined. Does not: lay anything
 out for the kernels (`pack.py`).
@@ -11,10 +11,35 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tonle.models.cpu.vector import GROUP
 from tonle.models.gguf_file import GGMLType, GGUFTensor
-from tonle.models.load.quants import Q4_0, Q4_1, Q4_K, Q8_0, dequantize, group_scales, halves
+from tonle.models.layers import Quantized
+from tonle.models.load.quants import (
+    IQ4_NL,
+    IQ4_VALUES,
+    IQ4_XS,
+    MXFP4,
+    MXFP4_VALUES,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q8_0,
+    dequantize,
+    five_bits,
+    group_scales,
+    halves,
+    iq4_xs_scales,
+    mxfp4_scales,
+    q3_k_numbers,
+    q3_k_scales,
+    q5_k_numbers,
+)
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +72,17 @@ class Stored:
         grouped = self.numbers.reshape(*self.scale.shape, GROUP).astype(np.float32)
         return (grouped * self.scale[..., None] + self.minimum[..., None]).reshape(self.shape)
 
+    def times(self, factor: float) -> Stored:
+        """Through the scales of integers; bfloat16 is rounded to it again, so that it does not take twice the memory."""
+        if self.scale is not None:
+            minimum = None if self.minimum is None else self.minimum * np.float32(factor)
+            return Stored(self.numbers, self.scale * np.float32(factor), minimum)
+        values = self.floats() * np.float32(factor)
+        if self.numbers.dtype == np.float32:
+            return Stored(values)
+        bits = values.view(np.uint32)
+        return Stored(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
+
     def widen(self, dtype: np.dtype[Any]) -> Stored:
         if self.numbers.dtype == dtype:
             return self
@@ -78,6 +114,22 @@ def from_floats(values: Array) -> Stored:
     return Stored(values)
 
 
+def from_quantized(weight: Quantized) -> Stored:
+    """Integers stay integers, exactly, where their groups are whole groups of ours, and so do tables of multiples of one half
+    (MXFP4). Other forms (8-bit floats, nf4) are unpacked and rounded to bfloat16, as checkpoints in them are computed."""
+    inputs, groups = weight.shape[1], weight.scale.shape[1]
+    numbers, scale = weight.numbers, weight.scale.float()
+    if weight.table is not None and torch.equal(doubled := weight.table * 2, doubled.round()):
+        numbers, scale = doubled.to(torch.int8)[numbers.int()], scale / 2
+    elif weight.table is not None or numbers.dtype == torch.float8_e4m3fn:
+        return from_floats(weight.unpacked(torch.bfloat16).float().numpy())
+    if (inputs // groups) % GROUP:
+        return from_floats(weight.unpacked(torch.float32).numpy())
+    times = inputs // groups // GROUP
+    minimum = torch.zeros_like(scale) if weight.minimum is None else weight.minimum.float()
+    return Stored(numbers.numpy(), scale.numpy().repeat(times, axis=1), minimum.numpy().repeat(times, axis=1))
+
+
 def from_gguf(tensor: GGUFTensor) -> Stored:
     """A stored matrix (N, K), with K in whole groups."""
     rows = tensor.shape[0]
@@ -98,7 +150,44 @@ def from_gguf(tensor: GGUFTensor) -> Stored:
             blocks = tensor.data.view(Q4_K)
             scale, minimum = group_scales(blocks)
             return _grouped(halves(blocks["packed"]), scale, -minimum, rows)
+        case GGMLType.Q5_K:
+            blocks = tensor.data.view(Q5_K)
+            scale, minimum = group_scales(blocks)
+            return _grouped(q5_k_numbers(blocks).view(np.int8), scale, -minimum, rows)
         case _:
+            return _from_rare_gguf(tensor, rows)
+
+
+def _from_rare_gguf(tensor: GGUFTensor, rows: int) -> Stored:
+    match tensor.type:
+        case GGMLType.Q5_0:
+            blocks = tensor.data.view(Q5_0)
+            scale = blocks["scale"].astype(np.float32)
+            return _grouped(five_bits(blocks).view(np.int8) - np.int8(16), scale, np.zeros_like(scale), rows)
+        case GGMLType.Q5_1:
+            blocks = tensor.data.view(Q5_1)
+            scale, minimum = blocks["scale"].astype(np.float32), blocks["minimum"].astype(np.float32)
+            return _grouped(five_bits(blocks).view(np.int8), scale, minimum, rows)
+        case (
+            GGMLType.Q3_K
+        ):  # a scale for each 16 numbers: its multiple, -32 to 31, times a number, -4 to 3, is at most 128
+            blocks = tensor.data.view(Q3_K)
+            negated = -q3_k_numbers(blocks) * q3_k_scales(blocks)[..., None]  # (blocks, 16, 16), -128 to 124
+            scale = np.repeat(-blocks["scale"].astype(np.float32), 256 // GROUP)
+            return _grouped(negated, scale, np.zeros_like(scale), rows)
+        case GGMLType.IQ4_NL:
+            blocks = tensor.data.view(IQ4_NL)
+            scale = blocks["scale"].astype(np.float32)
+            return _grouped(IQ4_VALUES[halves(blocks["packed"])], scale, np.zeros_like(scale), rows)
+        case GGMLType.IQ4_XS:
+            blocks = tensor.data.view(IQ4_XS)
+            scale = iq4_xs_scales(blocks)
+            return _grouped(IQ4_VALUES[halves(blocks["packed"])], scale, np.zeros_like(scale), rows)
+        case GGMLType.MXFP4:
+            blocks = tensor.data.view(MXFP4)
+            scale = mxfp4_scales(blocks)
+            return _grouped(MXFP4_VALUES[halves(blocks["packed"])], scale, np.zeros_like(scale), rows)
+        case _:  # plain floats; Q2_K and Q6_K, whose groups of 16 have scales of their own
             return from_floats(dequantize(tensor))
 
 

@@ -68,6 +68,11 @@ class Code:
         first = self.b.insert_element(ir.Constant(VF, ir.Undefined), one, ir.Constant(I32, 0))
         return self.b.shuffle_vector(first, ir.Constant(VF, ir.Undefined), ir.Constant(VI, [0] * LANES))
 
+    def spread_int(self, one: Any) -> Any:
+        """One int32 in every lane."""
+        first = self.b.insert_element(ir.Constant(VI, ir.Undefined), one, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, ir.Constant(VI, ir.Undefined), ir.Constant(VI, [0] * LANES))
+
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.b.fadd(self.b.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 

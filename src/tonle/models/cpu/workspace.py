@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tonle.models.cpu.pieces import SPAN
-from tonle.models.cpu.products import CHUNK, Digits, Floats, PackedMatrix, Scratch
+from tonle.models.cpu.cpu_experts import ExpertBuffers, PackedExperts
+from tonle.models.cpu.pieces import PERCEPTRON, SPAN
+from tonle.models.cpu.products import CHUNK, Digits, Floats, PackedMatrix, Scratch, num_inputs
 from tonle.models.cpu.step import Buffers, PackedWeights
 from tonle.models.cpu.vector import GROUP, ROWS
 from tonle.models.spec import ModelSpec
@@ -17,17 +18,18 @@ Array = npt.NDArray[Any]
 
 _FLOAT = np.dtype(np.float32)
 _SHORT = np.dtype(np.int8)
+_WHOLE = np.dtype(np.int64)
 _SCORES = 65536  # per thread: what fits the second-level cache
 
 
 class Workspace:
-    """`digits`: bytes for a number of x that is multiplied as an integer, 1 or 2."""
+    """`activation_bits`: for a number of x that is multiplied as an integer, 8 or 16."""
 
-    def __init__(self, spec: ModelSpec, packed: PackedWeights, *, num_threads: int, digits: int = 2) -> None:
+    def __init__(self, spec: ModelSpec, packed: PackedWeights, *, num_threads: int, activation_bits: int = 16) -> None:
         self._spec = spec
         self._packed = packed
         self._threads = num_threads
-        self._digits = digits
+        self._activation_bits = activation_bits
         self._memory: dict[str, Array] = {}
         self._cut: dict[int, Buffers] = {}  # by number of tokens
         self._longest = ROWS  # context the scores have room for
@@ -48,27 +50,46 @@ class Workspace:
         sums = self._take(f"{name} sums", groups)
         if matrix.weights.ndim == 4:
             return Floats(self._take(f"{name} values", rows), sums)
-        low = self._take(f"{name} low", rows, _SHORT) if self._digits == 2 else np.zeros((1, 1), np.bool_)
-        return Digits(self._take(f"{name} high", rows, _SHORT), low, self._take(f"{name} scale", groups), sums)
+        high, low = (self._take(f"{name} {digit}", rows, _SHORT) for digit in ("high", "low"))
+        wide = np.zeros((1, 1), np.bool_)
+        if self._activation_bits == 8:
+            wide = self._take(f"{name} wide", (groups[1], num_tokens), np.dtype(np.uint8))
+        return Digits(high, low, self._take(f"{name} scale", groups), sums, wide)
 
     def _make(self, num_tokens: int) -> Buffers:
         spec, packed, threads = self._spec, self._packed, self._threads
+        shared = packed.experts is not None and bool((packed.how[:, PERCEPTRON] > 0).any())
+        added = num_tokens if packed.mlp_after.shape[1] or shared else 1
         return Buffers(
             hidden=self._take("hidden", (num_tokens, spec.hidden_size)),
             qkv=self._take("qkv", (num_tokens, packed.qkv.weights.shape[1] * ROWS)),
             q=self._take("q", (num_tokens, spec.num_heads, spec.head_dim)),
             mixed=self._take("mixed", (num_tokens, spec.num_heads, spec.head_dim)),
-            added=self._take(
-                "added", (num_tokens if packed.mlp_after.shape[1] else 1, packed.o.weights.shape[1] * ROWS)
-            ),
+            added=self._take("added", (added, packed.o.weights.shape[1] * ROWS)),
             logits=np.zeros((1, ROWS), np.float32),
             to_qkv=self.form("qkv", packed.qkv, num_tokens, spec.hidden_size),
             to_o=self.form("o", packed.o, num_tokens, spec.q_size),
             to_gate_up=self.form("gate_up", packed.gate_up, num_tokens, spec.hidden_size),
-            to_down=self.form("down", packed.down, num_tokens, spec.intermediate_size),
+            to_down=self.form("down", packed.down, num_tokens, num_inputs(packed.down)),
             to_head=self.form("head", packed.head, num_tokens, spec.hidden_size),
             scratch=self.scratch,
             scores=self._take("scores", (threads, max(SPAN * (self._longest + ROWS), _SCORES))),
+            experts=None if packed.experts is None else self._experts(packed.experts, num_tokens),
+        )
+
+    def _experts(self, experts: PackedExperts, num_tokens: int) -> ExpertBuffers:
+        hidden, rows, per_token = self._spec.hidden_size, num_tokens * experts.per_token, experts.per_token
+        return ExpertBuffers(
+            to_router=self.form("router", experts.router, num_tokens, hidden),
+            scores=self._take("router scores", (num_tokens, experts.router.weights.shape[1] * ROWS)),
+            chosen=self._take("chosen", (num_tokens, per_token), _WHOLE),
+            shares=self._take("shares", (num_tokens, per_token + 1)),
+            starts=self._take("starts", (experts.num_experts + 1,), _WHOLE),
+            tokens=self._take("tokens", (rows,), _WHOLE),
+            rows=self._take("rows", (num_tokens, per_token), _WHOLE),
+            to_gate_up=self.form("expert gate_up", experts.gate_up, rows, hidden),
+            to_down=self.form("expert down", experts.down, rows, num_inputs(experts.down)),
+            parts=self._take("parts", (rows, experts.down.weights.shape[1] * ROWS)),
         )
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT) -> Array:

@@ -15,6 +15,7 @@ import torch
 from tonle.models.adapters import MODULES, Adapter, AdapterPart
 from tonle.models.cuda.gemv_adapter import OneRowAdapter, OneRowScratch
 from tonle.models.cuda.matrix import Matrix
+from tonle.models.cuda.quantized_matrix import AnyMatrix, WideQuantized
 from tonle.models.layers import Layer
 
 
@@ -23,27 +24,22 @@ def padded_rank(max_rank: int) -> int:
 
 
 class AdaptedMatrix:
-    """A matrix (N, K) and its adapters. `wide` (N + slots * modules * rank, K) gives, in one product, N outputs and y of each."""
+    """A matrix (N, K) and its adapters. `wide` (N + slots * modules * rank, K) gives N outputs and y of each."""
 
     def __init__(
-        self, matrix: Matrix, modules: tuple[str, ...], parts: tuple[int, ...], num_slots: int, rank: int
+        self, matrix: AnyMatrix, modules: tuple[str, ...], parts: tuple[int, ...], num_slots: int, rank: int
     ) -> None:
-        """`parts`: outputs of each module. The matrix becomes a view of the first rows of `wide`."""
-        outputs, inputs = matrix.weight.shape
-        assert sum(parts) == outputs
+        """`parts`: outputs of each module."""
+        assert sum(parts) == matrix.outputs
         rows = len(parts) * rank
-        weight = matrix.weight.new_empty(outputs + num_slots * rows, inputs)
-        weight[:outputs].copy_(matrix.weight)
-        weight[outputs:].zero_()
-        matrix.move(weight[:outputs])
-        bias = matrix.bias
-        if bias is not None:
-            bias = torch.cat((bias, bias.new_zeros(num_slots * rows)))
         self.modules = modules
         self.parts = parts
-        self.wide = Matrix(weight, weight.t(), bias, gate_up=len(parts) == 2)
-        self.a = weight[outputs:].view(num_slots, rows, inputs)
-        self.b = weight.new_zeros(num_slots, outputs, rank)
+        self.wide: Matrix | WideQuantized
+        self.wide, a = matrix.widened(num_slots * rows)
+        if isinstance(self.wide, Matrix):
+            self.wide.gate_up = len(parts) == 2
+        self.a = a.view(num_slots, rows, -1)
+        self.b = a.new_zeros(num_slots, matrix.outputs, rank)
         self.one_row: OneRowAdapter | None = None  # how the product of a single row takes part; `AdaptedLayer` sets it
 
     def lay_out(self, parts: list[AdapterPart | None], a: torch.Tensor, b: torch.Tensor) -> None:
@@ -62,12 +58,12 @@ class AdaptedMatrix:
 class AdaptedLayer:
     qkv: AdaptedMatrix
     o: AdaptedMatrix
-    gate_up: AdaptedMatrix
-    down: AdaptedMatrix
+    gate_up: AdaptedMatrix | None = None  # None, as the next: the layer has experts, which adapters do not change
+    down: AdaptedMatrix | None = None
 
     @classmethod
     def of(
-        cls, layer: Layer, matrices: dict[str, Matrix], num_slots: int, scratch: OneRowScratch, slot: torch.Tensor
+        cls, layer: Layer, matrices: dict[str, AnyMatrix], num_slots: int, scratch: OneRowScratch, slot: torch.Tensor
     ) -> AdaptedLayer:
         """`matrices`: by the names of this class's. `scratch` serves all layers; `slot` (1,) int32: that of a single row."""
         modules, made = modules_of(layer), {}
@@ -79,7 +75,8 @@ class AdaptedLayer:
 
     @property
     def matrices(self) -> tuple[AdaptedMatrix, ...]:
-        return self.qkv, self.o, self.gate_up, self.down
+        every = self.qkv, self.o, self.gate_up, self.down
+        return tuple(matrix for matrix in every if matrix is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,41 +9,37 @@ from dataclasses import dataclass
 
 import torch
 
+from tonle.models.cuda.activation import GATES
 from tonle.models.cuda.adapted import AdaptedLayer
-from tonle.models.cuda.gpu_features import roomy
-from tonle.models.cuda.matrix import Matrix, Norm
+from tonle.models.cuda.experts import CudaExperts
+from tonle.models.cuda.gpu_features import OLDEST, capability
+from tonle.models.cuda.matrix import Norm
+from tonle.models.cuda.quantized_matrix import AnyMatrix, matrix_of
 from tonle.models.layer_order import FUSED, Piece, Support, why_not
 from tonle.models.layers import Layer, RMSNorm
 from tonle.models.spec import LayerSpec, ModelSpec
 
 
 def support(layer: LayerSpec, piece: Piece) -> Support:
-    """Attention of every kind is fused, and so are mixers that norm before and gate with SiLU; norms after the products and
-    other activations are torch operations around our products."""
+    """Attention of every kind is fused, and so are norms and gated mixers; what plain mixers do between their products is torch
+    operations."""
     attention, mixer = layer.attention, layer.mixer
-    if piece is Piece.ATTEND:
-        if attention.head_dim not in (16, 32, 64, 128, 256):
-            return Support("none", f"head_dim {attention.head_dim} is none of 16, 32, 64, 128, 256")
-        if attention.head_dim == 256 and not roomy():
-            return Support(
-                "none", "head_dim 256 needs 128 KiB of shared memory per multiprocessor, as data center GPUs have"
-            )
+    if piece is Piece.ATTEND and (attention.head_dim % 16 or attention.head_dim > 256):
+        return Support("none", f"head_dim {attention.head_dim} is not a multiple of 16 up to 256")
     if piece in (Piece.MIX, Piece.ADD_MIXED):
-        if mixer.kind == "experts":
-            return Support("none", "which experts a token gets is decided on the host, out of reach of a CUDA graph")
-        if mixer.size % 16:
+        if mixer.size % 16 or mixer.shared_size % 16:
             return Support("none", "hidden_size and intermediate_size must be multiples of 16")
-    if piece is Piece.MIX and (mixer.kind, mixer.activation) != ("gated", "silu"):
+        if mixer.shared_size and mixer.activation not in GATES:
+            return Support("none", f"a shared expert with {mixer.activation} has no kernel")
+    if piece is Piece.MIX and mixer.kind != "experts" and (mixer.kind != "gated" or mixer.activation not in GATES):
         return Support("plain", f"a {mixer.kind} mixer with {mixer.activation}")
-    if piece is Piece.MIX and not layer.norm_before:
-        return Support("plain", "no norm before the mixer")
-    if piece in (Piece.ADD_ATTENDED, Piece.ADD_MIXED) and layer.norm_after:
-        return Support("plain", "a norm after the product")
     return FUSED
 
 
 def unsupported(spec: ModelSpec) -> str | None:
     """Why these kernels cannot run a model, or None."""
+    if (has := capability()) is not None and has < OLDEST:
+        return f"they need a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or newer, and this one has {has[0]}.{has[1]}"
     if spec.hidden_size % 16:
         return "hidden_size and intermediate_size must be multiples of 16"
     return why_not(spec, support)
@@ -55,17 +51,18 @@ class CudaLayer:
 
     spec: LayerSpec
     input_norm: Norm | None
-    qkv: Matrix
-    q_gain: torch.Tensor | None
+    qkv: AnyMatrix
+    q_gain: torch.Tensor | None  # of norms per head (head_dim,), or over all heads together (heads * head_dim,)
     k_gain: torch.Tensor | None
     sinks: torch.Tensor | None  # (heads,)
     angles: torch.Tensor | None  # (positions, 2, head_dim); None: positions are not encoded
-    o: Matrix
+    o: AnyMatrix
     attention_after: Norm | None
     mlp_norm: Norm | None
-    gate_up: Matrix  # up alone in a plain mixer
-    down: Matrix
+    gate_up: AnyMatrix  # up alone in a plain mixer
+    down: AnyMatrix
     mlp_after: Norm | None
+    experts: CudaExperts | None = None  # in place of gate_up and down, which are those of the first
     adapted: AdaptedLayer | None = None
 
     @classmethod
@@ -77,20 +74,23 @@ class CudaLayer:
         def norm(found: RMSNorm | None) -> Norm | None:
             return None if found is None else Norm(found.weight, eps, normed)
 
+        # First: the weights of experts move.
+        experts = None if layer.experts is None else CudaExperts.of(layer.experts, spec.mixer, normed.dtype)
         return cls(
             spec=spec,
             input_norm=norm(layer.input_norm),
-            qkv=Matrix.of(layer.qkv),
+            qkv=matrix_of(layer.qkv, normed.dtype),
             q_gain=None if layer.q_norm is None else layer.q_norm.weight,
             k_gain=None if layer.k_norm is None else layer.k_norm.weight,
             sinks=layer.sinks,
             angles=angles,
-            o=Matrix.of(layer.o),
+            o=matrix_of(layer.o, normed.dtype),
             attention_after=norm(layer.attention_after),
             mlp_norm=norm(layer.mlp_norm),
-            gate_up=Matrix.of(layer.gate_up),
-            down=Matrix.of(layer.down),
+            gate_up=matrix_of(layer.gate_up, normed.dtype),
+            down=matrix_of(layer.down, normed.dtype),
             mlp_after=norm(layer.mlp_after),
+            experts=experts,
         )
 
     @property
@@ -98,5 +98,7 @@ class CudaLayer:
         return support(self.spec, Piece.MIX) is FUSED
 
     @property
-    def matrices(self) -> dict[str, Matrix]:
-        return {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
+    def matrices(self) -> dict[str, AnyMatrix]:
+        """Those that adapters may change."""
+        found = {"qkv": self.qkv, "o": self.o}
+        return found if self.experts is not None else found | {"gate_up": self.gate_up, "down": self.down}

@@ -45,6 +45,11 @@ def decode_tiling(rows: int, kv_heads: int, *, fp8: bool = False) -> DecodeTilin
     return _FEW if few else _MANY
 
 
+def in_small_memory(tiling: DecodeTiling) -> DecodeTiling:
+    """The same for heads of more than 128 float32 on GPUs with little shared memory: half the keys at a time, fewer under way."""
+    return replace(tiling, block_keys=tiling.block_keys // 2, stages=3)
+
+
 def max_items(rows: int, kv_heads: int) -> int:
     """Most stretches `rows` rows are cut into. See `stretch_tokens`."""
     return rows + decode_tiling(rows, kv_heads).programs // kv_heads

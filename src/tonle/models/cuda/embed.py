@@ -15,7 +15,7 @@ _UPDATES_PER_PROGRAM = 256
 
 @triton.jit
 def _embed(COUNTS, ROWS, TOKENS, LAST, TABLE, OUT, PAIRS, BLOCK_TABLES, HIDDEN: tl.constexpr,
-           HP: tl.constexpr, UPDATES: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+           HP: tl.constexpr, SCALE: tl.constexpr, UPDATES: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """One program per token copies its embedding; all of them together also write the new block table entries."""
     follow(PDL)
     t = tl.program_id(0)
@@ -33,18 +33,21 @@ def _embed(COUNTS, ROWS, TOKENS, LAST, TABLE, OUT, PAIRS, BLOCK_TABLES, HIDDEN: 
         h = tl.arange(0, HP)
         wide = h < HIDDEN
         x = tl.load(TABLE + token.to(tl.int64) * HIDDEN + h, mask=wide, other=0.0)
+        if SCALE != 1:
+            x = (x.to(tl.float32) * SCALE).to(OUT.dtype.element_ty)
         tl.store(OUT + t.to(tl.int64) * HIDDEN + h, x, mask=wide)
 
 
 def embed(
-    batch: StepBuffer, last: torch.Tensor, table: torch.Tensor, block_tables: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Apply the step's block table updates; out (T, hidden) = embeddings of its tokens. `last` (rows,) int32."""
+    batch: StepBuffer, last: torch.Tensor, table: torch.Tensor, block_tables: torch.Tensor, out: torch.Tensor,
+    scale: float = 1.0,
+) -> None:  # fmt: skip
+    """Apply the step's block table updates; out (T, hidden) = embeddings of its tokens, times scale. `last` (rows,) int32."""
     hidden = table.shape[1]
     launch(
         _embed, (out.shape[0],),
         batch["counts"], batch["rows"], batch["tokens"], last, table, out, batch["updates"],
-        block_tables, hidden, triton.next_power_of_2(hidden), _UPDATES_PER_PROGRAM,
+        block_tables, hidden, triton.next_power_of_2(hidden), scale, _UPDATES_PER_PROGRAM,
         num_warps=4,
     )  # fmt: skip
 

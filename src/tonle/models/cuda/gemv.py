@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tonle.models.cuda.activation import activated, gate_of
 from tonle.models.cuda.gemv_adapter import (
     OneRowAdapter,
     adapted_options,
@@ -25,6 +26,7 @@ from tonle.models.cuda.gemv_adapter import (
     words_of,
 )
 from tonle.models.cuda.launch import follow, launch
+from tonle.models.spec import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def _finish(y, gate_up, scale, n, live, BIAS, early, early_up, N: tl.constexpr, 
         up = gate_up * scale
         if HAS_BIAS:
             up += _bias(BIAS, N + n, live, early_up).to(tl.float32)
-        y = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
+        y = activated(gate, GLU).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
     return y.to(DTYPE)
 
 
@@ -270,16 +272,17 @@ def gemv(
     add: bool = False,
     settled: bool = False,
     glu: bool = False,
+    activation: Activation = "silu",
     tiling: GemvTiling | None = None,
     adapter: OneRowAdapter | None = None,
 ) -> torch.Tensor:
     """x (1, K), weight (N, K), out (1, N), all contiguous; a weight with more rows than that is read up to there.
 
-    `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds;
+    `gain`: norm x first. `glu`: weight is (2 N, K), gate and up; out = activation(gate) * up. `add`: to what out holds;
     `settled`: the kernel ahead does not write that, so it is read before that one has ended. `adapter`: W is W + B A.
     """
     inputs, outputs = x.shape[1], out.shape[1]
-    tiling = tiling or gemv_tiling(outputs, inputs, norm=gain is not None)
+    tiling = tiling or gemv_tiling(outputs, inputs, norm=gain is not None or glu)
     tiles = triton.cdiv(outputs, tiling.block_n)
     if adapter is None:
         programs, cut, parts, options = tiles, None, (None, None, None, None), {}
@@ -296,7 +299,7 @@ def gemv(
     launch(
         kernel, (programs,),
         x, gain, weight, bias, out, eps, *parts, outputs, inputs, tiling.block_n, tiling.block_k, depth,
-        gain is not None, bias is not None, add, settled, glu, cut,
+        gain is not None, bias is not None, add, settled, gate_of(activation, glu=glu), cut,
         num_warps=tiling.warps, **options,
     )  # fmt: skip
     return out

@@ -17,7 +17,8 @@ Then every launch finds its own place empty, however often a graph is replayed a
 2. Programs touch places after `follow()` only. Then the launch ahead has ended and what it wrote is visible, so no program is
    left that reads what is emptied or filled now, although the kernel itself may have begun before.
 `gemv` asserts the rule for launches made one after another; across graphs it holds because a step's products come in a layer's
-order: after down comes qkv, or o where a step only finishes its last layer.
+order: after down comes qkv, or o where a step only finishes its last layer. Experts have no adapters, so where the last layer has
+them such a step may follow another o, and begins with `clear`.
 
 **Why waiting ends.** Programs start in the order of their numbers, and those that compute y have the lowest: when a program
 waits, all of them have started, and what has started is not put off its multiprocessor for a later one. They themselves wait
@@ -62,6 +63,11 @@ class OneRowScratch:
         """Note a launch. Two in a row at one place would let the second take the first one's y for its own."""
         assert place != self.last, f"two products in a row use the place of {PLACES[place]}"
         self.last = place
+
+    def clear(self) -> None:
+        """Empty every place. For the o of a last layer with experts: what came before may have been an o, too."""
+        self.words.fill_(EMPTY)
+        self.last = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tonle.models.cuda.activation import activated, gate_of
 from tonle.models.cuda.launch import follow, launch, read
+from tonle.models.spec import Activation
 
 # `benchmarks.gpu_adapters steps --variants` compares other values of these.
 FEW_NUMBERS = 768 * 16  # y of so many tokens and ranks, at most, go through `residual_norm`
@@ -143,7 +145,7 @@ def _warps(narrow: int, tiles: SlotTiles, rank: int) -> int:
 
 @triton.jit
 def _gate_expand(TILES, WIDE, B, OUT, SIZE: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr, BM: tl.constexpr,
-                 BN: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                 BN: tl.constexpr, GLU: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     N: tl.constexpr = 2 * SIZE
     DTYPE: tl.constexpr = OUT.dtype.element_ty
     t, some, slot, here = _tile(TILES, BM)
@@ -165,17 +167,19 @@ def _gate_expand(TILES, WIDE, B, OUT, SIZE: tl.constexpr, WIDTH: tl.constexpr, R
         gate, up = read(gate, PDL).to(tl.float32), read(up, PDL).to(tl.float32)
         gate = (gate + _by(gate_y, gate_b, IEEE)).to(DTYPE).to(tl.float32)
         up = (up + _by(up_y, up_b, IEEE)).to(DTYPE).to(tl.float32)
-        active = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32)  # rounded where torch rounds
+        active = activated(gate, GLU).to(DTYPE).to(tl.float32)  # rounded where torch rounds
         tl.store(OUT + t[:, None] * SIZE + n[None, :], (active * up).to(DTYPE), mask=stored)
 
 
-def gate_expand(tiles: SlotTiles, wide: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out (T, size) = silu(gate + B y) * (up + B y). wide (T, width): gate, up, then y; b (slots, 2 * size, R)."""
+def gate_expand(
+    tiles: SlotTiles, wide: torch.Tensor, b: torch.Tensor, out: torch.Tensor, activation: Activation = "silu"
+) -> None:
+    """out (T, size) = activation(gate + B y) * (up + B y). wide (T, width): gate, up, then y; b (slots, 2 * size, R)."""
     size, rank = out.shape[1], b.shape[2]
     launch(
         _gate_expand, (triton.cdiv(size, GATE_BLOCK), tiles.most),
-        tiles.tiles, wide, b, out, size, wide.shape[1], rank, tiles.width, GATE_BLOCK, wide.dtype == torch.float32,
-        num_warps=_warps(GATE_WARPS, tiles, rank),
+        tiles.tiles, wide, b, out, size, wide.shape[1], rank, tiles.width, GATE_BLOCK, gate_of(activation),
+        wide.dtype == torch.float32, num_warps=_warps(GATE_WARPS, tiles, rank),
     )  # fmt: skip
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from tonle.models.cuda.gemv import gemv
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
-from tonle.models.cuda.pointwise import rms_norm, silu_mul
-from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, skinny, skinny_tiling
+from tonle.models.cuda.pointwise import gate_mul, rms_norm
+from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, Tiling, skinny, skinny_tiling
 from tonle.models.layers import Linear, LinearPart
+from tonle.models.spec import Activation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +51,25 @@ class Matrix:
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
         source = linear.parts[0] if weight is linear.parts[0].weight else None
         return cls(weight, weight.t(), torch.cat(biases) if biases else None, source=source)
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    def widened(self, rows: int) -> tuple[Matrix, torch.Tensor]:
+        """A product that also gives those of so many rows below this matrix's own, zeros at first: (rows, in).
+
+        This matrix becomes a view of the first rows.
+        """
+        outputs, inputs = self.weight.shape
+        weight = self.weight.new_empty(outputs + rows, inputs)
+        weight[:outputs].copy_(self.weight)
+        weight[outputs:].zero_()
+        self.move(weight[:outputs])
+        bias = self.bias
+        if bias is not None:
+            bias = torch.cat((bias, bias.new_zeros(rows)))
+        return Matrix(weight, weight.t(), bias), weight[outputs:]
 
     def move(self, weight: torch.Tensor) -> None:
         """Use this memory, which has the same numbers, and let go of the memory there was."""
@@ -90,17 +111,22 @@ class Matrix:
                 out.add_(self.bias)
 
     def gate(
-        self, x: torch.Tensor, norm: Norm, both: torch.Tensor, out: torch.Tensor, adapter: OneRowAdapter | None = None
-    ) -> None:
-        """W is gate and up: out (n, out / 2) = silu(gate) * up of norm(x). `both` (n, out) is scratch."""
+        self, x: torch.Tensor, norm: Norm | None, both: torch.Tensor, out: torch.Tensor,
+        adapter: OneRowAdapter | None = None, *, activation: Activation = "silu",
+    ) -> None:  # fmt: skip
+        """W is gate and up: out (n, out / 2) = activation(gate) * up of norm(x). `both` (n, out) is scratch."""
         outputs, inputs = out.shape[1], x.shape[1]
         if x.shape[0] == 1:
-            gemv(x, self.weight, out, gain=norm.gain, eps=norm.eps, bias=self.bias, glu=True, adapter=adapter)
-        elif (tiling := skinny_tiling(x.shape[0], outputs, inputs, glu=True)) is not None:
-            skinny(norm(x), self.weight, out, tiling, bias=self.bias, glu=True)
+            gain, eps = (None, 0.0) if norm is None else (norm.gain, norm.eps)
+            gemv(x, self.weight, out, gain=gain, eps=eps, bias=self.bias, glu=True, activation=activation,
+                 adapter=adapter)  # fmt: skip
+            return
+        x = x if norm is None else norm(x)
+        if (tiling := skinny_tiling(x.shape[0], outputs, inputs, glu=True)) is not None:
+            skinny(x, self.weight, out, tiling, bias=self.bias, glu=True, activation=activation)
         else:
-            self._cublas(norm(x), both)
-            silu_mul(both, out)
+            self._cublas(x, both)
+            gate_mul(both, out, activation)
 
     def tiling(self, rows: int) -> SkinnyTiling | None:
         return skinny_tiling(rows, *self.weight.shape, glu=False, gate_up=self.gate_up)
@@ -112,8 +138,18 @@ class Matrix:
             torch.addmm(self.bias, x, self.columns, out=out)
 
 
-def share_scratch(matrices: Sequence[Matrix], device: torch.device) -> None:
+class Splitting(Protocol):
+    """A matrix whose products of few rows may share a tile among programs."""
+
+    scratch: SplitScratch | None
+
+    @property
+    def outputs(self) -> int: ...
+    def tiling(self, rows: int) -> Tiling | None: ...
+
+
+def share_scratch(matrices: Sequence[Splitting], device: torch.device) -> None:
     """One scratch for all of them: they are multiplied one after another."""
-    scratch = SplitScratch([(m.weight.shape[0], m.tiling(MAX_ROWS)) for m in matrices], device)
+    scratch = SplitScratch([(m.outputs, m.tiling(rows)) for m in matrices for rows in (1, MAX_ROWS)], device)
     for matrix in matrices:
         matrix.scratch = scratch

@@ -17,13 +17,18 @@ from tonle.models.cuda.cuda_rope import angle_table, rotate_and_store
 from tonle.models.cuda.decode_attention import DecodeScratch, decode_attention
 from tonle.models.cuda.decode_tiling import few_rows
 from tonle.models.cuda.embed import embed, gather
+from tonle.models.cuda.experts import ExpertScratch
+from tonle.models.cuda.experts_grouped import changes
 from tonle.models.cuda.gemv_adapter import OneRowScratch
+from tonle.models.cuda.gpu_features import converts_fp8
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.lora import NORM_FEW_TOKENS, SlotTiles, few_tokens
 from tonle.models.cuda.mask import mask_logits
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
+from tonle.models.cuda.pointwise import norm_whole, shape_logits
 from tonle.models.cuda.prefill_attention import prefill_attention
+from tonle.models.cuda.quantized_matrix import AnyMatrix, matrix_of, row_switches, share_room
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
 from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, max_slot_tiles
@@ -44,6 +49,7 @@ class CudaModel:
         self.adapters: CudaAdapters | None = None
         self._weights = decoder.weights
         self._embedding = decoder.weights.embedding
+        self._embedding_scale = torch.tensor(spec.embedding_scale).to(dtype).item()  # rounded as torch would
 
         def buffer(rows: int, columns: int) -> torch.Tensor:
             return torch.zeros(rows, columns, dtype=dtype, device=device)
@@ -71,19 +77,27 @@ class CudaModel:
             for layer, weights in zip(spec.layers, decoder.weights.layers, strict=True)
         ]
         self._final_norm = Norm(decoder.weights.final_norm.weight, spec.norm_eps, normed)
-        self._lm_head = Matrix.of(decoder.weights.lm_head)
+        self._lm_head = matrix_of(decoder.weights.lm_head, dtype)
         self._share()
 
     def _share(self) -> None:
         """What all layers use in turn, large enough for each."""
         norms_after = any(layer.spec.norm_after for layer in self._layers)
-        matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]
-        inner = max(layer.gate_up.weight.shape[0] for layer in self._layers)
+        matrices: list[AnyMatrix] = [matrix for layer in self._layers for matrix in layer.matrices.values()]
+        matrices.append(self._lm_head)
+        if experts := [layer.experts for layer in self._layers if layer.experts is not None]:
+            matrices += [matrix for one in experts for matrix in one.matrices]
+            scratch = ExpertScratch(experts, self.sizes.max_tokens)
+            for one in experts:
+                one.scratch = scratch
+        inner = max(layer.gate_up.outputs for layer in self._layers)
         if self.adapters is not None:
             wide = [matrix.wide for layer in self.adapters.layers for matrix in layer.matrices]
-            inner = max(matrix.weight.shape[0] for matrix in wide)
-            matrices += wide
-        share_scratch([*matrices, self._lm_head], self.logits.device)
+            inner = max(matrix.outputs for matrix in wide)
+            matrices += [matrix for matrix in wide if isinstance(matrix, Matrix)]
+        share_scratch(matrices, self.logits.device)
+        share_room(matrices, self.sizes.max_tokens, self.logits)
+        self._row_switches = row_switches(matrices)
         self._buffers = Buffers(self.sizes.max_tokens, inner, self.spec.hidden_size if norms_after else 0, self.logits)
 
     # -- adapters
@@ -91,7 +105,7 @@ class CudaModel:
     def enable_adapters(self, num_slots: int, max_rank: int) -> None:
         """Room for adapters in so many slots, the number `sizes` has. Weights move, so this comes before any graph."""
         assert num_slots == self.sizes.adapter_slots
-        scratch = OneRowScratch(padded_rank(max_rank), self.logits.device)
+        scratch = self._one_row_scratch = OneRowScratch(padded_rank(max_rank), self.logits.device)
         slot = self.batch["sample_slots"][:1]
         adapted = []
         for layer, weights in zip(self._layers, self._weights.layers, strict=True):
@@ -105,7 +119,7 @@ class CudaModel:
     def prepare_adapter(self, adapter: Adapter) -> PinnedAdapter:
         """As slots take it: most of the work of loading one, for any thread."""
         assert self.adapters is not None, "enable_adapters comes first"
-        return self.adapters.pin(adapter)
+        return self.adapters.pin(adapter.added_at(self.spec.residual_scale))
 
     @torch.inference_mode()
     def set_adapter(self, slot: int, adapter: Adapter | PinnedAdapter | None) -> None:
@@ -115,13 +129,13 @@ class CudaModel:
 
     def _pieces(self, adapted: bool, tokens: int, of: str) -> Pieces:
         """For so many tokens: `of` "sample" in steps without prompts and for samples, "token" in steps with prompts."""
+        live = self.batch["counts"][Count.SAMPLES if of == "sample" else Count.TOKENS :][:1]
         if not adapted or tokens == 1:
-            return BasePieces(self._buffers, adapted=adapted)
+            return BasePieces(self._buffers, live, adapted=adapted)
         width = DECODE_WIDTH if of == "sample" else MIXED_WIDTH
         most = max_slot_tiles(tokens, self.sizes.adapter_slots, width)
-        return AdaptedPieces(
-            self._buffers, SlotTiles(self.batch[f"{of}_slots"], self.batch[f"{of}_slot_tiles"], width, most)
-        )
+        tiles = SlotTiles(self.batch[f"{of}_slots"], self.batch[f"{of}_slot_tiles"], width, most)
+        return AdaptedPieces(self._buffers, live, tiles)
 
     # -- compiling
 
@@ -143,7 +157,9 @@ class CudaModel:
     def _compile_steps(self, *, adapted: bool) -> None:
         # From each of these sizes on, steps launch other kernels; mixed steps are padded to MAX_ROWS tokens at least.
         many = few_rows(self.spec.num_kv_heads) + 1
-        sizes = {1, 2, many, MAX_ROWS + 1}
+        sizes = {1, 2, many, MAX_ROWS + 1, *(rows + 1 for rows in self._row_switches)}
+        for layer in self._layers:
+            sizes |= changes(layer.spec.mixer) if layer.experts is not None else set()
         if adapted:
             assert self.adapters is not None
             sizes |= {NORM_FEW_TOKENS + 1, few_tokens(self.adapters.rank) + 1}
@@ -164,7 +180,7 @@ class CudaModel:
     def decode(self, rows: int, *, adapted: bool = False) -> None:
         """A step where every row goes on from its last token, padded to `rows`: token i is sample i."""
         hidden, attended = self._hidden[:rows], self._attended[:rows]
-        embed(self.batch, self.last, self._embedding, self.tables, hidden)
+        embed(self.batch, self.last, self._embedding, self.tables, hidden, self._embedding_scale)
         pieces = self._pieces(adapted, rows, "sample")
         for index in range(len(self._layers)):
             self._until_attended(index, pieces, hidden, None)
@@ -177,7 +193,7 @@ class CudaModel:
         All keys and values are in the cache then. What follows concerns only the tokens whose logits are wanted.
         """
         hidden, attended = self._hidden[:tokens], self._attended[:tokens]
-        embed(self.batch, self.last, self._embedding, self.tables, hidden)
+        embed(self.batch, self.last, self._embedding, self.tables, hidden, self._embedding_scale)
         pieces = self._pieces(adapted, tokens, "token")
         last = len(self._layers) - 1
         for index in range(len(self._layers)):
@@ -190,6 +206,8 @@ class CudaModel:
         hidden, attended = self._wanted_hidden[:samples], self._wanted_attended[:samples]
         gather(self.batch, self._hidden, self._attended, hidden, attended)
         pieces = self._pieces(adapted, samples, "sample")
+        if samples == 1 and adapted and self._layers[-1].experts is not None:
+            self._one_row_scratch.clear()  # the adapted product ahead is the one of another step's last layer, too
         self._from_attended(-1, pieces, attended, hidden)
         self._choose(pieces, hidden)
 
@@ -201,7 +219,7 @@ class CudaModel:
         """
         pieces, hidden = self._last_layer(indices, slot)
         logits = self.logits.new_empty(len(hidden), self.spec.vocab_size)
-        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        self._finish(pieces, hidden, logits)
         return logits[: len(indices)].float()
 
     def hidden_states(self, indices: torch.Tensor, slot: int = -1) -> torch.Tensor:
@@ -211,10 +229,12 @@ class CudaModel:
 
     def _last_layer(self, indices: torch.Tensor, slot: int) -> tuple[Pieces, torch.Tensor]:
         """Hidden states (n, hidden) of a mixed step's tokens after the last layer, on copies; n is 2 at least with an adapter."""
-        pieces: Pieces = BasePieces(self._buffers)
+        if slot >= 0 and len(indices) == 1:
+            indices = indices.expand(2)  # steps of one row find its slot elsewhere
+        live = torch.full((1,), len(indices), dtype=torch.int32, device=self.logits.device)
+        pieces: Pieces = BasePieces(self._buffers, live)
         if slot >= 0:
-            indices = indices.expand(2) if len(indices) == 1 else indices  # steps of one row find its slot elsewhere
-            pieces = AdaptedPieces(self._buffers, self._tiles_of_one(len(indices), slot))
+            pieces = AdaptedPieces(self._buffers, live, self._tiles_of_one(len(indices), slot))
         hidden, attended = self._hidden.index_select(0, indices), self._attended.index_select(0, indices)
         self._from_attended(-1, pieces, attended, hidden)
         return pieces, hidden
@@ -261,9 +281,15 @@ class CudaModel:
     def _choose(self, pieces: Pieces, hidden: torch.Tensor) -> None:
         """Logits and tokens of the step's samples, from their hidden states (S, hidden)."""
         logits = self.logits[: hidden.shape[0]]
-        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        self._finish(pieces, hidden, logits)
         counts = self.batch["counts"][Count.SAMPLES :]
         self.draw(counts, self.batch["sample_rows"], self.batch["sample_positions"], logits, self.sampled)
+
+    def _finish(self, pieces: Pieces, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Logits (n, vocab) of hidden states (n, hidden)."""
+        pieces.finish(self._final_norm, hidden, self._lm_head, logits)
+        if self.spec.logit_scale != 1 or self.spec.logit_soft_cap is not None:
+            shape_logits(logits, self.spec.logit_scale, self.spec.logit_soft_cap)
 
     def draw(
         self, count: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor, out: torch.Tensor
@@ -278,14 +304,20 @@ class CudaModel:
     def _attention(self, index: int, layer: CudaLayer, qkv: torch.Tensor, out: torch.Tensor, tiles: int | None) -> None:
         assert self.kv is not None
         spec, cache, described = self.spec, self.kv.layer(index), layer.spec.attention
+        if not converts_fp8():
+            cache = cache.as_bytes()
         window, scale, soft_cap = described.window, described.scale, described.soft_cap
+        q_gain, k_gain = layer.q_gain, layer.k_gain
+        if described.qk_norm_whole and q_gain is not None and k_gain is not None:
+            norm_whole(qkv, q_gain, k_gain, spec.norm_eps)
+            q_gain = k_gain = None
         if tiles is not None:
-            rotate_and_store(self.batch, qkv, cache, layer.angles, layer.q_gain, layer.k_gain, spec.norm_eps,
+            rotate_and_store(self.batch, qkv, cache, layer.angles, q_gain, k_gain, spec.norm_eps,
                              spec.num_heads)  # fmt: skip
             prefill_attention(self.batch, self.tables, qkv, cache, out, tiles=tiles, num_heads=spec.num_heads,
                               window=window, scale=scale, soft_cap=soft_cap, sinks=layer.sinks)  # fmt: skip
         decode_attention(
             self.batch, self.tables, qkv, cache, out, self._decode_scratch, rows=min(qkv.shape[0], self.sizes.max_rows),
-            num_heads=spec.num_heads, window=window, angles=layer.angles, q_gain=layer.q_gain,
-            k_gain=layer.k_gain, eps=spec.norm_eps, fused=tiles is None, scale=scale, soft_cap=soft_cap, sinks=layer.sinks,
+            num_heads=spec.num_heads, window=window, angles=layer.angles, q_gain=q_gain,
+            k_gain=k_gain, eps=spec.norm_eps, fused=tiles is None, scale=scale, soft_cap=soft_cap, sinks=layer.sinks,
         )  # fmt: skip

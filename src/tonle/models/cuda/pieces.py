@@ -14,8 +14,9 @@ from tonle.models.cuda.adapted import AdaptedMatrix
 from tonle.models.cuda.cuda_layer import CudaLayer
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.lora import SlotTiles, expand, few_tokens, gate_expand, residual_norm
-from tonle.models.cuda.matrix import Matrix, Norm
-from tonle.models.cuda.pointwise import rms_norm
+from tonle.models.cuda.matrix import Norm
+from tonle.models.cuda.pointwise import add_normed
+from tonle.models.cuda.quantized_matrix import AnyMatrix
 from tonle.models.experts import activate, gated
 from tonle.models.spec import MixerSpec
 
@@ -42,15 +43,17 @@ class Pieces(Protocol):
     def add_attended(self, layer: CudaLayer, attended: torch.Tensor, hidden: torch.Tensor) -> None: ...
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None: ...
     def add_mixed(self, layer: CudaLayer, active: torch.Tensor, hidden: torch.Tensor) -> None: ...
-    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None: ...
+    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: AnyMatrix, logits: torch.Tensor) -> None: ...
     def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class BasePieces:
     """No token has an adapter, or there is one row and it may have one: its products take that along (`gemv_adapter.py`)."""
 
-    def __init__(self, buffers: Buffers, *, adapted: bool = False) -> None:
+    def __init__(self, buffers: Buffers, live: torch.Tensor, *, adapted: bool = False) -> None:
+        """live (1,) int32: how many of the tokens exist."""
         self._buffers = buffers
+        self._live = live
         self._adapted = adapted
 
     def project(self, layer: CudaLayer, hidden: torch.Tensor, qkv: torch.Tensor) -> None:
@@ -60,19 +63,25 @@ class BasePieces:
         self._add(layer, "o", attended, layer.attention_after, hidden, settled=False)
 
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None:
-        both = self._buffers.inner(hidden.shape[0], layer.gate_up.weight.shape[0])
+        if layer.experts is not None:
+            layer.experts.mix(hidden, layer.mlp_norm, self._live)
+            return
+        both = self._buffers.inner(hidden.shape[0], layer.gate_up.outputs)
         if layer.fused_mixer:
-            assert layer.mlp_norm is not None
-            layer.gate_up.gate(hidden, layer.mlp_norm, both, active, self._adapter(layer, "gate_up"))
+            layer.gate_up.gate(hidden, layer.mlp_norm, both, active, self._adapter(layer, "gate_up"),
+                               activation=layer.spec.mixer.activation)  # fmt: skip
         else:
             layer.gate_up.apply(hidden, layer.mlp_norm, both, self._adapter(layer, "gate_up"))
             active.copy_(_activated(both, layer.spec.mixer))
 
     def add_mixed(self, layer: CudaLayer, active: torch.Tensor, hidden: torch.Tensor) -> None:
-        # In sequence, hidden was last written two kernels ago.
-        self._add(layer, "down", active, layer.mlp_after, hidden, settled=layer.spec.residual == "sequential")
+        settled = layer.spec.residual == "sequential"  # then hidden was last written two kernels ago
+        if layer.experts is not None:
+            _add_experts(layer, hidden, self._live, self._buffers, settled=settled)
+        else:
+            self._add(layer, "down", active, layer.mlp_after, hidden, settled=settled)
 
-    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None:
+    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: AnyMatrix, logits: torch.Tensor) -> None:
         lm_head.apply(hidden, norm, logits)
 
     def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
@@ -87,7 +96,7 @@ class BasePieces:
         else:
             addend = self._buffers.addend(hidden)
             matrix.product(x, addend, adapter)
-            _add_normed(addend, after, hidden)
+            add_normed(addend, after.gain, after.eps, hidden)
 
     def _adapter(self, layer: CudaLayer, name: str) -> OneRowAdapter | None:
         if not self._adapted or layer.adapted is None:
@@ -103,8 +112,9 @@ class AdaptedPieces:
     both.
     """
 
-    def __init__(self, buffers: Buffers, tiles: SlotTiles) -> None:
+    def __init__(self, buffers: Buffers, live: torch.Tensor, tiles: SlotTiles) -> None:
         self._buffers = buffers
+        self._live = live
         self._tiles = tiles
         self._pending: tuple[AdaptedMatrix, torch.Tensor] | None = None
 
@@ -117,21 +127,28 @@ class AdaptedPieces:
         self._add(layer.adapted.o, attended, layer.attention_after, hidden)
 
     def mix(self, layer: CudaLayer, hidden: torch.Tensor, active: torch.Tensor) -> None:
-        assert layer.adapted is not None
-        matrix = layer.adapted.gate_up
         x = self.normed(layer.mlp_norm, hidden)
+        if layer.experts is not None:
+            layer.experts.mix_normed(x, self._live)
+            return
+        assert layer.adapted is not None and layer.adapted.gate_up is not None
+        matrix = layer.adapted.gate_up
         if layer.fused_mixer:
-            gate_expand(self._tiles, self._wide(matrix, x), matrix.b, active)
+            gate_expand(self._tiles, self._wide(matrix, x), matrix.b, active, layer.spec.mixer.activation)
         else:
             both = x.new_empty(x.shape[0], sum(matrix.parts))
             self._narrow(matrix, x, both)
             active.copy_(_activated(both, layer.spec.mixer))
 
     def add_mixed(self, layer: CudaLayer, active: torch.Tensor, hidden: torch.Tensor) -> None:
-        assert layer.adapted is not None
+        if layer.experts is not None:
+            self._settle(hidden)
+            _add_experts(layer, hidden, self._live, self._buffers)
+            return
+        assert layer.adapted is not None and layer.adapted.down is not None
         self._add(layer.adapted.down, active, layer.mlp_after, hidden)
 
-    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: Matrix, logits: torch.Tensor) -> None:
+    def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: AnyMatrix, logits: torch.Tensor) -> None:
         lm_head.product(self.normed(norm, hidden), logits)
 
     def _add(self, matrix: AdaptedMatrix, x: torch.Tensor, after: Norm | None, hidden: torch.Tensor) -> None:
@@ -141,7 +158,7 @@ class AdaptedPieces:
         else:
             addend = self._buffers.addend(hidden)
             self._narrow(matrix, x, addend)
-            _add_normed(addend, after, hidden)
+            add_normed(addend, after.gain, after.eps, hidden)
 
     def normed(self, norm: Norm | None, hidden: torch.Tensor) -> torch.Tensor:
         """What a product takes, with all there is to add to the hidden states added."""
@@ -164,7 +181,7 @@ class AdaptedPieces:
     def _wide(self, matrix: AdaptedMatrix, x: torch.Tensor) -> torch.Tensor:
         """x @ W.T, then y of all slots, in the buffer that every product uses."""
         assert self._pending is None
-        out = self._buffers.inner(x.shape[0], matrix.wide.weight.shape[0])
+        out = self._buffers.inner(x.shape[0], matrix.wide.outputs)
         matrix.wide.product(x, out)
         return out
 
@@ -173,9 +190,17 @@ class AdaptedPieces:
         expand(self._tiles, self._wide(matrix, x), matrix.b, out, parts=matrix.parts)
 
 
-def _add_normed(addend: torch.Tensor, norm: Norm, hidden: torch.Tensor) -> None:
-    hidden.add_(rms_norm(addend, norm.gain, norm.eps, addend))
+def _add_experts(
+    layer: CudaLayer, hidden: torch.Tensor, live: torch.Tensor, buffers: Buffers, *, settled: bool = False
+) -> None:
+    assert layer.experts is not None
+    if layer.mlp_after is None:
+        layer.experts.add(hidden, live, settled=settled)
+    else:
+        addend = buffers.addend(hidden)
+        layer.experts.add(addend, live, add=False)
+        add_normed(addend, layer.mlp_after.gain, layer.mlp_after.eps, hidden)
 
 
 def _activated(inner: torch.Tensor, mixer: MixerSpec) -> torch.Tensor:
-    return gated(inner, mixer.activation) if mixer.kind == "gated" else activate(inner, mixer.activation)
+    return gated(inner, mixer.activation, mixer.clamp) if mixer.kind == "gated" else activate(inner, mixer.activation)

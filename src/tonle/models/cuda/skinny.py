@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc"
 """A matrix times 2 to 16 rows on tensor cores, where reading the weight once is most of the time.
 
-Does: out = x @ W.T (+ bias), added to what `out` holds, or gated (silu(gate) * up), each in one kernel. Rows of W are the
+Does: out = x @ W.T (+ bias), added to what `out` holds, or gated (activation(gate) * up), each in one kernel. Rows of W are the
 long side of the tensor cores' instruction and tokens the short one, so few tokens waste little. Long rows of few outputs are
 split among programs; the last to arrive joins the parts in a fixed order, so results do not depend on who was first.
 Does not: norm its input, or decide alone: `skinny_tiling` says None where cuBLAS is as fast, as it is for layers of 32 rows.
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 
+from tonle.models.cuda.activation import activated, gate_of
 from tonle.models.cuda.gpu_features import roomy
 from tonle.models.cuda.launch import follow, launch
+from tonle.models.spec import Activation
 
 MAX_ROWS = 16
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
@@ -51,10 +54,19 @@ def skinny_tiling(rows: int, outputs: int, inputs: int, *, glu: bool, gate_up: b
     return SkinnyTiling(16, 128, stages=12) if outputs * inputs <= 4 * 2**20 else None
 
 
+class Tiling(Protocol):
+    """What `SplitScratch` needs to know of one."""
+
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def split(self) -> int: ...
+
+
 class SplitScratch:
     """Where programs that share a tile leave their parts. One serves all layers and all products, one after another."""
 
-    def __init__(self, shapes: Iterable[tuple[int, SkinnyTiling | None]], device: torch.device) -> None:
+    def __init__(self, shapes: Iterable[tuple[int, Tiling | None]], device: torch.device) -> None:
         """Enough for all these (outputs, tiling)."""
         tiles = [
             (triton.cdiv(outputs, tiling.block_n), tiling)
@@ -143,7 +155,7 @@ def _finish(y, before, BIAS, n, out, stored, N: tl.constexpr, BN: tl.constexpr, 
         if HAS_BIAS:
             up += tl.load(BIAS + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         gate = y.to(DTYPE).to(tl.float32)
-        y = (gate * tl.sigmoid(gate)).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
+        y = activated(gate, GLU).to(DTYPE).to(tl.float32) * up.to(DTYPE).to(tl.float32)
     tl.store(out, (y + before).to(DTYPE), mask=stored)
 
 
@@ -202,11 +214,12 @@ def skinny(
     add: bool = False,
     settled: bool = False,
     glu: bool = False,
+    activation: Activation = "silu",
     scratch: SplitScratch | None = None,
 ) -> torch.Tensor:
     """x (M, K), weight (N, K), out (M, N), all contiguous; `scratch` for tilings that split.
 
-    `glu`: weight is (2 N, K), gate and up; out = silu(gate) * up. `add`: to what out holds, rounded
+    `glu`: weight is (2 N, K), gate and up; out = activation(gate) * up. `add`: to what out holds, rounded
     once; `settled`: the kernel ahead does not write that, so it is read before that one has ended.
     """
     (rows, inputs), outputs = x.shape, out.shape[1]
@@ -218,7 +231,7 @@ def skinny(
         assert scratch.parts.numel() >= grid[0] * tiling.split * tiling.block_n * MAX_ROWS
         parts, arrived = scratch.parts, scratch.arrived
     stages = tiling.stages if x.element_size() == 2 else tiling.stages // 2  # in shared memory
-    flags = (bias is not None, add, settled, glu, x.dtype == torch.float32)
+    flags = (bias is not None, add, settled, gate_of(activation, glu=glu), x.dtype == torch.float32)
     launch(
         _skinny, grid,
         x, weight, bias, out, parts, arrived, rows, outputs, inputs, tiling.block_n, MAX_ROWS, tiling.block_k, stages,

@@ -82,12 +82,12 @@ def take_in(score, seen, v, v_scale, best, total, acc, MASKED: tl.constexpr, IEE
 
 @triton.jit
 def take_in_packed(q, K, V, K_SCALES, V_SCALES, block, offset, inside, seen, best, total, acc, scale,
-                   KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
-                   IEEE: tl.constexpr):  # fmt: skip
+                   KV_HEADS: tl.constexpr, D: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr,
+                   MASKED: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """The same with keys and values of eight bits, from (keys,) offsets in (keys,) blocks; only those `inside` are read."""
     place = (block * BLOCK + offset) * (KV_HEADS * D)
-    k = read_packed(K, place, inside, D).to(q.dtype)
-    v = read_packed(V, place, inside, D).to(q.dtype)
+    k = read_packed(K, place, inside, D, P).to(q.dtype)
+    v = read_packed(V, place, inside, D, P).to(q.dtype)
     scale_place = block * (KV_HEADS * BLOCK) + offset
     k_scale = tl.load(K_SCALES + scale_place, mask=inside, other=1.0)
     v_scale = tl.load(V_SCALES + scale_place, mask=inside, other=1.0)

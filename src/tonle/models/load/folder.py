@@ -1,75 +1,88 @@
-"""Weights from a Hugging Face folder: one safetensors file, or several with an index.
+"""Weights from a Hugging Face folder: one safetensors file, or several with an index; quantized or not.
 
-Does: check every tensor's presence and shape before reading any. Does not: read pickled weights or quantized
-checkpoints.
+Does: check every tensor's presence and shape before reading any. Does not: read pickled weights.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from tonle.config.model_json import read_json
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
+from tonle.models.layers import Quantized, Weight
 from tonle.models.load import default_dtype
+from tonle.models.load.places import places, stored_shapes
+from tonle.models.load.quantized import QuantizedTensors, quantization_settings, read_form
+from tonle.models.load.stored_tensors import StoredTensors, Tensors
+from tonle.models.load.text_tensors import TextTensors
+from tonle.models.quantize import Quantization, assemble_quantized
 from tonle.models.read_spec import read_spec
-from tonle.models.safetensors_file import open_safetensors
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
-from tonle.models.weights import LM_HEAD, Fetch, Owned, Shape, assemble, check_tensors, tensor_shapes
+from tonle.models.text_part import is_around_text
+from tonle.models.weights import EMBEDDING, LM_HEAD, Fetch, Owned, check_tensors
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-
-
-def load_folder(source: ModelSource, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
-    spec, fetch = open_folder(source)
-    return Decoder(spec, assemble(spec, fetch, Owned(device, dtype or default_dtype(spec.dtype, device))))
+# Files beside config.json that older checkpoints have their settings in, and their methods
+_OLDER_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-def open_folder(source: ModelSource) -> tuple[ModelSpec, Fetch]:
+def load_folder(
+    source: ModelSource, *, device: torch.device, dtype: torch.dtype | None, context: int | None = None,
+    quantization: Quantization | None = None,
+) -> Decoder:  # fmt: skip
+    spec, fetch = open_folder(source, context)
+    dtype = dtype or default_dtype(spec.dtype, device)
+    return Decoder(spec, assemble_quantized(spec, fetch, Owned(device, dtype), quantization, device, dtype))
+
+
+def open_folder(source: ModelSource, context: int | None = None) -> tuple[ModelSpec, Fetch]:
     """The spec, and tensors as stored by our names. Everything is checked; tensors are read when asked for."""
-    spec = read_spec(source)
-    _refuse_quantized(source.path)
-    files = [open_safetensors(file) for file in _weight_files(source.path)]
-    homes = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
-    shapes: dict[str, Shape] = {name: tuple(file.get_slice(name).get_shape()) for name, file in homes.items()}
+    spec = read_spec(source).for_context(context)
+    tensors = open_tensors(source)
+    if is_around_text(_config(source)):
+        tensors = TextTensors(tensors, spec.hidden_size)
     # Old checkpoints carry rotary tables; tied ones sometimes a second copy of the embedding.
-    ignored = [name for name in homes if name.endswith("rotary_emb.inv_freq")] + [LM_HEAD] * spec.tie_embeddings
-    check_tensors(str(source.path), tensor_shapes(spec), shapes, ignored)
+    rotary = [name for name in tensors.shapes if name.endswith("rotary_emb.inv_freq")]
+    where = places(spec, tensors.shapes)
+    check_tensors(
+        str(source.path), stored_shapes(spec, where), tensors.shapes, rotary + [LM_HEAD] * spec.tie_embeddings
+    )
 
-    def fetch(name: str) -> torch.Tensor:
-        tensor: torch.Tensor = homes[name].get_tensor(name)
-        return tensor
+    def fetch(name: str) -> Weight:
+        place = where[name]
+        stored = tensors.get(place.stored, place.expert)
+        if name == EMBEDDING and isinstance(stored, Quantized):  # read by rows, which no kernel unpacks
+            stored = stored.unpacked(torch.float32)
+        return replace(place, expert=None).of(stored)
 
     return spec, fetch
 
 
-def _refuse_quantized(folder: Path) -> None:
-    quantization = read_json(folder / "config.json").get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise ModelError(
-            f"{folder}: checkpoints quantized with {method!r} are not supported; "
-            f"use the original checkpoint, or a GGUF file of the model"
-        )
+def open_tensors(source: ModelSource) -> Tensors:
+    """By the checkpoint's names; a quantized matrix is one of them."""
+    config = _config(source)
+    try:
+        form = read_form(config)
+    except ModelError as error:
+        raise ModelError(f"{source.path}: {error.message}") from None
+    stored = StoredTensors(source.path)
+    return stored if form is None else QuantizedTensors(stored, form)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ModelError(f"{index}: has no weight_map of tensors to files")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-        for file in files:
-            if not file.is_file():
-                raise ModelError(f"{file}: is named by {_INDEX} but missing")
-        return files
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    if any(folder.glob("*.bin")):
-        raise ModelError(f"{folder}: holds pickled weights (.bin) only; convert them to safetensors")
-    raise ModelError(f"{folder}: has neither {_SINGLE} nor {_INDEX}")
+def quantization_method(source: ModelSource) -> str | None:
+    """As the checkpoint calls it; None if it is not quantized."""
+    settings = quantization_settings(_config(source))
+    return str(settings.get("quant_method")) if isinstance(settings, dict) else None
+
+
+def _config(source: ModelSource) -> dict[str, Any]:
+    """`config.json`, with the quantization that older checkpoints describe elsewhere."""
+    config = read_json(source.path / "config.json")
+    for name, method in _OLDER_SETTINGS.items():
+        if quantization_settings(config) is None and (file := source.path / name).is_file():
+            config["quantization_config"] = {"quant_method": method, **read_json(file)}
+    return config

@@ -1,13 +1,13 @@
 """Weights from a GGUF file, dequantized.
 
-Does: translate names, undo the interleaving of llama-type q and k rows, unpack the common block types. Does not:
+Does: find tensors by our names, undo the interleaving of llama-type q and k rows, unpack the common block types. Does not:
 compute on packed weights; they take the space of the dtype they are unpacked to.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,39 +18,24 @@ from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
 from tonle.models.gguf_file import GGUFFile, GGUFTensor
 from tonle.models.load import default_dtype
+from tonle.models.load.gguf_places import gguf_places
+from tonle.models.load.places import halves, stored_shapes
 from tonle.models.load.quants import SUPPORTED, dequantize
-from tonle.models.read_spec import from_gguf
-from tonle.models.spec import family
-from tonle.models.weights import EMBEDDING, FINAL_NORM, LM_HEAD, Owned, assemble, check_tensors, tensor_shapes
-
-_TOP_NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", LM_HEAD: "output.weight"}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_ROPE_TENSOR = "rope_freqs.weight"  # read with the spec
+from tonle.models.quantize import Quantization, assemble_quantized
+from tonle.models.read_gguf import ROPE_TENSORS, from_gguf
+from tonle.models.weights import Owned, check_tensors, tensor_shapes
 
 
 class GGUFWeights:
     """A checked file: its spec, and its tensors by our names. Tensors are read when asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context: int | None = None) -> None:
         file = GGUFFile(path)
-        self.spec = from_gguf(file)
-        self._tensors = file.tensors
-        self._interleaved = family(self.spec.architecture).gguf_interleaved
-        expected = {gguf_name(name): shape for name, shape in tensor_shapes(self.spec).items()}
-        check_tensors(str(path), expected, {name: t.shape for name, t in file.tensors.items()}, [_ROPE_TENSOR])
+        self.spec = from_gguf(file).for_context(context)
+        self._tensors = {name: _as_matrix(tensor) for name, tensor in file.tensors.items()}
+        self._places = gguf_places(self.spec, file.tensors)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        check_tensors(str(path), stored_shapes(self.spec, self._places), shapes, ROPE_TENSORS)
         for tensor in file.tensors.values():
             if tensor.type not in SUPPORTED:
                 raise ModelError(
@@ -60,15 +45,13 @@ class GGUFWeights:
 
     def stored(self, name: str) -> GGUFTensor:
         """As the file has it; the rows may be in another order (`row_order`)."""
-        return self._tensors[gguf_name(name)]
+        place = self._places[name]
+        return part_of(self._tensors[place.stored], place.expert, place.rows)
 
     def row_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        """Where our rows stand in the file: heads of llama-type q and k are stored as pairs, ours are two halves."""
-        if not self._interleaved or not (".q_proj." in name or ".k_proj." in name):
-            return None
-        num_heads = self.spec.num_heads if ".q_proj." in name else self.spec.num_kv_heads
-        pairs = np.arange(num_heads * self.spec.head_dim).reshape(num_heads, -1, 2)  # (heads, half, 2)
-        return pairs.transpose(0, 2, 1).reshape(-1)
+        """Where our rows stand in what the file has; None: as they are."""
+        pairs = self._places[name].pairs
+        return None if pairs is None else halves(self.stored(name).shape[0], *pairs).numpy()
 
     def fetch(self, name: str) -> torch.Tensor:
         """Dequantized, rows in our order."""
@@ -76,19 +59,30 @@ class GGUFWeights:
         return torch.from_numpy(values if order is None else values[order])
 
 
-def load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype | None) -> Decoder:
-    weights = GGUFWeights(path)
+def _as_matrix(tensor: GGUFTensor) -> GGUFTensor:
+    """The gate of shared experts is stored as a vector; it is a matrix with one row."""
+    if tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1:
+        return replace(tensor, shape=(1, *tensor.shape))
+    return tensor
+
+
+def part_of(tensor: GGUFTensor, expert: int | None, rows: slice | None) -> GGUFTensor:
+    """Of a tensor that holds several of ours: a matrix of it, rows of it. Still the stored bytes, not copied."""
+    shape, data = tensor.shape, tensor.data
+    if expert is not None:
+        shape, data = shape[1:], data.reshape(shape[0], -1)[expert]
+    if rows is not None:
+        data = data.reshape(shape[0], -1)[rows].reshape(-1)
+        shape = (len(range(*rows.indices(shape[0]))), *shape[1:])
+    return replace(tensor, shape=shape, data=data)
+
+
+def load_gguf(
+    path: Path, *, device: torch.device, dtype: torch.dtype | None, context: int | None = None,
+    quantization: Quantization | None = None,
+) -> Decoder:  # fmt: skip
+    weights = GGUFWeights(path, context)
     spec = weights.spec
     num_weights = sum(math.prod(shape) for shape in tensor_shapes(spec).values())
-    storage = Owned(device, dtype or default_dtype(spec.dtype, device, num_weights=num_weights))
-    return Decoder(spec, assemble(spec, weights.fetch, storage))
-
-
-def gguf_name(name: str) -> str:
-    """From our name of a tensor to GGUF's."""
-    if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
-    match = _LAYER_TENSOR.fullmatch(name)
-    assert match is not None, name
-    index, middle, kind = match.groups()
-    return f"blk.{index}.{_LAYER_NAMES[middle]}.{kind}"
+    dtype = dtype or default_dtype(spec.dtype, device, num_weights=num_weights)
+    return Decoder(spec, assemble_quantized(spec, weights.fetch, Owned(device, dtype), quantization, device, dtype))

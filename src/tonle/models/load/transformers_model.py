@@ -12,19 +12,43 @@ import torch
 
 from tonle.errors import ModelError
 from tonle.models.decoder import Decoder
+from tonle.models.families import FAMILIES
+from tonle.models.layers import Weight
+from tonle.models.load.places import places, stored_shapes
+from tonle.models.quantize import Quantization, assemble_quantized
 from tonle.models.read_spec import from_hf_config
-from tonle.models.spec import FAMILIES, ModelSpec
-from tonle.models.weights import LM_HEAD, Shared, assemble, check_tensors, tensor_shapes
+from tonle.models.spec import ModelSpec
+from tonle.models.text_part import is_around_text, text_name, text_part
+from tonle.models.weights import EMBEDDING, LM_HEAD, Owned, Shared, check_tensors
 
 
-def load_live(model: Any, *, device: torch.device | None, dtype: torch.dtype | None) -> Decoder:
-    spec = live_spec(model)
+def load_live(
+    model: Any, *, device: torch.device | None, dtype: torch.dtype | None, context: int | None = None,
+    quantization: Quantization | None = None,
+) -> Decoder:  # fmt: skip
+    spec = live_spec(model).for_context(context)
     tensors: dict[str, torch.Tensor] = model.state_dict()
+    if is_around_text({"architectures": [type(model).__name__]}):
+        tensors = {name: tensor for stored, tensor in tensors.items() if (name := text_name(stored)) is not None}
     where = f"the live {type(model).__name__}"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    check_tensors(where, tensor_shapes(spec), shapes, [LM_HEAD] if spec.tie_embeddings else [])
+    placed = places(spec, tensors)
+    check_tensors(where, stored_shapes(spec, placed), shapes, [LM_HEAD] if spec.tie_embeddings else [])
     _check_placement(where, tensors, device, dtype)
-    return Decoder(spec, assemble(spec, lambda name: tensors[name], Shared()))
+    own = tensors[placed[EMBEDDING].stored]
+    storage = Shared(own.dtype) if quantization is None else _SharedVectors(own.device, own.dtype)
+
+    def fetch(name: str) -> Weight:
+        return placed[name].of(tensors[placed[name].stored])
+
+    return Decoder(spec, assemble_quantized(spec, fetch, storage, quantization, own.device, own.dtype))
+
+
+class _SharedVectors(Owned):
+    """For quantized matrices, which are memory of ours: all else stays where it is."""
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.dtype)
 
 
 def live_spec(model: Any) -> ModelSpec:
@@ -34,12 +58,12 @@ def live_spec(model: Any) -> ModelSpec:
         raise ModelError(
             f"{name} carries adapters; pass its base model and the adapter's folder as lora=, or model.merge_and_unload()"
         )
-    if name not in FAMILIES:
+    config = text_part({**model.config.to_dict(), "architectures": [name], "dtype": str(model.dtype)})
+    if config["architectures"][0] not in FAMILIES:
         raise ModelError(f"live models of class {name} are not supported; supported: {', '.join(FAMILIES)}")
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise ModelError(f"the live {name} is quantized; load it without a quantization_config")
     generation = getattr(model, "generation_config", None)
-    config = {**model.config.to_dict(), "architectures": [name], "dtype": str(model.dtype)}
     return from_hf_config(config, generation.to_dict() if generation is not None else None)
 
 

@@ -158,7 +158,7 @@ def test_an_idle_loop_wakes_to_forget_what_was_unloaded(engine: Engine, monkeypa
 
     limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=4, context_length=8, block_size=4,
                              long_prefill_tokens=4, num_adapter_slots=1)  # fmt: skip
-    runner = cast(Runner, SimpleNamespace(profile=None, lag=0))
+    runner = cast(Runner, SimpleNamespace(profile=None, lag=0, kernel_changes=0))
     loop = Loop(Scheduler(limits, BlockPool(4), [], engine.host), runner, Quiet(), adapters=engine.loaded)
     engine.load("one", "/a")
     loop.step()

@@ -223,3 +223,27 @@ def test_the_state_for_the_metric(adapter: int) -> None:
     assert world.scheduler.slots.are_used == (adapter != 0)
     assert world.scheduler.slots.running() == ([3] if adapter else [])
     assert world.scheduler.waiting.adapters == ({3: 1} if adapter else {})
+
+
+def test_the_adapter_of_a_sequence_that_loads_is_used() -> None:
+    """Else it could be forgotten before the sequence runs."""
+
+    class Everything:
+        """Has every block, and never brings one."""
+
+        def find(self, request: Request, digests: list[bytes], num_held: int) -> Everything | None:
+            self.num_blocks = len(digests) - num_held
+            return self if self.num_blocks else None
+
+        def begin(self, handle: int, found: object, blocks: list[int]) -> None: ...
+        def drop(self, handle: int) -> None: ...
+
+    world = World(slots=1)
+    scheduler = world.scheduler
+    scheduler.incoming = Everything()
+    scheduler.add(Request(handle=1, prompt=[1] * 40, config=ResolvedConfig(max_length=4), adapter=7))
+    assert scheduler.uses_adapter(7) and not scheduler.uses_adapter(8)
+    assert not scheduler.plan(0.0).rows and 1 in scheduler.loading
+    assert scheduler.uses_adapter(7) and not scheduler.uses_adapter(8)
+    scheduler.cancel(1)
+    assert not scheduler.uses_adapter(7)

@@ -32,3 +32,17 @@ def test_a_step_advances_an_answer_whichever_sequence_comes_first() -> None:
     assert [facts.advances for facts in (first, second, third)] == [False, True, True]
     assert [facts.arrivals for facts in (first, second, third)] == [[1.0], [], [2.0]]
     assert [(facts.work.rows, facts.work.tokens) for facts in (first, second, third)] == [(0, 3), (1, 16), (2, 0)]
+
+
+def test_a_sequence_with_guesses_decodes() -> None:
+    """Not a prompt: what the controller allows those would follow from it."""
+    scheduler = Scheduler(limits(max_num_seqs=4, max_num_batched_tokens=32), BlockPool(100), [])
+    for handle in (1, 2):
+        scheduler.add(Request(handle=handle, prompt=[1, 2, 3], config=ResolvedConfig(max_length=50)))
+    scheduler.commit(scheduler.plan(0.0), StepResult([1, 1]))
+    plan = scheduler.plan(0.0)
+    assert plan.chunks == [[1], [1]]
+    plan.chunks[0], plan.drafts[0] = [1, 5, 6, 7], 3
+    facts = facts_of(plan, 0.0, waiting_s=0.0, demand=2)
+    assert (facts.work.rows, facts.work.tokens, facts.depth, facts.decode_reads, facts.advances) == (2, 3, 0, 6, True)
+    assert facts.work.reads == 6 + 3 * 4

@@ -249,7 +249,7 @@ def test_blocks_behind_one_that_was_evicted_count_as_evicted() -> None:
     pool = world.scheduler.pool
     middle = world.scheduler.pool.lookup(_digests(PROMPT)[2])
     pool._idle.move_to_end(middle, last=False)
-    pool._free.append(pool._evict())
+    pool._free.append(pool._make_free())
     world.ask(2, 0, prompt=PROMPT)
     world.finish()
     assert missed(world, 2) == {"evicted": 64, "tail": 4} and world.spent[2].cached_tokens == 32

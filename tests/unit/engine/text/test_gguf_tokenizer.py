@@ -120,6 +120,7 @@ def test_every_token_of_the_default_model_has_its_bytes(default_tokenizer: Token
         ("gpt-2", "I'm 123 x\n\n y", "I|'m|Ġ123|Ġx|ĊĊ|Ġy"),
         ("smollm", "a  12 b", "a|ĠĠ|1|2|Ġb"),
         ("llama-bpe", "I'M 12345!!\n x", "I|'M|Ġ|123|45|!!Ċ|Ġx"),
+        ("dbrx", "I'M 12345!!\n x", "I|'M|Ġ|123|45|!!Ċ|Ġx"),
         ("qwen2", "I'M 123 a", "I|'M|Ġ|1|2|3|Ġa"),
         ("tekken", "camelCase 12/\n", "camel|Case|Ġ|1|2|/Ċ"),
         ("gpt-4o", "camelCase's 1234", "camel|Case's|Ġ|123|4"),

@@ -72,6 +72,13 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert text.chat_template == "file"
 
 
+def test_the_template_beside_a_processor(tmp_path: Path) -> None:
+    """Checkpoints with images have it in a file of its own."""
+    source = folder(tmp_path, tokenizer_config={})
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert load_text(source).render_chat(CHAT) == "of the processor"
+
+
 def test_no_template(tmp_path: Path) -> None:
     text = load_text(folder(tmp_path))
     assert text.chat_template is None

@@ -90,6 +90,25 @@ def test_features_of_other_families() -> None:
     assert re.fullmatch(r"\d{4}", year)
 
 
+# As models that see images have it: strings have no parts, and would be left out without a word.
+PARTS = """\
+{%- for message in messages -%}
+    [{{ message['role'] }}
+    {%- for part in message['content'] | selectattr('type', 'equalto', 'text') %} {{ part['text'] }}{% endfor %}]
+{%- endfor -%}"""
+
+
+def test_templates_that_read_parts_alone() -> None:
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": [{"type": "text", "text": "two"}]}]
+    assert render(PARTS, messages) == "[user one][assistant two]"
+    prompt = ChatTemplate(PARTS, special_tokens={}).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert prompt == "[user one][assistant two"
+    either = "{% set c = messages[0].content %}{{ c if c is string else 'parts' }}"
+    assert render(either, messages[:1]) == "one", "strings are what most templates are tested with"
+
+
 def test_named_templates() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "with tools"}, special_tokens={})
     assert template.render(CHAT) == "plain"

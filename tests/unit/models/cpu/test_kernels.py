@@ -25,7 +25,9 @@ from tonle.models.cpu.cpu_attention import soften
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.dots import HAS_DOTS, has_dots
 from tonle.models.cpu.exponential import exponential
-from tonle.models.cpu.pack import layout, why_not
+from tonle.models.cpu.layout import layout
+from tonle.models.cpu.pack import why_not
+from tonle.models.cpu.products import Digits, PackedMatrix
 from tonle.models.cpu.step import product
 from tonle.models.cpu.stored import Stored, from_floats
 from tonle.models.cpu.team import Team
@@ -62,12 +64,13 @@ KINDS = ["q4", "q4 with float32 scales", "q8", "bf16", "f32"]
 needs_dots = pytest.mark.skipif(not HAS_DOTS, reason="this processor has no 8-bit dot product")
 
 
-def product_error(kind: str, *, dots: bool, digits: int = 2, rows: int = 200, columns: int = 96) -> float:
+def product_error(kind: str, *, dots: bool, rows: int = 200, columns: int = 96) -> float:
     """The worst error, relative to the norm, over awkward numbers of rows; 200 do not fill the last block."""
     made = [stored(kind, rows, columns) for _ in range(2)]
     matrix = layout(made, gated=False, dots=dots)
     team, spec = Team(2), SimpleNamespace(hidden_size=columns)
-    workspace = Workspace(spec, None, num_threads=2, digits=digits)  # type: ignore[arg-type]
+    packed = SimpleNamespace(experts=None, mlp_after=np.zeros((1, 0)))
+    workspace = Workspace(spec, packed, num_threads=2)  # type: ignore[arg-type]
     worst = 0.0
     for count in (1, 2, 3, 4, 5, 7, 16, 33, 100):
         x = RNG.standard_normal((count, columns)).astype(np.float32)
@@ -94,9 +97,45 @@ def test_integer_products_agree_with_dequantized_float32(kind: str) -> None:
     assert product_error(kind, dots=True) < 1e-4
 
 
+def multiplied(matrix: PackedMatrix, x: np.ndarray, activation_bits: int) -> tuple[np.ndarray, Digits]:
+    """x (T, K) times the matrix, and x as it was multiplied."""
+    packed = SimpleNamespace(experts=None, mlp_after=np.zeros((1, 0)))
+    spec = SimpleNamespace(hidden_size=x.shape[1])
+    workspace = Workspace(spec, packed, num_threads=1, activation_bits=activation_bits)  # type: ignore[arg-type]
+    form = workspace.form("x", matrix, *x.shape)
+    assert isinstance(form, Digits)
+    out = np.empty((len(x), matrix.weights.shape[1] * ROWS), dtype=np.float32)
+    product(matrix, 0, x, form, out, workspace.scratch, 0, 1)
+    return out, form
+
+
 @needs_dots
-def test_one_byte_per_activation_costs_some_percent() -> None:
-    assert 1e-4 < product_error("q4", dots=True, digits=1) < 5e-2
+def test_a_group_is_wide_where_one_number_stands_out() -> None:
+    weights = stored("q4", 64, 128)
+    matrix = layout([weights], gated=False, dots=True)
+    x = RNG.standard_normal((5, 128)).astype(np.float32).clip(-2, 2)
+    x[1, 40] = 100  # in the second of four groups
+    x[3, 96:] = 0
+    x[3, 100] = 1e-3
+    out, form = multiplied(matrix, x, 8)
+    expected = [[0] * 4, [0, 1, 0, 0], [0] * 4, [0, 0, 0, 1], [0] * 4]
+    assert form.wide.T.tolist() == expected
+    errors = np.abs(out - x @ weights.floats().T).max(axis=1)
+    assert errors[1] < 2 * errors[0]  # one byte would be off by half of 100 / 127 in each number
+    assert 5 * np.abs(multiplied(matrix, x, 16)[0] - x @ weights.floats().T).max() < errors.min()
+
+
+@needs_dots
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+def test_8_bit_products_are_the_same_bits_in_any_company(kind: str) -> None:
+    """Rows with wide groups beside rows without, in every number that is multiplied together."""
+    matrix = layout([stored(kind, 64, 96)], gated=False, dots=True)
+    x = RNG.standard_normal((11, 96)).astype(np.float32)
+    x[[1, 2, 6, 10], 7] = 50
+    alone = np.concatenate([multiplied(matrix, row[None], 8)[0] for row in x])
+    for first in range(4):
+        for last in range(first + 1, len(x) + 1):
+            np.testing.assert_array_equal(multiplied(matrix, x[first:last], 8)[0], alone[first:last])
 
 
 def test_integer_products_are_used_where_the_processor_has_them() -> None:
@@ -184,7 +223,8 @@ def test_vectors_are_as_wide_as_the_processor_has() -> None:
 
 def test_buffers_do_not_pile_up_while_steps_grow() -> None:
     matrix = layout([stored("q4", 64, 64)], gated=False, dots=False)
-    packed = SimpleNamespace(qkv=matrix, o=matrix, gate_up=matrix, down=matrix, head=matrix, mlp_after=np.zeros((1, 0)))
+    packed = SimpleNamespace(qkv=matrix, o=matrix, gate_up=matrix, down=matrix, head=matrix, mlp_after=np.zeros((1, 0)),
+                             experts=None)  # fmt: skip
     spec = SimpleNamespace(hidden_size=64, intermediate_size=64, q_size=64, num_heads=1, head_dim=64)
     workspace = Workspace(spec, packed, num_threads=1)  # type: ignore[arg-type]
     for count in range(1, 200):

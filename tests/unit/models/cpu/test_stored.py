@@ -9,31 +9,32 @@ from tonle.models.cpu.stored import Stored, from_floats, from_gguf, join
 from tonle.models.gguf_file import GGMLType, GGUFTensor
 from tonle.models.load.quants import dequantize
 
-BLOCK_BYTES = {GGMLType.Q4_0: (32, 18), GGMLType.Q4_1: (32, 20), GGMLType.Q8_0: (32, 34), GGMLType.Q4_K: (256, 144),
-               GGMLType.Q6_K: (256, 210)}  # fmt: skip
+FORMS = {  # what a type becomes, and where in a block its half-precision scale and minimum are
+    GGMLType.Q4_0: (np.uint8, 0, None), GGMLType.Q4_1: (np.uint8, 0, 2), GGMLType.Q4_K: (np.uint8, 0, 2),
+    GGMLType.Q8_0: (np.int8, 0, None), GGMLType.Q5_0: (np.int8, 0, None), GGMLType.Q5_1: (np.int8, 0, 2),
+    GGMLType.Q5_K: (np.int8, 0, 2), GGMLType.Q3_K: (np.int8, 108, None), GGMLType.IQ4_NL: (np.int8, 0, None),
+    GGMLType.IQ4_XS: (np.int8, 0, None), GGMLType.Q6_K: (np.float32, 208, None), GGMLType.Q2_K: (np.float32, 80, 82),
+}  # fmt: skip
 
 
 def tensor(kind: GGMLType, rows: int = 6, columns: int = 512, seed: int = 0) -> GGUFTensor:
     """Random stored bytes with sane scales."""
-    numbers, size = BLOCK_BYTES[kind]
+    _, scale_at, minimum_at = FORMS[kind]
     rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (rows * columns // numbers, size), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (rows * columns // kind.block_numbers, kind.block_bytes), dtype=np.uint8)
     scale = (rng.random(len(blocks)) * 0.1).astype(np.float16)
-    at = size - 2 if kind is GGMLType.Q6_K else 0
-    blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    if kind in (GGMLType.Q4_1, GGMLType.Q4_K):
-        blocks[:, 2:4] = (-scale).view(np.uint8).reshape(-1, 2)
+    blocks[:, scale_at : scale_at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if minimum_at is not None:
+        blocks[:, minimum_at : minimum_at + 2] = (-scale).view(np.uint8).reshape(-1, 2)
     return GGUFTensor("t", (rows, columns), kind, blocks.reshape(-1))
 
 
-@pytest.mark.parametrize("kind", list(BLOCK_BYTES))
+@pytest.mark.parametrize("kind", FORMS, ids=lambda kind: kind.name)
 def test_numbers_equal_the_reference(kind: GGMLType) -> None:
     stored = tensor(kind)
     ours = from_gguf(stored)
-    reference = dequantize(stored).reshape(ours.shape)
-    np.testing.assert_allclose(ours.floats(), reference, rtol=1e-6, atol=1e-7)
-    narrow = {GGMLType.Q8_0: np.int8, GGMLType.Q6_K: np.float32}.get(kind, np.uint8)
-    assert ours.numbers.dtype == narrow
+    np.testing.assert_array_equal(ours.floats(), dequantize(stored))
+    assert ours.numbers.dtype == FORMS[kind][0]
 
 
 def test_floats_stay_what_they_were() -> None:

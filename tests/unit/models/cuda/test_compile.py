@@ -13,10 +13,14 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 
 from benchmarks.workload import SHAPES, write_config
 
+from tests.fakes.layer_kinds import KINDS, PLAIN, spec_of
 from tonle.models.cuda import (
     cuda_rope,
     decode_attention,
     embed,
+    experts_grouped,
+    experts_one_row,
+    experts_routing,
     gemv,
     lora,
     pointwise,
@@ -31,6 +35,7 @@ from tonle.models.decoder import Decoder
 from tonle.models.inputs import KVCache
 from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
+from tonle.models.spec import ModelSpec
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 64
@@ -46,7 +51,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
         fixed = [value for parameter, value in named if parameter.annotation == "tl.constexpr"]
         seen.add((kernel.fn.__name__, *fixed, *sorted(options.items())))
 
-    for module in (cuda_rope, decode_attention, embed, gemv, lora, pointwise, prefill_attention, sample, skinny):
+    for module in (cuda_rope, decode_attention, embed, experts_grouped, experts_one_row, experts_routing, gemv, lora,
+                   pointwise, prefill_attention, sample, skinny):  # fmt: skip
         monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(skinny, "roomy", lambda: True)
     return seen
@@ -58,10 +64,14 @@ def model(
     shape = {"num_attention_heads": kv_heads * 2, "num_key_value_heads": kv_heads, "head_dim": 16, "vocab_size": 64,
              "num_hidden_layers": layers}  # fmt: skip
     monkeypatch.setitem(SHAPES, "tiny", {**SHAPES["tiny"], **shape})
-    spec = read_spec(ModelSource("folder", write_config("tiny", root), "tiny"))
+    return model_of(read_spec(ModelSource("folder", write_config("tiny", root), "tiny")), max_rows, adapter_slots)
+
+
+def model_of(spec: ModelSpec, max_rows: int, adapter_slots: int = 0) -> CudaModel:
+    kv_heads = spec.num_kv_heads
     sizes = Sizes(max_rows, MAX_TOKENS, 64, max_items(max_rows, kv_heads), adapter_slots)
     made = CudaModel(Decoder.random(spec, CPU, torch.float32), sizes, 8, 128)
-    made.kv = KVCache(num_layers=layers, num_blocks=1, block_size=16, num_kv_heads=kv_heads, head_dim=16,
+    made.kv = KVCache(num_layers=spec.num_layers, num_blocks=1, block_size=16, num_kv_heads=kv_heads, head_dim=16,
                       dtype=torch.float32, device=CPU)  # fmt: skip
     if adapter_slots:
         made.enable_adapters(adapter_slots, 16)
@@ -103,3 +113,20 @@ def test_every_kernel_of_adapters_is_compiled(
         steps.describe(torch.zeros(tokens, dtype=torch.int64), slot=0)
     assert launched == compiled
     assert {"_expand", "_gate_expand", "_residual_norm"} <= {name for name, *_ in launched}
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapters"])
+@pytest.mark.parametrize("max_rows", [1, 40])
+def test_every_kernel_of_experts_is_compiled(max_rows: int, adapted: bool, launched: set[Any]) -> None:
+    """Some layers have them, the last one too: a head of one row after another has its adapter's place to itself."""
+    steps = model_of(spec_of(KINDS["experts"], PLAIN, KINDS["experts"]), max_rows, 2 if adapted else 0)
+    steps.compile()
+    compiled = set(launched)
+    for rows in range(1, max_rows + 1):
+        steps.decode(rows, adapted=adapted)
+        steps.head(rows, adapted=adapted)
+        steps.head(rows, adapted=adapted)
+    for tokens in range(skinny.MAX_ROWS, MAX_TOKENS + 1):
+        steps.body(tokens, tiles=1, adapted=adapted)
+    assert launched == compiled
+    assert {"_assign", "_grouped", "_add_up", "_gate_up", "_down"} <= {name for name, *_ in launched}

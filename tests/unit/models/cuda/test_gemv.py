@@ -73,4 +73,4 @@ def test_norm_and_gated_activation_alone() -> None:
     )
     wide = numbers(3, 2 * 1100)
     gate, up = wide.chunk(2, dim=-1)
-    torch.testing.assert_close(pointwise.silu_mul(wide, torch.full((3, 1100), torch.nan)), silu(gate) * up)
+    torch.testing.assert_close(pointwise.gate_mul(wide, torch.full((3, 1100), torch.nan)), silu(gate) * up)

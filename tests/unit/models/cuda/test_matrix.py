@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, rms_norm
 
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
+from tonle.models.cuda.activation import GATES
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.skinny import skinny_tiling
+from tonle.models.experts import gated
 from tonle.models.layers import Linear, LinearPart
+from tonle.models.spec import Activation
 
 CPU = torch.device("cpu")
 EPS = 1e-5
@@ -59,12 +62,22 @@ def test_add(rows: int, with_bias: bool) -> None:
 
 @each_way
 @with_and_without_bias
-def test_gate(rows: int, with_bias: bool) -> None:
+@pytest.mark.parametrize("activation", GATES)
+def test_gate(rows: int, with_bias: bool, activation: Activation) -> None:
     matrix, norm, x = matrix_of(2 * 42, INPUTS, with_bias=with_bias), norm_of(INPUTS), numbers(rows, INPUTS)
+    norm.gain.mul_(0.1)  # sums of about 1: where activations bend
     out = torch.full((rows, 42), torch.nan)
-    matrix.gate(x, norm, torch.full((rows, 2 * 42), torch.nan), out)
-    gate, up = linear(normed(x, norm), matrix.weight, matrix.bias).chunk(2, dim=-1)
-    torch.testing.assert_close(out, silu(gate) * up, rtol=1e-4, atol=1e-4)
+    matrix.gate(x, norm, torch.full((rows, 2 * 42), torch.nan), out, activation=activation)
+    expected = gated(linear(normed(x, norm), matrix.weight, matrix.bias), activation)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@each_way
+def test_gate_without_a_norm(rows: int) -> None:
+    matrix, x = matrix_of(2 * 42, INPUTS, with_bias=False), numbers(rows, INPUTS)
+    out = torch.full((rows, 42), torch.nan)
+    matrix.gate(x, None, torch.full((rows, 2 * 42), torch.nan), out)
+    torch.testing.assert_close(out, gated(linear(x, matrix.weight), "silu"), rtol=1e-4, atol=1e-4)
 
 
 def test_matrices_that_split_share_one_scratch() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 
 from benchmarks.gpu_products import products_of
 
-from tonle.models.cuda.pointwise import silu_mul
+from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, skinny, skinny_tiling
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_gated_activation_rounds_where_the_separate_kernel_does() -> None:
     out = torch.full((5, 32), torch.nan, dtype=torch.float16)
     skinny(x, weight, out, WHOLE, glu=True)
     wide = linear(x.float(), weight.float()).half()
-    torch.testing.assert_close(out, silu_mul(wide, torch.full_like(out, torch.nan)), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(out, gate_mul(wide, torch.full_like(out, torch.nan)), rtol=0.0, atol=0.0)
 
 
 def test_products_that_split_share_one_scratch() -> None:

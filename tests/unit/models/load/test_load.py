@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 from safetensors.torch import load_file, save_file
 
-from tests.fakes.checkpoints import FAMILIES, save_folder, save_gguf, tiny_model
+from tests.fakes.checkpoints import save_folder, save_gguf, tiny_model
 from tonle.errors import ModelError
 from tonle.models.gguf_file import GGMLType, GGUFFile
 from tonle.models.load import default_dtype, load
@@ -58,21 +58,22 @@ def test_owned_weights_are_joined_and_do_not_hang_on_the_file(folder: Path) -> N
     assert torch.equal(layer.mlp_norm.weight, before)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "smollm3"])
 def test_live_weights_are_shared(family: str) -> None:
     model = tiny_model(family)
     decoder = load(model)
-    theirs = {parameter.data_ptr() for parameter in model.parameters()}
-    ours = {decoder.weights.embedding.data_ptr(), decoder.weights.final_norm.weight.data_ptr()}
-    ours |= {part.weight.data_ptr() for part in decoder.weights.lm_head.parts}
+    ours = [decoder.weights.embedding, decoder.weights.final_norm.weight]
+    ours += [part.weight for part in decoder.weights.lm_head.parts]
     for layer in decoder.weights.layers:
-        norms = [layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm]
-        ours |= {norm.weight.data_ptr() for norm in norms if norm is not None}
+        norms = [layer.input_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after, layer.q_norm, layer.k_norm]
+        ours += [norm.weight for norm in norms if norm is not None]
         for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            ours |= {
-                tensor.data_ptr() for part in linear.parts for tensor in (part.weight, part.bias) if tensor is not None
-            }
-    assert ours == theirs
+            ours += [tensor for part in linear.parts for tensor in (part.weight, part.bias) if tensor is not None]
+    assert {_memory(tensor) for tensor in ours} == {_memory(tensor) for tensor in model.parameters()}
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def test_live_models_that_are_refused() -> None:
@@ -117,6 +118,34 @@ def test_wrong_tensors_are_named(folder: Path, change: Callable[[Tensors], None]
     change(tensors)
     save_file(tensors, file)
     refused(folder, complaint)
+
+
+def test_wrong_joined_tensors_are_named(tmp_path: Path) -> None:
+    """By the checkpoint's own names and shapes, not ours."""
+    save_folder("phi3", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(tensors | {"model.layers.1.self_attn.qkv_proj.weight": torch.zeros(96, 64)}, file)
+    refused(tmp_path, r"tensor model\.layers\.1\.self_attn\.qkv_proj\.weight has shape \(96, 64\), but .* \(128, 64\)")
+    del tensors["model.layers.0.mlp.gate_up_proj.weight"]
+    save_file(tensors, file)
+    refused(tmp_path, r"tensor model\.layers\.0\.mlp\.gate_up_proj\.weight is missing")
+
+
+def test_matrices_that_are_usually_joined_may_be_apart(tmp_path: Path) -> None:
+    save_folder("phi3", tmp_path)
+    whole = load(resolve(tmp_path)).weights.layers
+    file = tmp_path / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        q, k, v = tensors.pop(f"{prefix}.self_attn.qkv_proj.weight").split((64, 32, 32))
+        tensors |= {
+            f"{prefix}.self_attn.{name}_proj.weight": part.clone() for name, part in zip("qkv", (q, k, v), strict=True)
+        }
+    save_file(tensors, file)
+    for ours, theirs in zip(load(resolve(tmp_path)).weights.layers, whole, strict=True):
+        assert torch.equal(ours.qkv.parts[0].dense, theirs.qkv.parts[0].dense)
 
 
 def test_leftovers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
@@ -179,16 +208,42 @@ def test_headers_that_make_no_sense_are_refused(folder: Path, header: bytes) -> 
     refused(folder, "not a valid safetensors file")
 
 
-def test_quantized_folders_are_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        (
+            {"quant_method": "aqlm"},
+            "quantized with 'aqlm' are not supported; supported: AWQ .*; use another checkpoint",
+        ),
+        ({"bits": 4}, "quantized checkpoints that do not name their method"),
+        ("int8", "quantization_config should be a JSON object, not 'int8'"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ checkpoints in the layout 'gemv'"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "GPTQ checkpoints in the layout 'marlin'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantized with 'modelopt'"),
+        (
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            "compressed-tensors checkpoints in the format 'nvfp4-pack-quantized'",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "with sparse matrices .sparse-24-bitmask.",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"a": {}}}},
+            "with transforms of activations",
+        ),
+    ],
+)
+def test_quantizations_that_are_refused(folder: Path, quantization: Any, said: str) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
-    refused(folder, "quantized with 'gptq' are not supported; use the original checkpoint, or a GGUF file")
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    refused(folder, said)
 
 
 def test_gguf_types_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    save_gguf("llama", path, quant=Quant.Q5_1)
-    refused(path, "has type Q5_1, which is not supported; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K")
+    save_gguf("llama", path, quant=Quant.TQ2_0, hidden_size=256, intermediate_size=256)
+    refused(path, "has type TQ2_0, which is not supported; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1")
 
 
 def test_gguf_tensors_are_checked(tmp_path: Path) -> None:

@@ -14,9 +14,16 @@ SCALES = {
     GGMLType.Q8_0: [1],
     GGMLType.Q4_0: [1],
     GGMLType.Q4_1: [1, 3],
+    GGMLType.Q5_0: [1],
+    GGMLType.Q5_1: [1, 3],
+    GGMLType.Q2_K: [81, 83],
+    GGMLType.Q3_K: [109],
     GGMLType.Q4_K: [1, 3],
     GGMLType.Q5_K: [1, 3],
     GGMLType.Q6_K: [209],
+    GGMLType.IQ4_NL: [1],
+    GGMLType.IQ4_XS: [1],
+    GGMLType.MXFP4: [0],
 }
 
 

@@ -52,13 +52,14 @@ function nameCell(row) {
 }
 
 function stateOf(row) {
+  if (row.leaving) return "leaving";
   if (row.draining) return running(row) > 0 ? "draining" : "drained";
   if (row.breaker === "open") return "resting";
   if (!row.available) return "not available";
   return row.breaker === "half open" ? "on trial" : "available";
 }
 
-const KINDS = { available: "good", draining: "warning", drained: "warning", "on trial": "warning", resting: "bad", "not available": "bad" };
+const KINDS = { available: "good", leaving: "warning", draining: "warning", drained: "warning", "on trial": "warning", resting: "bad", "not available": "bad" };
 
 // The reason is part of the cell, not of a tooltip: it is what an operator looks for.
 function stateCell(row) {
@@ -78,6 +79,7 @@ const tokensPerSecond = (row) => live.backends.line(row.name, "tokens_per_s").at
 const prefixRate = (row) => (state(row, "prefix_queries") ? state(row, "prefix_hits") / state(row, "prefix_queries") : null);
 
 function Drain({ row, readOnly }) {
+  if (row.leaving) return null;
   const act = row.draining ? "resume" : "drain";
   const words = row.draining ? "Resume" : "Drain";
   return html`

@@ -21,14 +21,14 @@ export default function OverviewPage({ session, params }) {
     <${SlaCard} sla=${event?.sla} />
     <div class="cards">
       <${Load} series=${series} />
-      <${Latencies} series=${series} />
+      <${Latencies} series=${series} latest=${event?.percentiles} />
       <${Machine} series=${series} />
       <${Caches} series=${series} event=${event} />
       <${Cost} series=${series} session=${session} />
       <${Errors} errors=${event?.errors} />
       <${Alerts} alerts=${event?.alerts} />
     </div>
-    <p class="hint">Figures beside the titles are means of the last 10 s, percentiles the newest of the last minute.
+    <p class="hint">Figures beside the titles are means of the last 10 s, percentiles those of the last minute.
       ${session.has.price ? " Costs are in the currency of price_per_hour." : " Set price_per_hour to see what requests and tokens cost."}</p>`;
 }
 
@@ -59,9 +59,10 @@ const LATENCIES = [
   ["e2e", "End-to-end latency"],
 ];
 
-function Latencies({ series }) {
+// Charts have a point for each second; the figures beside the titles are of the last minute, so that a few requests do not make them jump.
+function Latencies({ series, latest }) {
   return LATENCIES.map(([name, words]) => html`
-    <${ChartCard} key=${name} title=${words} value=${`p95 ${seconds(newest(`${name}_p95`))}`} unit="seconds" series=${series} testid=${name}
+    <${ChartCard} key=${name} title=${words} value=${`p95 ${seconds(latest?.[`${name}_p95`] ?? null)}`} unit="seconds" series=${series} testid=${name}
       lines=${["p50", "p95", "p99"].map((percentile) => [`${name}_${percentile}`, percentile])} />`);
 }
 

@@ -1,0 +1,209 @@
+"""Speculative decoding against plain decoding: the same engine, the same requests, in turns.
+
+    python -m benchmarks.speculation                 # the default model here, six turns
+    python -m benchmarks.speculation --only copy,other --turns 10
+    python -m benchmarks.speculation --quick         # two turns, fewer requests
+
+Does: run each workload with guesses and without, one after the other, in one process; compare the seconds of the two runs of a
+turn, and the tokens themselves, which must be equal. Every request of a workload is another text; each turn has its own, so that
+no answer is guessed from the same question asked before. Does not: need a quiet machine (ratios of runs side by side), though it
+is more exact on one. Exits with 1 if a target is missed or a token differs.
+
+| workload | users | what |
+|---|---|---|
+| `copy` | 1 | a list of records that is to be written again with one change: most of the answer stands in the prompt |
+| `agent` | 1 | turns of an agent: tool calls as JSON, whose keys and paths come again and again |
+| `code` | 1 | code to be continued, as an editor asks for |
+| `other` | 1 | questions, sampled: nothing to copy |
+| `many` | 16 | questions, sampled, as many at a time as the machine computes for |
+| `many copy` | 16 | as `copy` |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from tonle.config.engine import EngineConfig
+from tonle.engine import LLM, GenerationConfig
+from tonle.engine.request import GenerationResult
+
+_NAMES = (
+    "ada",
+    "bela",
+    "chan",
+    "dara",
+    "emil",
+    "fay",
+    "gita",
+    "hugo",
+    "ines",
+    "jun",
+    "kiri",
+    "lena",
+    "mao",
+    "nils",
+    "oma",
+    "pich",
+)
+_CITIES = ("Phnom Penh", "Lisbon", "Oslo", "Quito", "Nairobi", "Hanoi", "Turin", "Lagos", "Lima", "Perth")
+_THINGS = (
+    "river",
+    "bridge",
+    "market",
+    "library",
+    "harbour",
+    "garden",
+    "clock",
+    "mountain",
+    "train",
+    "letter",
+    "lamp",
+    "window",
+)
+
+
+def _records(rng: random.Random, count: int) -> str:
+    lines = []
+    for number in range(count):
+        name, city = rng.choice(_NAMES), rng.choice(_CITIES)
+        lines.append(
+            f'{{"id": {rng.randrange(1000, 9999)}, "name": "{name}", "city": "{city}", "active": true, "rank": {number}}}'
+        )
+    return "\n".join(lines)
+
+
+def _copy(rng: random.Random) -> str:
+    records = _records(rng, 8)
+    return f"Input:\n{records}\n\nThe same lines again, unchanged:\n{records.splitlines()[0]}\n"
+
+
+def _agent(rng: random.Random) -> str:
+    history = []
+    for number in range(5):
+        path = f"src/{rng.choice(_THINGS)}/{rng.choice(_NAMES)}.py"
+        call = {"tool": "read_file", "arguments": {"path": path, "start_line": 1, "end_line": 40 + number}}
+        history.append(f"assistant: {json.dumps(call)}\ntool: 40 lines of {path}")
+    return "An agent reads files one after the other.\n" + "\n".join(history) + "\nassistant: {"
+
+
+def _code(rng: random.Random) -> str:
+    first, second = rng.sample(_THINGS, 2)
+    return (
+        f"class {first.title()}:\n    def __init__(self, name, size):\n        self.name = name\n        self.size = size\n\n"
+        f'    def __repr__(self):\n        return f"{first.title()}({{self.name}}, {{self.size}})"\n\n\nclass {second.title()}:\n'
+    )
+
+
+def _question(rng: random.Random) -> str:
+    first, second = rng.sample(_THINGS, 2)
+    return f"Write a short story about a {first} in {rng.choice(_CITIES)} and the old {second} beside it.\n\n"
+
+
+@dataclass
+class Workload:
+    name: str
+    prompt: Callable[[random.Random], str]
+    target: float  # at least, of tokens per second with guesses to those without
+    users: int = 1
+    requests: int = 4  # of a turn
+    new_tokens: int = 128
+    sampled: bool = False
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"off": [], "suffix": []})
+
+    def config(self, seed: int) -> GenerationConfig:
+        config = GenerationConfig(max_length=self.new_tokens, early_stopping=False, do_sample=self.sampled, seed=seed)
+        config.temperature = 0.8 if self.sampled else 0.0
+        return config
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the two runs of each turn, which are next to each other in time."""
+        return [plain / guessed for plain, guessed in zip(self.seconds["off"], self.seconds["suffix"], strict=True)]
+
+
+WORKLOADS = (
+    Workload("copy", _copy, 1.6),
+    Workload("agent", _agent, 1.6),
+    Workload("code", _code, 1.0),
+    Workload("other", _question, 0.98, sampled=True),
+    Workload("many", _question, 0.98, users=16, requests=16, new_tokens=64, sampled=True),
+    Workload("many copy", _copy, 0.98, users=16, requests=16, new_tokens=64),
+)
+
+
+def run(llm: LLM, work: Workload, seed: int) -> tuple[float, list[GenerationResult]]:
+    """Seconds, and what came. One user asks one question after the other; many ask at once."""
+    rng = random.Random(seed)
+    prompts = [work.prompt(rng) for _ in range(work.requests)]
+    config = work.config(seed)
+    began = time.monotonic()
+    if work.users > 1:
+        results = llm.generate(list(prompts), config, progress=False)
+    else:
+        results = [llm.generate(prompt, config, progress=False)[0] for prompt in prompts]
+    return time.monotonic() - began, results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--model", default=None, help="a folder, a .gguf file or a hub name; the default model otherwise"
+    )
+    parser.add_argument("--turns", type=int, default=6, help="of each workload, each with guesses and without")
+    parser.add_argument(
+        "--only", default="", help=f"workloads, with commas: {', '.join(each.name for each in WORKLOADS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="two turns, a quarter of the requests")
+    options = parser.parse_args()
+    chosen = [work for work in WORKLOADS if not options.only or work.name in options.only.split(",")]
+    turns = 2 if options.quick else options.turns
+    console, engines = Console(), {}
+    for name in ("off", "suffix"):
+        config = EngineConfig(memory_pool_size=None, max_batch_size=None, max_sequence_length=2048, speculation=name)
+        engines[name] = LLM(options.model, config=config)
+        # Warm up; the first steps learn what guesses cost.
+        run(engines[name], Workload("warm", _copy, 0.0, requests=1, new_tokens=96), seed=-1)
+    same = True
+    table = Table("workload", "users", "plain tok/s", "with guesses", "ratio of turns: median", "lowest, highest", "accepted",
+                  "target", title="speculative decoding", title_justify="left")  # fmt: skip
+    for work in chosen:
+        work.requests = max(1, work.requests // 4) if options.quick else work.requests
+        before = engines["suffix"].engine.get_stats()["speculation"]
+        for turn in range(turns):
+            found = {}
+            for name in ("off", "suffix") if turn % 2 else ("suffix", "off"):
+                seconds, results = run(engines[name], work, seed=1000 + turn)
+                work.seconds[name].append(seconds)
+                found[name] = [result.output_ids for result in results]
+            if found["off"] != found["suffix"]:
+                same = False
+                console.print(f"{work.name}, turn {turn}: tokens differ")
+        after = engines["suffix"].engine.get_stats()["speculation"]
+        drafted, accepted = (after[name] - before[name] for name in ("draft_tokens", "accepted_tokens"))
+        tokens = work.requests * work.new_tokens
+        median = statistics.median(work.ratios)
+        table.add_row(
+            work.name, str(min(work.users, work.requests)),
+            *(f"{tokens / statistics.median(work.seconds[name]):.0f}" for name in engines),
+            f"{median:.2f}", f"{min(work.ratios):.2f}, {max(work.ratios):.2f}", f"{accepted:,} of {drafted:,}",
+            f"≥ {work.target:g} {'holds' if median >= work.target else 'missed'}",
+        )  # fmt: skip
+    for llm in engines.values():
+        llm.close()
+    console.print(table)
+    console.print(f"tokens with guesses and without: {'equal' if same else 'DIFFERENT'}")
+    return int(not same or any(statistics.median(work.ratios) < work.target for work in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

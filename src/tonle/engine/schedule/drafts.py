@@ -1,0 +1,111 @@
+"""`Drafts`: guesses that a step computes behind a sequence's last token, and what its commit keeps of them.
+
+A step samples at the place of every guess, with that place's own number. As long as what was sampled equals the guess, the sample
+after it counts, too: tokens are those that would have been drawn one by one, and a step brings several of them.
+
+Does: choose which entries of a plan get drafts, within the step's tokens and the blocks that are free; take the tokens in; count.
+Does not: guess, or say what pays (a `Drafter` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tonle.config.engine import MAX_DRAFT
+from tonle.engine.plan import Plan, StepResult
+from tonle.engine.schedule.bound import ending
+from tonle.engine.schedule.outcome import Ending, StepOutcome
+from tonle.engine.schedule.sequence import Sequence
+
+# A sequence, a number of draft tokens, the plan: how many of them have room.
+Grow = Callable[[Sequence, int, Plan], int]
+
+
+class Drafter(Protocol):
+    """Guesses what comes next, as far as it pays."""
+
+    def begin_step(self, plan: Plan) -> bool:
+        """This step is to be computed. Whether drafts may pay in it; if not, nothing is asked about its sequences."""
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        """At most `most` tokens that may follow `sequence.tokens`."""
+
+    def step_ended(self, plan: Plan, seconds: float) -> None:
+        """A step has been computed. Before its tokens are known."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """It gets no more tokens."""
+
+
+class Drafts:
+    """Of one scheduler. Counters only grow."""
+
+    def __init__(self, drafter: Drafter, max_draft: int = MAX_DRAFT) -> None:
+        self.num_drafts = 0  # times that a step had guesses for a sequence
+        self.num_tokens = 0  # guesses
+        self.num_accepted = 0
+        self.accepted_at = [0] * max_draft  # by their place among the guesses of a step
+        self._drafter = drafter
+        self._max_draft = max_draft
+
+    def add(self, plan: Plan, budget: int, grow: Grow) -> None:
+        """Guesses for the sequences of the plan that decode: at most `budget` tokens."""
+        if not plan.rows or not self._drafter.begin_step(plan):
+            return
+        prompts = set(plan.prompts)
+        for i, sequence in enumerate(plan.sequences):
+            if budget == 0:
+                break
+            chunk = plan.chunks[i]
+            if chunk is None or len(chunk) > 1 or not plan.samples[i] or i in prompts or not _may_draft(sequence):
+                continue
+            # One token at least is drawn without a guess, and may be the last.
+            most = min(self._max_draft, budget, sequence.max_tokens - len(sequence.tokens) - 1)
+            if most <= 0 or not (guesses := self._drafter.propose(sequence, most)):
+                continue
+            if count := grow(sequence, len(guesses), plan):
+                plan.chunks[i] = chunk + guesses[:count]
+                plan.drafts[i] = count
+                budget -= count
+
+    def take(
+        self, sequence: Sequence, num_drafted: int, end: Ending | None, result: StepResult, i: int, outcome: StepOutcome
+    ) -> Ending | None:
+        """The sequence has got its first token of the step, and ends with it if `end` says so. Append those that follow, up to an
+        end, and tell the caller of all. Returns why it ends, if it does."""
+        first, num_taken, handle = len(sequence.tokens) - 1, 0, sequence.request.handle
+        for token in result.more.get(i, ()):
+            if end is not None:
+                break
+            sequence.tokens.append(token)
+            num_taken += 1
+            end = ending(sequence, token)
+        if sequence.row is not None:
+            sequence.num_computed += num_taken  # keys and values of the guesses before these tokens
+        outcome.add(handle, sequence.tokens[first:])
+        if i in result.logprobs:
+            outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
+        self._count(sequence, num_drafted, num_taken)
+        return end
+
+    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        sequence.num_drafted += num_drafted
+        sequence.num_accepted += num_accepted
+        self.num_drafts += 1
+        self.num_tokens += num_drafted
+        self.num_accepted += num_accepted
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
+
+    def step_ended(self, plan: Plan, seconds: float) -> None:
+        self._drafter.step_ended(plan, seconds)
+
+    def ended(self, sequence: Sequence) -> None:
+        if _may_draft(sequence):
+            self._drafter.ended(sequence)
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """What a bound sequence may get is known for its next token alone."""
+    return sequence.constraint is None and sequence.request.config.speculate and not sequence.pooling

@@ -1,0 +1,43 @@
+"""`DraftCost`: how likely a guess must be right for it to pay, by what steps were measured to take.
+
+A step of R sequences that takes T seconds brings R tokens, so a token is worth T / R seconds. One more token in the step takes c
+seconds. A guess pays if its chance of becoming a token is more than c / (T / R). With one user on a machine that waits for memory
+that is little; with as many users as the machine can compute for, T / R is about c, and no guess pays.
+
+Does: learn T and c from steps. Does not: read a clock.
+"""
+
+from __future__ import annotations
+
+from tonle.engine.plan import Plan
+from tonle.engine.schedule.step_cost import StepCost, Work
+
+_MARGIN = 1.1  # a guess must be worth so many times what it takes
+_MIN_CHANCE = 0.1  # below that nothing is learnt of the guess, and every guess has a cost on the host
+_TRIAL_CHANCE = 0.5  # of guesses in steps that are made to learn what they cost
+_NUM_TRIALS = 8  # such steps at the start
+_TRIAL_EVERY = 128  # steps without guesses after which there is another one: machines change
+_MAX_READS = 512 * 4096  # a scale alone
+
+
+class DraftCost:
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        self._cost = StepCost(max_rows, max_tokens, _MAX_READS // max_tokens)
+        self._num_without = 0  # steps since the last one with guesses
+
+    def least_chance(self, rows: int, reads: int) -> tuple[float, int | None]:
+        """Of a guess in a step of `rows` sequences that read `reads` earlier tokens: at least so likely; 1 or more: none pays.
+        And how many guesses the step may have; None: as many as there are."""
+        if self._cost.num_prompt_steps < _NUM_TRIALS or self._num_without >= _TRIAL_EVERY:
+            return _TRIAL_CHANCE, 4 + rows // 4
+        step_s = self._cost.expected_s(Work(rows, 0, reads))
+        if step_s <= 0:
+            return 1.0, None
+        return max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s * rows / step_s), None
+
+    def learn(self, plan: Plan, seconds: float) -> None:
+        """A step without prompts."""
+        guesses = sum(plan.drafts.values())
+        self._num_without = 0 if guesses else self._num_without + 1
+        if seconds > 0:
+            self._cost.learn(Work(len(plan.rows), guesses, sum(plan.starts)), seconds)

@@ -1,0 +1,113 @@
+"""`Speculator`: guesses by suffix. What followed the last time that a request's text ended like this, in the text itself or in
+recent answers of the same tenant, is likely to follow again: in quotations, code, tool calls, lists, loops.
+
+Does: find, guess as long as a guess pays, learn from what came. Does not: change an answer. A guess that was wrong costs time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tonle.engine.plan import Plan
+from tonle.engine.speculate.draft_cost import DraftCost
+from tonle.engine.speculate.hit_rates import HitRates, OwnRates
+from tonle.engine.speculate.recent_answers import RecentAnswers
+from tonle.engine.speculate.text_index import Match, TextIndex
+
+if TYPE_CHECKING:
+    from tonle.engine.schedule.sequence import Sequence
+
+_MAX_OWN = 16_384  # tokens of a request that are looked through: its last
+_MIN_ANSWER = 8  # tokens of an answer that is kept for later requests
+
+
+class OwnText:
+    """What the speculator knows of one sequence."""
+
+    __slots__ = ("at", "guesses", "index", "length", "num_passed", "rates")
+
+    def __init__(self, rates: OwnRates, num_passed: int) -> None:
+        self.index = TextIndex()
+        self.rates = rates
+        self.num_passed = num_passed  # tokens at the beginning that are not in the index
+        self.guesses: list[int] = []  # of the last time, from the place `at` on, whether or not a step computed them
+        self.at = 0
+        self.length = 0  # tokens that were equal then
+
+    def learn(self, tokens: list[int]) -> None:
+        """What came in place of the last guesses."""
+        came = tokens[self.at : self.at + len(self.guesses)]
+        for number, (token, guess) in enumerate(zip(came, self.guesses, strict=False)):
+            self.rates.learn(self.length + number, token == guess)
+            if token != guess:
+                break
+        self.guesses = []
+
+    def catch_up(self, tokens: list[int]) -> None:
+        if (have := self.num_passed + len(self.index)) < len(tokens):
+            self.index.extend(tokens[have:])
+
+
+class Speculator:
+    """The `Drafter` of a scheduler."""
+
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        self.answers = RecentAnswers()
+        self._rates = HitRates()
+        self._cost = DraftCost(max_rows, max_tokens)
+        self._least_chance = 1.0  # of a guess in the step that is planned
+        self._num_left: int | None = None  # guesses that it may still have; None: any number
+
+    def begin_step(self, plan: Plan) -> bool:
+        if plan.prompts:  # a step with prompts is long anyway, and what guesses cost in it is not known
+            return False
+        self._least_chance, self._num_left = self._cost.least_chance(len(plan.rows), sum(plan.starts))
+        return self._least_chance < 1.0
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        tokens = sequence.tokens
+        own: OwnText | None = sequence.own_text
+        if own is None:
+            own = sequence.own_text = OwnText(OwnRates(self._rates), max(0, len(tokens) - _MAX_OWN))
+        elif own.guesses:
+            own.learn(tokens)
+        own.catch_up(tokens)
+        match = self._find(sequence, own)
+        if match is None:
+            return []
+        if self._num_left is not None:
+            most = min(most, self._num_left)
+        own.at, own.length = len(tokens), match.length
+        guesses, own.guesses = self._guess(match, own.rates, most)
+        if self._num_left is not None:
+            self._num_left -= len(guesses)
+        return guesses
+
+    def _find(self, sequence: Sequence, own: OwnText) -> Match | None:
+        """The longest: of its own text, or of its tenant's answers."""
+        found = own.index.find(sequence.tokens)
+        if (others := self.answers.of(sequence.request.salt)) is not None:
+            theirs = others.find(sequence.tokens)
+            if theirs is not None and (found is None or theirs.length > found.length):
+                found = theirs
+        return found
+
+    def _guess(self, match: Match, rates: OwnRates, most: int) -> tuple[list[int], list[int]]:
+        """The tokens worth computing, and those to learn from: at least the first."""
+        guesses: list[int] = []
+        chance, length = 1.0, match.length
+        for token, share in match.continuation():
+            chance *= rates.rate(length + len(guesses)) * share
+            if chance < self._least_chance or len(guesses) == most:
+                return guesses, guesses or [token]
+            guesses.append(token)
+        return guesses, guesses
+
+    def step_ended(self, plan: Plan, seconds: float) -> None:
+        if not plan.prompts:
+            self._cost.learn(plan, seconds)
+
+    def ended(self, sequence: Sequence) -> None:
+        sequence.own_text = None
+        if sequence.num_output >= _MIN_ANSWER:
+            self.answers.add(sequence.request.salt, sequence.output)

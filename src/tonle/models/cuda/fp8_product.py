@@ -1,0 +1,144 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment"
+"""e4m3 weights times many rows: rows are rounded to e4m3, too, so that tensor cores multiply eight bits at twice the rate.
+
+Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_product`, which multiplies both scales
+into the sums, with bias and residual. Does not: serve few rows, where 16-bit activations cost nothing (`quantized_dot.py`), nor
+weights with more scales than one per output.
+
+Rows are written in the order in which packed words have their inputs (`models/packed.py`): a sum does not mind the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tonle.models.cuda.gpu_features import INTERPRETED
+from tonle.models.cuda.launch import follow, launch
+from tonle.models.packed import Packed
+
+MOST = 448.0  # the largest e4m3 number
+_INTERPRETED = tl.constexpr(INTERPRETED)
+_MOST = tl.constexpr(MOST)
+
+
+@triton.jit
+def _fp8_rows(X, GAIN, OUT, SCALE, eps, K: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
+              PDL: tl.constexpr):  # fmt: skip
+    """One row: (K,) -> (PADDED,) e4m3 and a scale."""
+    DTYPE: tl.constexpr = X.dtype.element_ty
+    i = tl.arange(0, WIDTH)  # a place in OUT
+    k = i // 128 * 128 + i % 4 * 32 + i % 128 // 4  # the input that belongs there
+    some = k < K
+    if NORM:
+        gain = tl.load(GAIN + k, mask=some, other=0.0).to(tl.float32)
+    follow(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    x = tl.load(X + t * K + k, mask=some, other=0.0).to(tl.float32)
+    if NORM:
+        x = (x * tl.rsqrt(tl.sum(x * x, 0) / K + eps) * gain).to(DTYPE).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
+    tl.store(SCALE + t, most / _MOST)
+    x = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST)
+    tl.store(OUT + t * PADDED + i, x.to(tl.float8e4nv), mask=i < PADDED)
+
+
+def fp8_rows(
+    x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, *, gain: torch.Tensor | None = None, eps: float = 0.0
+) -> None:
+    """x (T, K), normed if there is a `gain` -> out (T, K padded to 128) e4m3, scale (T,) float32: their product is x."""
+    rows, inputs = x.shape
+    padded = out.shape[1]
+    width = triton.next_power_of_2(padded)
+    launch(
+        _fp8_rows, (rows,), x, gain, out, scale, eps, inputs, padded, width, gain is not None,
+        num_warps=8 if width > 4096 else 4,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Tiling:
+    """How one product is cut into programs."""
+
+    block_n: int  # outputs
+    block_m: int  # rows of x
+    stages: int
+    warps: int = 4
+    block_k: int = 128
+
+
+@triton.jit(do_not_specialize=["M"])
+def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, M, STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
+                 BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+                 PDL: tl.constexpr):  # fmt: skip
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    w_scale = tl.load(SCALE + n, mask=n < N, other=0.0).to(tl.float32)
+    own = W + tl.minimum(n, N - 1)[:, None] * K + k[None, :]  # (BN, BK)
+    own_x = X + tl.minimum(m, M - 1)[:, None] * K + k[None, :]  # (BM, BK)
+    follow(PDL)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for first in tl.range(0, K, BK, num_stages=STAGES):
+        if K % BK == 0:
+            w = tl.load(own + first)
+            x = tl.load(own_x + first)
+        else:
+            inside = (first + k < K)[None, :]
+            w = tl.load(own + first, mask=inside, other=0.0)
+            x = tl.load(own_x + first, mask=inside, other=0.0)
+        if _INTERPRETED:
+            acc += tl.dot(w.to(tl.float32), tl.trans(x.to(tl.float32)))
+        else:
+            acc = tl.dot(w, tl.trans(x), acc)
+    x_scale = tl.load(XSCALE + m, mask=m < M, other=0.0)
+    y = acc * w_scale[:, None] * x_scale[None, :]
+    if HAS_BIAS:
+        y += tl.load(BIAS + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    out = OUT + m[None, :].to(tl.int64) * STRIDE + n[:, None]
+    stored = (m < M)[None, :] & (n < N)[:, None]
+    if ADD:
+        y += tl.load(out, mask=stored, other=0.0).to(tl.float32)
+    tl.store(out, y.to(OUT.dtype.element_ty), mask=stored)
+
+
+_MANY = 100  # tiles of 128 x 128 that keep an H200 busy
+
+
+def fp8_tiling(outputs: int, rows: int) -> Fp8Tiling:
+    if rows <= 64:
+        return Fp8Tiling(64, 64, stages=4)
+    if rows <= few_rows(outputs):
+        return Fp8Tiling(64, 128, stages=4)
+    return Fp8Tiling(128, 128, stages=4, warps=8)
+
+
+def few_rows(outputs: int) -> int:
+    """Up to so many, tiles are cut smaller, so that there are more of them."""
+    return 128 * (-(-_MANY // -(-outputs // 128)) - 1)
+
+
+def fp8_product(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    packed: Packed,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    add: bool = False,
+    tiling: Fp8Tiling | None = None,
+) -> None:
+    """x (T, K padded), x_scale (T,) of `fp8_rows`; packed (N, K), a scale per output; out (T, N), whose rows may be apart."""
+    rows, padded = x.shape
+    outputs = packed.shape[0]
+    tiling = tiling or fp8_tiling(outputs, rows)
+    weight = packed.numbers.view(torch.float8_e4m3fn)  # (N, K padded)
+    assert x.numel() < 2**31 and weight.numel() < 2**31  # places are 32-bit
+    launch(
+        _fp8_product, (triton.cdiv(rows, tiling.block_m), triton.cdiv(outputs, tiling.block_n)),
+        x, x_scale, weight, packed.scale, bias, out, rows, out.stride(0), outputs, padded, tiling.block_n, tiling.block_m,
+        tiling.block_k, tiling.stages, bias is not None, add, num_warps=tiling.warps,
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""bitsandbytes: 4-bit numbers that are places in a table (nf4, fp4), with a scale for each 64; or 8-bit with one for each output.
+
+4 bits  weight (out * in / 2, 1) uint8, the first of two numbers in the high half; weight.quant_map (16,) float32, the table;
+        weight.absmax, the scales: float32, or with double quantization places in weight.nested_quant_map (256,), times
+        weight.nested_absmax (one for each nested_blocksize of them), plus nested_offset;
+        weight.quant_state.bitsandbytes__nf4, JSON in bytes: shape, blocksize, nested_blocksize, nested_offset
+8 bits  weight (out, in) int8; SCB (out,) float32, 127 times the scale
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from tonle.models.layers import Quantized, Weight
+from tonle.models.load.quantized.form import Form, Parts
+from tonle.models.load.quantized.unpack import unpack_halves
+from tonle.models.weights import Shape
+
+_STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
+
+
+class BitsAndBytes(Form):
+    markers = (".weight.absmax", ".SCB")
+    suffixes = (
+        ".weight",
+        ".weight.absmax",
+        ".weight.quant_map",
+        ".weight.nested_absmax",
+        ".weight.nested_quant_map",
+        ".SCB",
+    )
+
+    def shape(self, parts: Parts) -> Shape:
+        return parts.shape(".weight") if ".SCB" in parts else tuple(_state(parts)["shape"])
+
+    def read(self, parts: Parts) -> Weight:
+        if ".SCB" in parts:
+            return Quantized(parts[".weight"], parts[".SCB"].float()[:, None] / 127)
+        state = _state(parts)
+        outputs, inputs = state["shape"]
+        table, scale = parts[".weight.quant_map"].float(), _scales(parts, state)
+        numbers = unpack_halves(parts[".weight"].flatten(), high_first=True)[: outputs * inputs]
+        size = int(state["blocksize"])
+        if inputs % size == 0:
+            return Quantized(numbers.view(outputs, inputs), scale.view(outputs, -1), table=table, bits=4)
+        spread = scale.repeat_interleave(size)[: outputs * inputs]  # a group may begin in one row and end in the next
+        return (table[numbers.int()] * spread).view(outputs, inputs)
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    """What is not a tensor, as JSON in the bytes of one."""
+    suffix = next((suffix for suffix in _STATES if suffix in parts), _STATES[0])
+    state: dict[str, Any] = json.loads(bytes(parts[suffix].tolist()))
+    return state
+
+
+def _scales(parts: Parts, state: dict[str, Any]) -> torch.Tensor:
+    """(blocks,) float32."""
+    absmax = parts[".weight.absmax"]
+    if ".weight.nested_absmax" not in parts:
+        return absmax.float()
+    nested = parts[".weight.nested_quant_map"].float()[absmax.int()]
+    factors = parts[".weight.nested_absmax"].float().repeat_interleave(int(state["nested_blocksize"]))
+    return nested * factors[: len(nested)] + float(state["nested_offset"])

@@ -1,0 +1,32 @@
+"""A `Drafter` that knows what will come, and errs on purpose: guesses are right for a while, wrong after it, or about nothing."""
+
+from __future__ import annotations
+
+import random
+
+from tonle.engine.plan import Plan
+from tonle.engine.schedule import Sequence
+
+
+class Oracle:
+    def __init__(self, seed: int, vocab_size: int, answers: dict[int, list[int]] | None = None) -> None:
+        self.answers = answers or {}  # by handle: what is guessed, if not wrong on purpose
+        self.num_ended = 0
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+
+    def begin_step(self, plan: Plan) -> bool:
+        return self._rng.random() < 0.9
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        rng = self._rng
+        count, right = rng.randint(0, most), rng.choice([0, 1, 2, 3, 5, 8, 32])
+        known = self.answers.get(sequence.request.handle, [])[sequence.num_output :]
+        wrong = [rng.randrange(self._vocab_size) for _ in range(count)]
+        return (known[:right] + wrong)[:count]
+
+    def step_ended(self, plan: Plan, seconds: float) -> None:
+        pass
+
+    def ended(self, sequence: Sequence) -> None:
+        self.num_ended += 1

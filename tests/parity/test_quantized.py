@@ -1,0 +1,129 @@
+"""Quantized checkpoints compute what their unpacked weights compute in transformers; adapters add to them as to others."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.adapters import merge
+from tests.fakes.checkpoints import save_folder
+from tests.fakes.quantized_checkpoints import FORMS, save_quantized
+from tests.parity import test_adapters
+from tests.parity.test_forward import check
+from tests.unit.models.stepper import Stepper, random_tokens
+from tonle.engine.text import load_text
+from tonle.models.cpu.cpu_decoder import CpuDecoder
+from tonle.models.cpu.open import open_cpu
+from tonle.models.decoder import Decoder
+from tonle.models.layers import Quantized
+from tonle.models.load import load
+from tonle.models.load.folder import open_folder
+from tonle.models.quantize import Quantization
+from tonle.models.source import ModelSource, resolve
+from tonle.models.weights import Owned, assemble
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LENGTHS = [1, 17, 60]
+
+
+def kept_packed(source: ModelSource) -> Decoder:
+    """With matrices as they are on a GPU that has no kernels for the model: unpacked in every step."""
+    spec, fetch = open_folder(source)
+    return Decoder(spec, assemble(spec, fetch, Owned(torch.device("cpu"), torch.float32, unpacks=False)))
+
+
+def compiled(source: ModelSource, **how: Any) -> CpuDecoder:
+    decoder = open_cpu(source, **how)
+    assert isinstance(decoder, CpuDecoder)
+    decoder.crossover = sys.maxsize  # also steps that torch would compute faster
+    return decoder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_are_those_of_the_unpacked_weights(form: str, tmp_path: Path) -> None:
+    model = save_quantized("llama", tmp_path / "m", form)
+    source = resolve(tmp_path / "m")
+    check(load(source), model, lengths=LENGTHS, chunk=25)
+    packed = kept_packed(source)
+    check(packed, model, lengths=LENGTHS, chunk=25)
+    qkv = packed.weights.layers[0].qkv.parts[0]
+    assert isinstance(qkv.weight, Quantized) == (form != "gptq act-order")
+    assert qkv.sizes == (64, 32, 32)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    """Biases beside quantized matrices; a last matrix that is the embedding."""
+    model = save_quantized(family, tmp_path / "m", "awq")
+    check(load(resolve(tmp_path / "m")), model, lengths=LENGTHS, chunk=25)
+
+
+@torch.inference_mode()
+def logits(decoder: Any) -> torch.Tensor:
+    stepper = Stepper(decoder, [random_tokens(60, decoder.spec.vocab_size)])
+    stepper.run(25)
+    return stepper.of(0)
+
+
+def test_compiled_kernels_compute_with_what_loading_made(tmp_path: Path) -> None:
+    """Kernels for these types are compiled for files of Q8_0, too."""
+    save_folder("llama", tmp_path / "m")
+    source, how = resolve(tmp_path / "m"), Quantization("int8", 32)
+    decoder = compiled(source, quantization=how)
+    assert decoder.formats() == ["8-bit"]
+    found, same, other = logits(decoder), logits(load(source, quantization=how)), logits(load(source))
+    assert float((found - same).norm() / same.norm()) < 1e-3
+    assert float((found - other).norm() / other.norm()) > 3e-3  # what rounding changes is more than that
+
+
+def test_stored_integers_reach_the_compiled_kernels(tmp_path: Path) -> None:
+    save_quantized("llama", tmp_path / "m", "awq")
+    assert compiled(resolve(tmp_path / "m")).formats() == ["4-bit", "float32"]  # the last matrix is not quantized
+
+
+def test_adapters_over_quantized_matrices(tmp_path: Path) -> None:
+    base = save_quantized("llama", tmp_path / "base", "gptq")
+    source = resolve(tmp_path / "base")
+    decoder = kept_packed(source)
+    adapters = test_adapters.adapters_for(tmp_path, decoder.spec)
+    models = {slot: merge(copy.deepcopy(base), adapter) for slot, adapter in adapters.items()}
+    test_adapters.check(decoder, adapters, {-1: base, **models}, 1000)
+
+
+def test_unpacking_on_request(tmp_path: Path) -> None:
+    model = save_quantized("llama", tmp_path / "m", "awq")
+    source = resolve(tmp_path / "m")
+    check(load(source, quantization=Quantization("none")), model, lengths=LENGTHS)
+    assert compiled(source, quantization=Quantization("none")).formats() == ["float32"]
+
+
+QUESTIONS = ("What is the capital of France?", "Name three colours.", "How many days does a week have?")
+NEW = 12  # tokens of each answer
+
+
+@pytest.mark.model
+def test_the_default_model_answers_the_same_in_int8(default_model: ModelSource) -> None:
+    text = load_text(default_model)
+    prompts = [text.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    answers = [greedy(load(default_model, quantization=how), prompts) for how in (None, Quantization("int8"))]
+    assert answers[0] == answers[1]
+    assert "Paris" in text.decode(answers[0][0])
+
+
+def greedy(decoder: Decoder, prompts: list[list[int]]) -> list[list[int]]:
+    """All prompts together."""
+    texts = [list(prompt) for prompt in prompts]
+    stepper = Stepper(decoder, [prompt + [0] * NEW for prompt in prompts])
+    stepper.step({row: len(prompt) for row, prompt in enumerate(prompts)})
+    for _ in range(NEW):
+        for row, sequence in enumerate(texts):
+            sequence.append(int(stepper.logits[row][-1].argmax()))
+            stepper._sequences[row][len(sequence) - 1] = sequence[-1]
+        stepper.step(dict.fromkeys(range(len(texts)), 1))
+    return [sequence[len(prompt) :] for sequence, prompt in zip(texts, prompts, strict=True)]

@@ -1,0 +1,134 @@
+"""Whose text guesses come from, how many are made, and when none is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tonle.engine.plan import Plan
+from tonle.engine.request import Request, ResolvedConfig
+from tonle.engine.schedule import Sequence
+from tonle.engine.speculate import Speculator
+from tonle.engine.speculate.recent_answers import RecentAnswers
+
+COPIED = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+
+
+def sequence(tokens: list[int], salt: bytes = b"", num_prompt: int = 1) -> Sequence:
+    request = Request(handle=1, prompt=tokens[:num_prompt], config=ResolvedConfig(max_length=500), salt=salt)
+    made = Sequence(request, key=0.0, stops=frozenset())
+    made.tokens += tokens[num_prompt:]
+    return made
+
+
+def step(rows: int, guesses: int = 0) -> Plan:
+    plan = Plan(rows=list(range(rows)), starts=[100] * rows)
+    if guesses:
+        plan.drafts = {0: guesses}
+    return plan
+
+
+def taught(base_s: float, row_s: float, guess_s: float, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> Speculator:
+    """One that has seen what steps take."""
+    speculator = Speculator(32, 512)
+    for _ in range(40):
+        for count in rows:
+            for guesses in (0, 4):
+                speculator.step_ended(step(count, guesses), base_s + count * row_s + guesses * guess_s)
+    return speculator
+
+
+def guesses_of(speculator: Speculator, made: Sequence, rows: int = 1, most: int = 32) -> list[int]:
+    return speculator.propose(made, most) if speculator.begin_step(step(rows)) else []
+
+
+def test_guesses_come_from_the_text_itself() -> None:
+    speculator = taught(0.01, 0.001, 0.0005)
+    made = sequence([1, *COPIED, 5, *COPIED[:5]])
+    found = guesses_of(speculator, made)
+    assert found and found == [*COPIED[5:], 5, *COPIED[:5]][: len(found)]
+
+
+def test_no_guess_comes_from_another_tenant() -> None:
+    """Each tenant's answers go on with tokens of its own after the same beginnings: a guess tells whose text it is from."""
+    rng = random.Random(4)
+    speculator = taught(0.01, 0.001, 0.0001)
+    tenants = {f"tenant {number}".encode(): 1000 * (1 + number) for number in range(5)}
+    num_guesses = 0
+    for _ in range(300):
+        salt, base = rng.choice(list(tenants.items()))
+        beginning = rng.choice([COPIED[:4], COPIED[3:8], COPIED])
+        asked = sequence([base, *beginning], salt)
+        for guess in (found := guesses_of(speculator, asked)):
+            assert guess in COPIED or base <= guess < base + 1000, "a guess from another tenant's text"
+        num_guesses += sum(guess >= 1000 for guess in found)
+        asked.tokens += [base + rng.randrange(3) for _ in range(20)]
+        speculator.ended(asked)
+        assert asked.own_text is None
+    assert num_guesses > 100
+    speculator.answers.add(b"tenant 0", [1, 2, 3, 777, 778] * 4)
+    assert guesses_of(speculator, sequence([9, 1, 2, 3], b"tenant 0"))[0] == 777
+    assert guesses_of(speculator, sequence([9, 1, 2, 3], b"tenant 1")) == []
+    assert guesses_of(speculator, sequence([9, 1, 2, 3], b"")) == []
+
+
+def test_the_store_is_bounded_and_drops_the_oldest() -> None:
+    store = RecentAnswers(max_tenant=200, max_all=500)
+    for number in range(100):
+        store.add(b"one", [number * 10 + place for place in range(10)])
+    tenant = store.of(b"one")
+    assert tenant is not None and len(store) == len(tenant) <= 200 + 20
+    assert tenant.find([0, 1, 2]) is None and tenant.find([990, 991, 992]) is not None
+    for number in range(20):
+        store.add(b"tenant %d" % number, list(range(100)))
+    assert len(store) <= 500 and store.of(b"one") is None and store.of(b"tenant 19") is not None
+    store.add(b"long", list(range(10_000)))
+    assert len(store) <= 500
+
+
+@pytest.mark.parametrize(
+    ("row_s", "guess_s", "rows", "pays"),
+    [(0.0005, 0.0005, 1, True), (0.003, 0.003, 1, True), (0.003, 0.003, 32, False), (0.003, 0.0005, 32, True),
+     (0.0005, 0.02, 1, False)],
+)  # fmt: skip
+def test_guesses_are_made_where_they_pay(row_s: float, guess_s: float, rows: int, pays: bool) -> None:
+    """10 ms a step and some for each row: with many rows, or dear guesses, a guess costs as much as it can bring."""
+    speculator = taught(0.01, row_s, guess_s)
+    assert bool(guesses_of(speculator, sequence([1, *COPIED, 5, *COPIED[:7]]), rows)) is pays
+
+
+def test_a_request_whose_guesses_fail_gets_fewer_and_one_whose_guesses_hold_gets_more() -> None:
+    speculator = taught(0.01, 0.003, 0.003)
+    made, counts = sequence([1, *COPIED, 5, *COPIED[:3]]), []
+    for number in range(30):
+        counts.append(len(guesses_of(speculator, made)))
+        made.tokens += [600 + number, *COPIED[:3]]  # never what followed before
+    assert counts[0] > 0 and sum(counts[10:]) == 0
+    good, counts = sequence([1, *COPIED * 3]), []
+    for number in range(20):
+        counts.append(len(guesses_of(speculator, good)))
+        good.tokens.append(COPIED[number % 10])
+    assert counts[-1] > counts[0] > 0
+
+
+def test_what_a_guess_costs_is_tried_out_and_tried_again() -> None:
+    speculator = Speculator(32, 512)
+    asked = sequence([1, *COPIED, 5, *COPIED[:9]])
+    first = guesses_of(speculator, asked)
+    assert 0 < len(first) <= 4, "few, before anything is known"
+    speculator = taught(0.01, 0.0005, 0.02)
+    asked = sequence([1, *COPIED, 5, *COPIED[:9]])
+    tries = 0
+    for _ in range(400):
+        found = guesses_of(speculator, asked)
+        tries += bool(found)
+        speculator.step_ended(step(1, len(found)), 0.0105 + 0.02 * len(found))
+    assert 2 <= tries <= 4, "once in a while, for machines change"
+
+
+def test_a_step_with_prompts_has_no_guesses() -> None:
+    speculator = taught(0.01, 0.0005, 0.0005)
+    plan = step(2)
+    plan.prompts = [1]
+    assert not speculator.begin_step(plan)

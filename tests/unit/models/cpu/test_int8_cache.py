@@ -1,0 +1,52 @@
+"""Keys and values in eight bits in the compiled step: as torch computes with the same rounding, whatever the head size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.cpu_models import RandomModel, of_row, plain_layer, spec_of, step_of
+from tonle.models.cpu.cpu_decoder import CpuDecoder
+from tonle.models.cpu.team import Team
+from tonle.models.decoder import Decoder
+
+# Head sizes with loops of their own, with vectors, and with neither.
+LAYERS: dict[str, dict[str, Any]] = {
+    "heads of 64": {"head_dim": 64},
+    "heads of 128, a window": {"head_dim": 128, "window": 20},
+    "heads of 16, sinks": {"head_dim": 16, "sinks": True},
+    "heads of 24, a soft cap": {"head_dim": 24, "soft_cap": 2.0, "scale": 1.0},
+}
+
+
+def logits_of(decoder: Decoder | CpuDecoder, model: RandomModel, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    """Of a decoding row, a chunk on top of cached tokens, and a prompt."""
+    kv = model.cache(dtype=dtype)
+    decoder.forward(step_of([(0, 11), (0, 30)]), kv)
+    return decoder.forward(step_of([(11, 12), (30, 50), (0, 9)]), kv).clone()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_compiled_step_equals_torch(kind: str) -> None:
+    model = RandomModel(spec_of(plain_layer(**LAYERS[kind]), plain_layer(**LAYERS[kind])))
+    fast, slow = model.fast(team=Team(2), cache_dtype=torch.int8), model.torch()
+    expected, found = logits_of(slow, model), logits_of(fast, model)
+    error = float((found - expected).norm() / expected.norm())
+    rounding = float((logits_of(slow, model, torch.float32) - expected).norm() / expected.norm())
+    assert error < 2e-3 < rounding < 3e-2
+
+
+@torch.inference_mode()
+def test_rows_are_the_same_bits_alone() -> None:
+    model = RandomModel(spec_of(plain_layer(head_dim=64), plain_layer(head_dim=64)))
+    decoder = model.fast(cache_dtype=torch.int8)
+    kv = model.cache(dtype=torch.int8)
+    decoder.forward(step_of([(0, 11), (0, 30)]), kv)
+    inputs = step_of([(11, 12), (30, 50), (0, 9)])
+    together = decoder.forward(inputs, kv).clone()
+    for row in range(3):
+        alone = decoder.forward(of_row(inputs, row), kv)
+        assert torch.equal(alone, together[inputs.row_starts[row] : inputs.row_starts[row + 1]])
