@@ -26,6 +26,8 @@ class ToolUpstream(Upstream):
     def __init__(self, *, prefix: str = "call_abcdefgh") -> None:
         super().__init__("m")
         self.prefix = prefix
+        self.may_end = asyncio.Event()  # streams; what follows their last event waits for it
+        self.may_end.set()
 
     def _message(self, body: dict[str, Any]) -> dict[str, Any]:
         num_results = sum(message["role"] == "tool" for message in body["messages"])
@@ -56,6 +58,7 @@ class ToolUpstream(Upstream):
                 exchange._line.abort()  # type: ignore[attr-defined]
                 return
         exchange.write(b"data: [DONE]\n\n")
+        await self.may_end.wait()
         exchange.end()
 
 
@@ -117,6 +120,37 @@ def test_a_loop_of_three_calls_is_one_chain(tmp_path: Path, *, stream: bool) -> 
             assert [row.id for row in chain(place.audit_dir, name)] == expected
         assert [row.id for row in chain(place.audit_dir, between["id"])] == [between["id"]]
         assert verify(place.audit_dir).ok
+
+    run(main())
+
+
+def test_the_next_request_may_come_before_the_stream_is_closed(tmp_path: Path) -> None:
+    """Clients go on at [DONE]; the backend's connection, and so the record, may be closed later."""
+
+    async def main() -> None:
+        upstream = ToolUpstream()
+        async with running_gateway(tmp_path, upstream) as place:
+            messages = beginning()
+            await step(place, messages, stream=True)
+            upstream.may_end.clear()
+            body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": True}
+            headers = {"authorization": f"Bearer {KEY}"}
+            async with place.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as second:
+                lines = []
+                async for line in second.aiter_lines():
+                    lines.append(line)
+                    if line == "data: [DONE]":
+                        break
+                message = message_of(httpx.Response(200, headers=second.headers, text="\n".join(lines)))
+                [call] = message["tool_calls"]
+                messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "32 degrees"}]
+                await step(place, messages)
+                upstream.may_end.set()
+                await second.aclose()
+        records = {record["request_id"]: record for record in place.records()}
+        second_record = records[second.headers["x-request-id"]]
+        [third] = [record for record in records.values() if record["previous_id"] == second_record["id"]]
+        assert third["chain_id"] == second_record["chain_id"] != second_record["id"]
 
     run(main())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Pipeline:
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
         if refusal is None and accepted.model.entry.parent:
             self._stages.under_way.enter(accepted.model.name, relay)
+        if refusal is None and record is not None and "tools" in accepted.request.body:
+            relay.expect_end(functools.partial(self._note_calls, record, accepted, relay))
         ending = Ending("failed")
         try:
             if refusal is not None:
@@ -250,6 +253,10 @@ class Pipeline:
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
         limit = ending.failure.limit if isinstance(ending.failure, RateLimited) else ""
         self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts, limit=limit)
+
+    def _note_calls(self, record: Record, accepted: AcceptedRequest, relay: Relay) -> None:
+        with contextlib.suppress(Exception):  # a server may say anything; `_leave` tells of it
+            self._stages.recorder.note_calls(record, accepted.owner, relay.peek())
 
     def _note_adapter(self, relay: Relay, results: StageResults) -> None:
         """What computed the answer, as its sender tells; if the lists of models say something else, they are old."""

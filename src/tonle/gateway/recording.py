@@ -78,6 +78,10 @@ class Recorder:
             self._chains.note(owner, ids[-1:], Link(record.id, record.chain_id))
         return record.chain_id
 
+    def note_calls(self, record: Record, owner: str, answer: Answer) -> None:
+        """Before the end of an answer leaves: the request with a tool's result may be here before the record is closed."""
+        self._chains.note(owner, given_ids(answer), Link(record.id, record.chain_id))
+
     def close(
         self,
         record: Record | None,

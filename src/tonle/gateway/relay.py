@@ -88,11 +88,16 @@ class Relay:
             self._timer = asyncio.get_running_loop().call_later(keep_alive_s, self._comment)
         self._waiting_for: Callable[[], str] = _waiting
         self._on_begin: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._from_gateway = False
 
     def expect_begin(self, on_begin: Callable[[], None]) -> None:
         """To be called when the answer begins: with the first event of a stream, or the head of a whole answer."""
         self._on_begin = on_begin
+
+    def expect_end(self, on_end: Callable[[], None]) -> None:
+        """To be called before the end of the answer leaves: whoever has seen it may come back at once."""
+        self._on_end = on_end
 
     def expect(self, backend: Backend, queued_s: float, waiting_for: Callable[[], str] = _working) -> None:
         """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
@@ -155,6 +160,8 @@ class Relay:
             self._begin()
             if self._warnings:
                 piece = field_warnings.in_stream(piece, self._warnings)
+        if self._on_end is not None and sse.DONE.strip() in piece:
+            self._on_end()
         self._outlet.write(piece)
 
     def _write_late_headers(self) -> None:
@@ -192,7 +199,10 @@ class Relay:
         self._stop_timer()
         if self.status != 200:
             self._finish_error()
-        elif not self._stream:
+            return
+        if self._on_end is not None:
+            self._on_end()
+        if not self._stream:
             content_type = self.headers.get("content-type", "application/json")
             self.began = True
             self._reply_whole(b"".join(self._pieces), content_type)
@@ -228,6 +238,8 @@ class Relay:
         self._known = None
         self._reader = AnswerReader(content_type)
         self._reader.feed(body)
+        if self._on_end is not None:
+            self._on_end()
         if not self._stream:
             self._reply_whole(body, content_type)
             return

@@ -68,6 +68,8 @@ def drawn_ids(calls: Any) -> list[str]:
 def _name(call: Mapping[str, Any]) -> str | None:
     function = call.get("function")
     name = function.get("name") if isinstance(function, dict) else call.get("name")
+    if isinstance(name, list):  # the pieces of a stream that has not ended
+        name = "".join(name)
     return name if isinstance(name, str) else None
 
 
