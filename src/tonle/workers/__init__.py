@@ -1,0 +1,6 @@
+"""Pools of processes for models that are not token loops: encoders, speech, images.
+
+kind.py       what a worker process runs; a kind of your own is a small class
+kinds/        those that come with Tonle
+endpoints/    HTTP bodies into jobs, results into replies
+"""
