@@ -5,9 +5,9 @@
         for sentence in splitter.push(piece): ...      # "Hello. " after the first piece
     splitter.end()                                     # what is left
 
-Does: find ends in Latin, Cyrillic, Khmer, Thai, Lao, Arabic, Devanagari, Burmese, Chinese and Japanese; keep every letter, so that the
-sentences joined are the text, however its pieces were cut; say what of a sentence is spoken (`speakable`). Does not: know a
-language's grammar: where a rule cannot tell, two sentences stay one.
+Does: find ends in Latin, Cyrillic, Khmer, Thai, Lao, Arabic, Devanagari, Burmese, Chinese and Japanese texts; keep every letter,
+so that the sentences joined are the text, and the same however it was cut into pieces; say what of a sentence is spoken
+(`speakable`). Does not: know grammar: where a rule cannot tell, two sentences stay one.
 
 dashboard/static/pages/sentences.js does the same in a browser; tests/fakes/sentences.json holds both to the same cases.
 """
@@ -31,10 +31,11 @@ KHMER_AND_SO_ON = "។ល។"  # "etc."
 THAI_REPEAT = "ๆ"  # "the word before, again": what follows belongs to it
 
 # Words that a full stop belongs to, in small letters. "etc." and the like are not among them: they may end a sentence.
-ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st mt gen sen rep rev hon capt lt col sgt vs no nos fig figs vol vols pp eq ch dept approx ca cf viz "
-    "jan feb apr jun jul aug sep sept oct nov dec mme mlle sr sra srta dra hr fr nr bzw tel tp ths pgs gs ts".split()
-)
+ABBREVIATIONS = frozenset({
+    "mr", "mrs", "ms", "dr", "prof", "st", "mt", "gen", "sen", "rep", "rev", "hon", "capt", "lt", "col", "sgt", "vs", "nos", "fig",
+    "figs", "vol", "vols", "pp", "eq", "ch", "dept", "approx", "ca", "cf", "viz", "jan", "feb", "apr", "jun", "jul", "aug", "sep",
+    "sept", "oct", "nov", "dec", "mme", "mlle", "sr", "sra", "srta", "dra", "hr", "fr", "nr", "bzw", "tel", "tp", "ths", "pgs",
+})  # fmt: skip
 _WORD = re.compile(r"[^\W\d_](?:[^\W\d_]|\.)*\Z")  # the letters, and dots between them, right before a full stop
 _LIST_NUMBER = re.compile(r"\s*(?:[-*#>]+\s*)?\d{1,3}\Z")  # "1." at the beginning of a line of a list
 _EMPHASIS = re.compile(r"`+|\*+(?=\S)|(?<=\S)\*+|\b_+|_+\b")

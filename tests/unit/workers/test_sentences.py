@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def test_sentences_end_where_a_reader_would_end_them(name: str) -> None:
 def test_no_letter_is_lost_and_cuts_between_pieces_change_nothing(text: str, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     splitter = SentenceSplitter()
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
     found = [sentence for piece in pieces for sentence in splitter.push(piece)] + splitter.end()
     assert "".join(found) == text
     assert found == sentences_of(text)
