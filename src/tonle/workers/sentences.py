@@ -33,8 +33,8 @@ THAI_REPEAT = "ๆ"  # "the word before, again": what follows belongs to it
 # Words that a full stop belongs to, in small letters. "etc." and the like are not among them: they may end a sentence.
 ABBREVIATIONS = frozenset({
     "mr", "mrs", "ms", "dr", "prof", "st", "mt", "gen", "sen", "rep", "rev", "hon", "capt", "lt", "col", "sgt", "vs", "nos",
-    "fig", "figs", "vol", "vols", "pp", "eq", "ch", "dept", "approx", "ca", "cf", "viz", "jan", "feb", "apr", "jun", "jul", "aug", "sep",
-    "sept", "oct", "nov", "dec", "mme", "mlle", "sr", "sra", "srta", "dra", "hr", "fr", "nr", "bzw", "tel", "tp", "ths", "pgs",
+    "fig", "figs", "vol", "vols", "pp", "eq", "ch", "dept", "approx", "ca", "cf", "viz", "jan", "feb", "apr", "jun", "jul", "aug",
+    "sep", "sept", "oct", "nov", "dec", "mme", "mlle", "sr", "sra", "srta", "dra", "hr", "fr", "nr", "bzw", "tel", "tp", "ths",
 })  # fmt: skip
 _WORD = re.compile(r"[^\W\d_](?:[^\W\d_]|\.)*\Z")  # the letters, and dots between them, right before a full stop
 _LIST_NUMBER = re.compile(r"\s*(?:[-*#>]+\s*)?\d{1,3}\Z")  # "1." at the beginning of a line of a list
