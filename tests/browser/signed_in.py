@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 1400, 1000
 READY = {
     "overview": "output-tokens", "requests": "requests-table", "backends": "backends", "models": "models", "keys": "keys",
     "usage": "usage-totals", "experiments": "experiment", "audit": "trail-state", "playground": "pane",
+    "voice": "voice-disabled",
     "requests/{id}": "waterfall",
 }  # fmt: skip
 

@@ -104,7 +104,7 @@ def test_every_page_has_a_title_and_a_component() -> None:
     registry = re.search(r"const PAGES = \{([^}]+)\}", (STATIC / "app.js").read_text())
     assert registry is not None
     pages = re.findall(r"\w+", registry[1])
-    assert len(pages) == 9
+    assert len(pages) == 10
     for page in pages:
         text = (STATIC / "pages" / f"{page}.js").read_text()
         assert 'export const title = "' in text

@@ -17,6 +17,7 @@ def test_functions(tmp_path: Path) -> None:
     if node is None:
         pytest.skip("node is not installed")
     shutil.copytree(STATIC, tmp_path / "static")
+    shutil.copy(HERE.parents[1] / "fakes/sentences.json", tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     files = [shutil.copy(path, tmp_path) for path in sorted(HERE.glob("*.test.js"))]
     done = subprocess.run(

@@ -19,7 +19,8 @@ export const post = async (path, json, options) => body(await send("POST", path,
 export const del = async (path, options) => body(await send("DELETE", path, options));
 
 // The raw Response, for answers that are streamed or not JSON. Throws an ApiError unless the status is 2xx.
-export async function send(method, path, { json, signal, headers = {} } = {}) {
+// `json` or `form` (a FormData) is the body.
+export async function send(method, path, { json, form, signal, headers = {} } = {}) {
   // The header is what a page of another origin cannot send without the server's consent: it makes cookies safe.
   const sent = { "X-Tonle-Dashboard": "1", ...headers };
   if (json !== undefined) sent["Content-Type"] = "application/json";
@@ -27,7 +28,7 @@ export async function send(method, path, { json, signal, headers = {} } = {}) {
   try {
     response = await fetch(path, {
       method, signal, headers: sent, credentials: "same-origin", cache: "no-store",
-      body: json === undefined ? undefined : JSON.stringify(json),
+      body: json === undefined ? form : JSON.stringify(json),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

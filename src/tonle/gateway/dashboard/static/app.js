@@ -17,10 +17,11 @@ import * as overview from "./pages/overview.js";
 import * as playground from "./pages/playground.js";
 import * as requests from "./pages/requests.js";
 import * as usage from "./pages/usage.js";
+import * as voice from "./pages/voice.js";
 
 // A page exports `title` and, as default, a component that takes {session, rest, params}: `session` as the server tells it,
 // `rest` and `params` from the address (router.js). Only the page that is shown exists.
-const PAGES = { overview, requests, backends, models, keys, usage, experiments, audit, playground };
+const PAGES = { overview, requests, backends, models, keys, usage, experiments, audit, playground, voice };
 
 function App() {
   const [session, setSession] = useState(null);

@@ -26,10 +26,10 @@ export function newAnswer() {
 
 // Send `body` and fill `answer`; `changed` is called after each piece that was read. Never throws: what went wrong is in the
 // answer. `signal` stops it. Returns the answer.
-export async function stream(body, answer, { signal, changed = () => {} }) {
+export async function stream(body, answer, { signal, headers, changed = () => {} }) {
   try {
     const json = { ...body, stream: true, stream_options: { include_usage: true } };
-    const response = await send("POST", "/v1/chat/completions", { json, signal });
+    const response = await send("POST", "/v1/chat/completions", { json, signal, headers });
     answer.requestId = response.headers.get("x-request-id");
     await read(response.body, answer, changed);
     if (answer.state !== "failed") answer.state = "done";

@@ -7,6 +7,7 @@ import { html, useState } from "../html.js";
 import { live, TRACK_SECONDS, useLive } from "../live.js";
 import { Table } from "../table.js";
 import { ActionButton, Badge, Card, inWords, Message, PageHeading, useGet, whyReadOnly } from "../widgets.js";
+import { factWords } from "./model_facts.js";
 
 export const title = "Models";
 
@@ -23,7 +24,7 @@ export default function ModelsPage({ session }) {
     <p class="hint">Lines show requests that ended in the last ${TRACK_SECONDS / 60} minutes.
       ${session.can_use_models ? "" : " This key may not use models, so only their names are known."}</p>
     ${session.has.adapters
-      ? html`<${LoadAdapter} readOnly=${readOnly} bases=${rows.filter((row) => !row.parent)} onDone=${listed.reload} />`
+      ? html`<${LoadAdapter} readOnly=${readOnly} bases=${rows.filter((row) => !row.parent && !row.kind)} onDone=${listed.reload} />`
       : html`<${Message}>This server loads no adapters while it runs. Start it with --enable-lora to load them here.<//>`}`;
 }
 
@@ -39,13 +40,20 @@ export function modelRows(entries, names, backends) {
 function columns(hasAdapters, readOnly, onDone) {
   return [
     { id: "name", title: "Name", value: (row) => row.id, show: (row) => html`<b>${row.id}</b>` },
-    { id: "kind", title: "Kind", value: (row) => row.parent ?? "",
-      show: (row) => (row.parent ? html`<${Badge}>adapter<//> <span class="soft">of ${row.parent}</span>` : html`<${Badge}>model<//>`) },
+    { id: "kind", title: "Kind", value: (row) => row.parent ?? row.kind ?? "",
+      show: kindCell },
     { id: "context", title: "Context, tokens", align: "right", wide: true, value: (row) => row.max_model_len ?? null, show: (row) => count(row.max_model_len) },
     { id: "backends", title: "Served by", wide: true, value: (row) => row.backends.join(", "), show: (row) => row.backends.join(", ") || "–" },
     { id: "requests", title: "Requests", align: "right", wide: true, value: perMinute, show: requestsCell },
     hasAdapters && { id: "action", title: "Action", sortable: false, show: (row) => row.parent && html`<${Unload} row=${row} readOnly=${readOnly} onDone=${onDone} />` },
   ].filter(Boolean);
+}
+
+// Of a worker pool with what it tells of its model: dimensions, sample rate, languages.
+function kindCell(row) {
+  if (row.parent) return html`<${Badge}>adapter<//> <span class="soft">of ${row.parent}</span>`;
+  if (!row.kind) return html`<${Badge}>model<//>`;
+  return html`<${Badge}>${row.kind}<//> <span class="soft wide">${factWords(row.facts)}</span>`;
 }
 
 const perMinute = (row) => live.models.line(row.id, "requests").slice(-60).reduce((sum, times) => sum + (times ?? 0), 0);

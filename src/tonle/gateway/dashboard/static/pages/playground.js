@@ -16,15 +16,16 @@ function usePlayground() {
   return playground;
 }
 
-// The models this key may use: {models, error}.
+// The models this key may use, without worker pools (`kind`), which do not chat: {models, error}.
 function useModels(isAllowed) {
   const [state, setState] = useState({ models: null, error: "" });
   useEffect(() => {
     if (!isAllowed) return;
     get("/v1/models").then(
       ({ data }) => {
-        playground.useModels(data.map((model) => model.id));
-        setState({ models: data, error: "" });
+        const models = data.filter((model) => !model.kind);
+        playground.useModels(models.map((model) => model.id));
+        setState({ models, error: "" });
       },
       (problem) => setState({ models: [], error: inWords(problem) }),
     );
