@@ -204,7 +204,7 @@ const MARKS = {
 };
 
 function Marks({ marks }) {
-  const known = Object.entries(MARKS).filter(([name]) => marks[name] !== undefined);
+  const known = Object.entries(MARKS).filter(([name]) => marks[name] !== undefined).sort(([a], [b]) => marks[a] - marks[b]);
   if (!known.length) return null;
   return html`<dl class="figures" data-testid="voice-marks">
     ${known.map(([name, words]) => html`<div key=${name}><dt>${words}</dt><dd data-testid=${`mark-${name}`}>${seconds(marks[name] / 1000)}</dd></div>`)}
