@@ -69,7 +69,7 @@ _DRAFT = values.optional(values.integer(1, MAX_DRAFT), none="32")
 # What one process must do for all requests, so that it does not go with several front ends.
 _OF_ONE_PROCESS = (
     "api_key", "admin_key", "audit_dir", "requests_per_minute", "tokens_per_minute", "max_concurrent_per_key",
-    "tokens_per_day", "state_db", "alert_webhook",
+    "tokens_per_day", "audio_seconds_per_minute", "images_per_minute", "state_db", "alert_webhook",
 )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ from tonle.gateway.discovery.sources import source_of
 from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.hops import VIA_HEADER
+from tonle.gateway.limits.media_limiter import MediaLimiter
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
@@ -116,7 +117,8 @@ class Gateway:
         under_way = UnderWay()
         self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
-            limiter=self.limiter, recorder=recorder, replay=replay, router=router,
+            limiter=self.limiter, media_limiter=MediaLimiter(_default_limits(config)), recorder=recorder, replay=replay,
+            router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
             observer=Observer(self.observed, self.pool.find, self._tracing),
@@ -320,6 +322,8 @@ def _default_limits(config: GatewayConfig) -> KeyLimits:
         tokens_per_minute=config.tokens_per_minute,
         max_concurrent=config.max_concurrent_per_key,
         tokens_per_day=config.tokens_per_day,
+        audio_seconds_per_minute=config.audio_seconds_per_minute,
+        images_per_minute=config.images_per_minute,
     )
 
 

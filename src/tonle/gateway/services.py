@@ -27,6 +27,7 @@ from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sleep_pages import Sleeper
 from tonle.observe.observed import Observed
+from tonle.protocol.media_paths import MEDIA_PATHS
 from tonle.telemetry.metrics import Metrics
 
 
@@ -57,6 +58,7 @@ class Services:
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
     trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose request it is
     sleeper: Sleeper | None = None  # of such an engine
+    media_paths: tuple[str, ...] = MEDIA_PATHS  # that are answered; of such a server, those of its worker pools
     request_of: Callable[[int], str | None] | None = None  # the request that a handle of such an engine belongs to
 
     @property
