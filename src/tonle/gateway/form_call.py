@@ -5,6 +5,8 @@ Does: read the fields that the gateway acts on. Does not: decode a file; a backe
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from typing import Any
 
 from tonle.edge.exchange import Exchange
@@ -16,14 +18,32 @@ from tonle.gateway.parsed_request import ParsedRequest, deadline_of, is_strict
 from tonle.protocol.multipart import MAX_TEXT_BYTES, Form, parse_form
 from tonle.protocol.priority import NORMAL
 
+THREAD_BYTES = 1024**2  # of a form whose files are hashed on a thread
 _TRUE = ("true", "1")
 
 
 class FormCall(Call):
+    __slots__ = ("_form", "_hashes", "_wants_hashes")
+
+    def __init__(self, exchange: Exchange, path: str, *, wants_hashes: bool) -> None:
+        """`wants_hashes`: a record will have the hashes of its files."""
+        super().__init__(exchange, path)
+        self._wants_hashes = wants_hashes
+        self._form: Form | None = None
+        self._hashes: tuple[str, ...] = ()
+
+    async def prepare(self, owner: str) -> None:
+        """Large files are hashed on a thread: other requests need not wait. Raises `InvalidRequest`."""
+        body = self.exchange.body
+        self._form = form = parse_form(body, self.exchange.header("content-type"))
+        if self._wants_hashes:
+            hashing = len(body) > THREAD_BYTES
+            self._hashes = await asyncio.to_thread(_hashes_of, form) if hashing else _hashes_of(form)
+
     def read(self, key: Key, *, strict: bool, trust_router: bool = False) -> ParsedRequest:
         """Raises `InvalidRequest`."""
-        exchange: Exchange = self.exchange
-        form = parse_form(exchange.body, exchange.header("content-type"))
+        exchange, form = self.exchange, self._form
+        assert form is not None, "it is prepared first"
         fields = fields_of(form)
         model, user = form.text("model"), form.text("user")
         num_file_bytes = sum(len(part.data) for part in form.parts if part.filename is not None)
@@ -44,7 +64,12 @@ class FormCall(Call):
             strict=is_strict(exchange, strict=strict),
             media=estimate_media(self.path, fields, num_file_bytes=num_file_bytes),
             form=form,
+            file_hashes=self._hashes,
         )
+
+
+def _hashes_of(form: Form) -> tuple[str, ...]:
+    return tuple(hashlib.sha256(part.data).hexdigest() for part in form.parts if part.filename is not None)
 
 
 def fields_of(form: Form) -> dict[str, Any]:

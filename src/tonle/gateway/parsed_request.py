@@ -78,6 +78,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     history_dropped: int = 0  # messages left out by the inference service
     media: MediaUse = NO_MEDIA  # estimated
     form: Form | None = None  # `raw` is this form, and no JSON; `body` has its fields, without files
+    file_hashes: tuple[str, ...] = ()  # SHA-256 of its files in their order, where a record wants them
 
     @property
     def total_tokens(self) -> int:

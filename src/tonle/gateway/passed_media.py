@@ -20,7 +20,7 @@ def is_binary(content_type: str | None) -> bool:
 
 
 class PassedMedia:
-    __slots__ = ("_digest", "_kept", "content_type", "complete", "size")
+    __slots__ = ("_digest", "_kept", "complete", "content_type", "size")
 
     def __init__(self, content_type: str, *, hashes: bool, keeps: bool) -> None:
         """`hashes`: its hash is wanted. `keeps`: so is a copy."""

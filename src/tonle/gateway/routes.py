@@ -40,7 +40,14 @@ from tonle.gateway.sleep_pages import SleepPages
 from tonle.gateway.web_pages import WebPages, check_form, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
-from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, not_switched_on, wrong_method
+from tonle.protocol.errors import (
+    ErrorReply,
+    error_reply,
+    no_such_path,
+    not_supported_yet,
+    not_switched_on,
+    wrong_method,
+)
 from tonle.protocol.media_paths import FORM_PATHS, WORKERS
 from tonle.protocol.unsupported_paths import how_to_switch_on, unsupported_feature
 from tonle.telemetry.logs import one_line
@@ -90,7 +97,9 @@ class Routes:
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
         form = Entry("models", self._generate, takes_form=True, is_piped=True)
         table |= {path: {"POST": form if path in FORM_PATHS else piped} for path in services.media_paths}
-        self._worker = NOTHING if services.is_local else Found(f"{WORKERS}{{name}}", {"POST": piped})
+        self._worker = (
+            NOTHING if services.is_local else Found(f"{WORKERS}{{name}}", {"POST": piped})
+        )  # a local one is exact
         self._max_upload_bytes = min(services.config.max_upload_bytes, services.config.request_memory_bytes)
         table |= _local_pages(services, pages) if services.is_local else _gateway_pages(services)
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
@@ -209,7 +218,7 @@ class Routes:
             return refusal
         if (advice := how_to_switch_on(exchange.path)) is not None:
             return not_switched_on(path, advice)
-        hint = DOCS_HINT if self._services.is_local else PATHS_HINT
+        hint = PATHS_HINT if self._services.local_metrics is None else DOCS_HINT
         feature = unsupported_feature(exchange.path)
         return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
 
@@ -313,6 +322,8 @@ def _safe(path: str) -> str:
 
 def _local_pages(services: Services, pages: OwnPages) -> dict[str, dict[str, Entry]]:
     """Of a server with an engine of its own."""
+    if services.local_metrics is None:
+        return {}
     table = {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
     if services.sleeper is not None:
         table |= _sleep_pages(SleepPages(services.sleeper))

@@ -35,6 +35,7 @@ TRANSLATED: dict[str, Callable[[Exchange, Services], Call]] = {
 def call_for(exchange: Exchange, services: Services) -> Call:
     """A path that is not translated is asked of a backend under its own name."""
     if exchange.path in FORM_PATHS:
-        return FormCall(exchange, exchange.path)
+        trail = services.trail
+        return FormCall(exchange, exchange.path, wants_hashes=trail is not None and trail.options.media != "none")
     make = TRANSLATED.get(exchange.path)
     return Call(exchange, exchange.path) if make is None else make(exchange, services)

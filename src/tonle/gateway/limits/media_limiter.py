@@ -69,5 +69,3 @@ def _amounts(media: MediaUse, limits: KeyLimits) -> _Amounts:
         ("audio_seconds_per_minute", media.audio_s, limits.audio_seconds_per_minute),
         ("images_per_minute", media.images, limits.images_per_minute),
     )
-
-
