@@ -15,6 +15,7 @@ import msgspec
 
 from tonle.edge.client import Sink
 from tonle.errors import ConfigError
+from tonle.protocol.embeddings import RERANK_PATHS
 from tonle.workers.worker_request import WorkerRequest
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ BUILTIN = {
     ),
     "rerank": BuiltinKind(
         kind="tonle.workers.kinds.rerank:Rerank",
-        handlers={
-            path: "tonle.workers.endpoints.rerank:rerank" for path in ("/v1/rerank", "/rerank", "/v2/rerank")
-        },
+        handlers=dict.fromkeys(RERANK_PATHS, "tonle.workers.endpoints.rerank:rerank"),
     ),
     "asr": BuiltinKind(
         kind="tonle.workers.kinds.asr:Asr",
