@@ -24,7 +24,7 @@ from tonle.child.heap import resident_bytes
 from tonle.child.spawn import ignore_signals, inherited_sockets, read_settings
 from tonle.errors import ConfigError, InternalError, TonleError
 from tonle.telemetry import logs
-from tonle.workers.builtin import load_object
+from tonle.workers.import_path import load_object
 from tonle.workers.kind import Job, Kind, Result
 from tonle.workers.shared_media import Packer, Segment
 from tonle.workers.worker_messages import (
