@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from tonle.config.audit import FSYNC, MIDDLEWARE_SETTINGS, ON_FULL, AuditConfig, MiddlewareConfig
+from tonle.config.audit import FSYNC, MEDIA, MIDDLEWARE_SETTINGS, ON_FULL, AuditConfig, MiddlewareConfig
 from tonle.errors import ConfigError
 
 MIB = 1024**2
@@ -18,6 +18,7 @@ KEY_NAME = "audit.key"
 DEFAULT_DIRECTORY = "audit"  # of the middleware
 
 Fsync = Literal["never", "interval", "always"]
+Media = Literal["none", "hashes", "store"]
 OnFull = Literal["refuse", "serve"]
 
 
@@ -37,6 +38,7 @@ class AuditOptions:
     linger_s: float = 0.02  # how long a batch may wait for more records
     redact: tuple[str, ...] = ()  # names of built-in patterns, or name=regex; matches never reach the disk
     omit: tuple[str, ...] = ()  # fields that are not recorded at all, such as messages
+    media: Media = "hashes"  # of sound and pictures: their size, also their hash, or they themselves
     retention_days: int | None = None  # days older than this are removed; None = kept
     key_file: Path | None = None  # signs the heads; None = audit.key in the directory
     fingerprint: str | None = None  # of the only key that may sign; None = any
@@ -46,7 +48,7 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
-        for name, words in (("fsync", FSYNC), ("on_full", ON_FULL)):
+        for name, words in (("fsync", FSYNC), ("on_full", ON_FULL), ("media", MEDIA)):
             if getattr(self, name) not in words:
                 raise ConfigError(f"{name} must be one of {', '.join(words)}, not {getattr(self, name)!r}", param=name)
         for name in ("fsync_interval_s", "max_queue", "max_memory_bytes", "max_body_bytes"):
@@ -55,6 +57,9 @@ class AuditOptions:
         for name in ("min_free_bytes", "linger_s", "refused_per_address", "refused_per_second"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}", param=name)
+        if self.media == "store" and self.redact:
+            raise ConfigError("audit_media store keeps recordings and pictures as they are, and audit_redact can find nothing in "
+                              "them; set audit_media to hashes, or leave audit_redact out", param="media")  # fmt: skip
         if self.retention_days is not None and self.retention_days < 1:
             raise ConfigError(f"retention_days must be at least 1, not {self.retention_days}", param="retention_days")
 
@@ -88,6 +93,7 @@ def from_config(config: AuditConfig) -> AuditOptions | None:
         linger_s=config.audit_linger_s,
         redact=config.audit_redact,
         omit=config.audit_omit,
+        media=cast(Media, config.audit_media),
         retention_days=config.audit_retention_days,
         key_file=Path(config.audit_key_file) if config.audit_key_file else None,
         fingerprint=config.audit_fingerprint,

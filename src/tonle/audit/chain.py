@@ -32,6 +32,7 @@ class PendingRecord:
     file: str
     fields: Plain
     is_here: bool = False  # a file of that name holds it already, and stays if anything goes wrong
+    media: tuple[str, ...] = ()  # hashes of the files it refers to
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ class Chain:
         content, number = seal(record.fields, self.key, seq=seq, prev=link, file=record.file)
         self.disk.write_file(folder, record.file, content, durable=self.durable)
         digest = hashlib.sha256(content).hexdigest()
-        return LedgerLine(seq=seq, kind="record", time=now, file=record.file, hash=number, sha256=digest)
+        facts = {"media": list(record.media)} if record.media else None
+        return LedgerLine(seq=seq, kind="record", time=now, file=record.file, hash=number, sha256=digest, facts=facts)
 
     def _take_back(self, folder: Path, entries: Sequence[PendingRecord | Event]) -> None:
         """No ledger line names these; if they cannot be removed, recovery will find them."""

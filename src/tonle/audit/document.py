@@ -17,6 +17,7 @@ import msgspec
 from tonle.audit.body_summary import UNSAFE_CHARS, BodySummary, is_text, shown, summary_of
 from tonle.audit.day_ledger import text_of
 from tonle.audit.facts import Facts
+from tonle.audit.media_store import hashes_in
 from tonle.audit.plain_values import kind_of, plain, plain_fields
 from tonle.audit.redaction import MASKED, Redactor
 from tonle.audit.seal import REMOVED, SEALED
@@ -84,6 +85,8 @@ def document(
         "experiment": record.experiment,
         "warnings": record.warnings,
     }
+    if hashes := hashes_in(record.media):
+        fields["media"] = list(hashes)
     if (make_plain or redactor) and kind_of(fields) != "plain":
         fields = {name: _plain_field(value) for name, value in fields.items()}
     return _masked(fields, redactor, omit)
@@ -225,8 +228,9 @@ def _usage(usage: Any) -> Any:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else usage.get("cached_tokens")
     found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
-    # Of the engine in this process, where steps checked guesses: how many, and how many were right.
-    return found | {name: usage[name] for name in ("draft_tokens", "accepted_tokens") if name in usage}
+    # Of the engine in this process, where steps checked guesses: how many, and how many were right. Of media, how much.
+    others = ("draft_tokens", "accepted_tokens", "audio_seconds", "images")
+    return found | {name: usage[name] for name in others if name in usage}
 
 
 def _latency(record: Facts, answer: Answer, *, stream: bool) -> dict[str, float | None]:

@@ -49,6 +49,7 @@ class Facts(msgspec.Struct, array_like=True):
     finish_reason: Any
     chain_id: Any
     previous_id: Any
+    media: Any = None
 
     def made_plain(self) -> Facts:
         """The same, with every value in a form that can be written, whatever it was."""

@@ -65,6 +65,7 @@ class Report(msgspec.Struct, kw_only=True):
     first_use: bool  # the key comes from the directory itself and is not known from anywhere else
     anchors: list[str]  # places outside the directory whose heads were found in the chain
     last: str | None  # link at the end of the chain
+    num_media: int = 0  # files that records refer to
 
     @property
     def ok(self) -> bool:

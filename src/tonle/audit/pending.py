@@ -13,9 +13,10 @@ from tonle.audit import day_ledger
 from tonle.audit.chain import PendingRecord
 from tonle.audit.document import document, file_name
 from tonle.audit.facts import Facts
+from tonle.audit.media_store import hashes_in
 from tonle.audit.plain_values import is_surely_plain, kind_of
 from tonle.audit.redaction import Redactor
-from tonle.audit.seal import encode_fields
+from tonle.audit.seal import Plain, encode_fields
 
 log = logging.getLogger("tonle.audit")
 
@@ -31,7 +32,7 @@ def pending_record(
         if is_decoded or kind_of(_values_from_outside(facts)) == "plain":  # an encoder comes to an end
             fields = encode_fields(document(facts, redactor, omit, make_plain=False))
             if redactor or is_surely_plain(fields.text):
-                return PendingRecord(day_ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)
+                return _pending(facts, fields)
         return _format(facts, redactor, omit)
     except Exception:  # facts of an unexpected type: a program, or a backend, may say anything
         log.debug("the audit record %s has values of an unexpected type", facts.id, exc_info=True)
@@ -57,4 +58,9 @@ def _values_from_outside(facts: Facts) -> list[Any]:
 
 def _format(facts: Facts, redactor: Redactor, omit: tuple[str, ...]) -> PendingRecord:
     fields = encode_fields(document(facts, redactor, omit))
-    return PendingRecord(day_ledger.text_of(facts.closed_ns)[:10], file_name(facts), fields)
+    return _pending(facts, fields)
+
+
+def _pending(facts: Facts, fields: Plain) -> PendingRecord:
+    day = day_ledger.text_of(facts.closed_ns)[:10]
+    return PendingRecord(day, file_name(facts), fields, media=hashes_in(facts.media))

@@ -36,7 +36,8 @@ class Record:
 
     __slots__ = (
         "_written", "adapter", "adapter_digest", "answer", "body", "cache", "chain_id", "client", "closed_ns", "closed_s",
-        "endpoint", "error", "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "model", "model_config",
+        "endpoint", "error", "experiment", "finish_reason", "http_status", "id", "intent", "key_id", "media", "media_data",
+        "model", "model_config",
         "opened_ns", "opened_s", "output", "packed", "previous_id", "request_id", "response_id", "route", "size_bytes",
         "status", "timings_ms", "unauthenticated", "unread", "usage", "warnings",
     )  # fmt: skip
@@ -63,6 +64,8 @@ class Record:
         self.client = client  # address of the caller
         self.body = body  # the request, raw or parsed; not to be changed after it is set
         self.unread = unread  # in place of a body that was not read, or is not kept whole
+        self.media: list[str] | None = None  # hashes of the files that are kept with it (`media_store.py`)
+        self.media_data: dict[str, bytes] = {}  # by hash, until they are written
         self.unauthenticated = False  # refused before it was known who asked
         self.size_bytes = 0  # about what it holds in memory while it waits; the trail's
         self.intent: Any = None  # what keeps the record from being forgotten in a crash; the trail's

@@ -49,6 +49,7 @@ class RecordQueue:
     def put(self, record: Record) -> None:
         packed = record.packed
         record.size_bytes = size_of(record) if packed is None else len(packed) + EMPTY_BYTES
+        record.size_bytes += sum(map(len, record.media_data.values()))
         with self._lock:
             self.num_bytes += record.size_bytes
         self._queue.put(record)

@@ -30,11 +30,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tonle.audit import day_ledger, intents
 from tonle.audit.chain import Chain, Event, PendingRecord
 from tonle.audit.day_ledger import HEAD_NAME, LATEST_NAME, LEDGER_NAME, MAX_LEDGER_BYTES, Head, LedgerLine
 from tonle.audit.disk import TEMP_PREFIX, locked
 from tonle.audit.facts import Facts, facts_of
+from tonle.audit.media_store import hashes_in
 from tonle.audit.pending import pending_record
 from tonle.audit.plain_values import said
 from tonle.audit.record import Record
@@ -212,7 +215,9 @@ def _enter_orphans(chain: Chain, folder: Path, lines: list[LedgerLine], notes: d
             content = read_regular(path, MAX_RECORD_BYTES)
             seq = int(chain_of(content)["seq"])
             if is_ours(content, chain.key):
-                pending.append((seq, PendingRecord(folder.name, path.name, fields_of(content), is_here=True)))
+                media = hashes_in(msgspec.json.decode(content))
+                entry = PendingRecord(folder.name, path.name, fields_of(content), is_here=True, media=media)
+                pending.append((seq, entry))
         except PermissionError as error:
             _note_unrepaired(notes, f"{folder.name}/{path.name}", error)
         except Exception:  # a power cut may leave anything

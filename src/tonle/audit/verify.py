@@ -24,6 +24,8 @@ from tonle.audit import anchor_file, known_trails
 from tonle.audit.day_ledger import LATEST_NAME, LEDGER_NAME, Head
 from tonle.audit.findings import Finding, Findings, Problem, Report
 from tonle.audit.known_trails import KnownTrail
+from tonle.audit.media_store import FOLDER_NAME as MEDIA_FOLDER
+from tonle.audit.media_store import check_media
 from tonle.audit.regular_file import OddFileError, shared_lock
 from tonle.audit.signing_keys import SigningKey
 from tonle.audit.trusted_key import TrustedKey, trusted_key
@@ -94,7 +96,10 @@ def verify(
     if num_workers is None:
         num_workers = min(2 * (os.cpu_count() or 1), MAX_WORKERS)
     check_files(directory, wanted, names, facts, found, num_workers)
+    of_days = {place: hashes for place, hashes in facts.media.items() if day is None or place[0] == day}
+    num_media = check_media(directory, of_days, found)
     report = _report(wanted, days, trusted, facts, found, places, day)
+    report.num_media = num_media
     if remember and day is None and report.ok:
         given = (key_file is not None or fingerprint is not None) and not trusted.first_use
         _remember(directory, trusted.key, days[-1] if days else None, report, given=given)
@@ -110,7 +115,8 @@ def _report(
         listed = [
             entry
             for entry in listed
-            if entry.problem in ("key", "rollback") or entry.file.startswith((day, LATEST_NAME, LEDGER_NAME, "."))
+            if entry.problem in ("key", "rollback")
+            or entry.file.startswith((day, LATEST_NAME, LEDGER_NAME, ".", f"{MEDIA_FOLDER}/"))
         ]
     return Report(
         findings=listed,

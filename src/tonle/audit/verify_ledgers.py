@@ -19,6 +19,7 @@ from tonle.audit import day_ledger
 from tonle.audit.day_ledger import GENESIS, HEAD_NAME, LATEST_NAME, LEDGER_NAME, Head, LedgerLine
 from tonle.audit.findings import MAX_NOTES, Findings
 from tonle.audit.ledger_reader import ANY_SIZE, texts_of
+from tonle.audit.media_store import References, note_line
 from tonle.audit.regular_file import OddFileError, kind_of, open_regular
 from tonle.audit.signing_keys import SigningKey
 
@@ -49,6 +50,7 @@ class ChainFacts:
     pruned: dict[str, str] = field(default_factory=dict)  # day -> its last link
     redacted: dict[tuple[str, str], str] = field(default_factory=dict)  # day and file -> SHA-256 of the new bytes
     torn: set[str] = field(default_factory=set)  # day/file that a recovery put aside
+    media: References = field(default_factory=dict)  # which files records refer to
     notes: list[str] = field(default_factory=list)
     links: set[str] = field(default_factory=set)  # those of `wanted` that some line has
     wanted: frozenset[str] = frozenset()  # links to look for
@@ -137,6 +139,8 @@ def _read_lines(day: Day, file: str, texts: Iterator[bytes], facts: ChainFacts, 
 def _take_facts(day: Day, line: LedgerLine, facts: ChainFacts, found: Findings) -> None:
     if line.link in facts.wanted:
         facts.links.add(line.link)
+    if line.facts:
+        note_line(facts.media, day.name, line)
     if line.kind == "record":
         day.num_records += 1
         if not day_ledger.is_file_name(line.file):

@@ -27,6 +27,7 @@ _BROKEN_PIPE = 141  # 128 + SIGPIPE
 # Each is a function of that name and the first line of its help. Its module has the same name, unless it is in _MODULES.
 VERBS = {
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "worker": "Serve one pool of workers: embeddings, rerank, speech, images, or a class of your own.",
     "gateway": "Put keys, limits, an audit trail and routing in front of OpenAI-compatible servers.",
     "keys": "Create, list and revoke the API keys of a gateway.",
     "backends": "List, add, change, drain and remove the backends of a running gateway.",

@@ -126,6 +126,8 @@ def _print_report(report: Report, directory: Path) -> None:
     num_findings = len(report.findings) + report.num_unlisted
     verdict = "no findings" if report.ok else screen.count(num_findings, "finding")
     records, days = screen.count(report.num_records, "record"), screen.count(len(report.days), "day")
+    if report.num_media:
+        records += f" with {screen.count(report.num_media, 'file')} of media"
     err.print(Text(f"{records} in {days}: {verdict}"))
     err.print(Text(screen.one_line(f"key {report.key}, {report.key_from}")))
     if report.anchors:

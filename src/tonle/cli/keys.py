@@ -82,6 +82,8 @@ def create(
     tokens_per_minute: Annotated[int | None, _limit("Tokens per minute, prompts and answers.")] = None,
     max_concurrent: Annotated[int | None, _limit("Requests at the same time.")] = None,
     tokens_per_day: Annotated[int | None, _limit("Tokens per day (UTC), prompts and answers.")] = None,
+    audio_seconds_per_minute: Annotated[int | None, _limit("Seconds of sound per minute.")] = None,
+    images_per_minute: Annotated[int | None, _limit("Images per minute.")] = None,
     state_db: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -98,6 +100,8 @@ def create(
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
         tokens_per_day=tokens_per_day,
+        audio_seconds_per_minute=audio_seconds_per_minute,
+        images_per_minute=images_per_minute,
     )
     scopes = tuple(each for each in SCOPES if each in (scope or [ScopeName.models]))
     key, secret = draw(name, scopes=scopes, models=tuple(model or ()), limits=limits, tenant=tenant)

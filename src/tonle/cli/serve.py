@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -99,6 +100,11 @@ async def _serve_alone(
     from tonle.replica.serve import serve as serve_http
     from tonle.telemetry.shutdown_messages import say_stopped
 
+    served = None
+    if settings.workers:
+        from tonle.workers.serve import ServedPools
+
+        served = ServedPools(settings.workers)
     engine = EngineProcess(source, settings.engine())
     front = Front(text, name, engine.send, hold_clusters=settings.hold_clusters)
     stop = asyncio.Event()
@@ -106,6 +112,8 @@ async def _serve_alone(
     async def await_model() -> None:
         try:
             await engine.wait_ready()
+            if served is not None:
+                await served.wait_ready()
         except TonleError:
             stop.set()
             raise
@@ -116,11 +124,13 @@ async def _serve_alone(
     await engine.start(front)
     model = asyncio.create_task(await_model())
     try:
-        num_cut = await serve_http(
-            front, settings, listener=listener, stop=stop, sleeper=SleepingProcess(engine, front)
-        )
+        async with contextlib.nullcontext() if served is None else served.running():
+            num_cut = await serve_http(
+                front, settings, listener=listener, stop=stop, sleeper=SleepingProcess(engine, front),
+                workers=None if served is None else served.local,
+            )  # fmt: skip
         if model.done():
-            model.result()  # raises what kept the engine from starting
+            model.result()  # raises what kept the engine, or a pool, from starting
     finally:
         model.cancel()
         await engine.stop()

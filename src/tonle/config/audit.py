@@ -15,6 +15,7 @@ from tonle.config.values import ValueType
 
 FSYNC = ("never", "interval", "always")
 ON_FULL = ("refuse", "serve")
+MEDIA = ("none", "hashes", "store")
 
 
 def _audit(default: Any, type: ValueType, help: str) -> Any:
@@ -58,6 +59,12 @@ class AuditConfig:
         "FIELD:. Repeat the flag for more.",
     )
     audit_omit: tuple[str, ...] = _audit((), values.names(), "Fields to leave out of records, such as messages.")
+    audit_media: str = _audit(
+        "hashes",
+        values.choice(*MEDIA),
+        "What is kept of sound and pictures, beside name, type and size: none (nothing more), hashes, or store (they "
+        "themselves, in media/ beside the records).",
+    )
     audit_retention_days: int | None = _audit(
         None, values.optional(values.integer(1), none="never"), "Delete records after this many days."
     )

@@ -21,6 +21,7 @@ from tonle.config.gateway import GatewayConfig
 from tonle.config.ray import RAY_SETTINGS, RayConfig
 from tonle.config.serve import SETTINGS, ServeConfig
 from tonle.config.setting import ENV_PREFIX, Setting
+from tonle.config.workers import WORKER_SETTINGS, WorkerServerConfig
 from tonle.errors import ConfigError
 
 # Variables of ours that are not settings.
@@ -59,6 +60,15 @@ def load_gateway(
 ) -> GatewayConfig:
     """The same, for a gateway."""
     config = GatewayConfig(**_gather(GATEWAY_SETTINGS, flags, file, environ))
+    config.validate()
+    return config
+
+
+def load_worker(
+    flags: Mapping[str, Any], *, file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> WorkerServerConfig:
+    """The same, for a server of one worker pool."""
+    config = WorkerServerConfig(**_gather(WORKER_SETTINGS, flags, file, environ))
     config.validate()
     return config
 
@@ -147,7 +157,8 @@ def _from_environment(environ: Mapping[str, str], settings: Mapping[str, Setting
     Server, gateway and the audit middleware may share an environment: variables of the others are ignored.
     """
     ours = {setting.env: setting for setting in settings.values()}
-    theirs = {setting.env for table in (SETTINGS, GATEWAY_SETTINGS, MIDDLEWARE_SETTINGS) for setting in table.values()}
+    tables = (SETTINGS, GATEWAY_SETTINGS, MIDDLEWARE_SETTINGS, WORKER_SETTINGS)
+    theirs = {setting.env for table in tables for setting in table.values()}
     values = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in (*_OTHER_VARIABLES, *_OF_TESTS) or not value:

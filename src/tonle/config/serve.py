@@ -14,7 +14,6 @@ from tonle.config import values
 from tonle.config.adapter_names import check_not_models
 from tonle.config.adapter_settings import adapters
 from tonle.config.engine import MAX_DRAFT, EngineConfig
-from tonle.config.kv_settings import KvSettings
 from tonle.config.server import cache_by_default_setting, log_level_setting
 from tonle.config.setting import (
     ADAPTERS,
@@ -31,6 +30,7 @@ from tonle.config.setting import (
     settings_of,
 )
 from tonle.config.values import ValueType
+from tonle.config.workers import WorkerSettings
 from tonle.errors import ConfigError
 
 # Values of vLLM's flag that name the form a checkpoint is stored in: it is read from the files
@@ -69,12 +69,12 @@ _DRAFT = values.optional(values.integer(1, MAX_DRAFT), none="32")
 # What one process must do for all requests, so that it does not go with several front ends.
 _OF_ONE_PROCESS = (
     "api_key", "admin_key", "audit_dir", "requests_per_minute", "tokens_per_minute", "max_concurrent_per_key",
-    "tokens_per_day", "state_db", "alert_webhook",
+    "tokens_per_day", "audio_seconds_per_minute", "images_per_minute", "state_db", "alert_webhook",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig(KvSettings):
+class ServeConfig(WorkerSettings):
     """Settings of `tonle serve`; `tonle chat` and `tonle run` use the engine's part."""
 
     model: str | None = setting(
@@ -345,6 +345,7 @@ class ServeConfig(KvSettings):
         self.check_cache()
         self.check_responses()
         check_not_models(dict(self.lora), *self.served_model_name)
+        self.check_workers(frontends=self.frontends)
         if self.frontends > 1:
             self._check_frontends()
         self.engine().validate()

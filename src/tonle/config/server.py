@@ -76,6 +76,9 @@ class ServerConfig(ObserveConfig):
     host: str = _server("127.0.0.1", values.text("HOST"), "Address to listen on; 0.0.0.0 for every network interface.")
     port: int = port_setting(8000)
     max_body_bytes: int = _server(8 * 1024**2, values.size(), "Largest request body accepted.")
+    max_upload_bytes: int = _server(
+        25 * 1024**2, values.size(), "The same for bodies with files, such as sound to be transcribed."
+    )
     request_memory_bytes: int = _server(
         256 * 1024**2,
         values.size(),
@@ -148,6 +151,8 @@ class ServerConfig(ObserveConfig):
     tokens_per_minute: int | None = _limit("Tokens per minute, prompt and answer.")
     max_concurrent_per_key: int | None = _limit("Concurrent requests.")
     tokens_per_day: int | None = _limit("Tokens per day (UTC).")
+    audio_seconds_per_minute: int | None = _limit("Seconds of sound per minute, transcribed or spoken.")
+    images_per_minute: int | None = _limit("Images per minute.")
 
     cache: str | None = _cache(
         MEMORY, cache_place(), "Where answers are cached: memory, redis://…, or off for no response cache."

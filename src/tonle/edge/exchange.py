@@ -65,6 +65,7 @@ class Exchange:
     forwarded_https = False  # a trusted proxy says that its caller used HTTPS
     refusal: Exception | None = None  # to be answered with this; its body is not kept
     wants_body = True  # False: its body, if it has one, is not kept either
+    max_body_bytes: int | None = None  # None: the server's
     unread: UnreadBody | None = None  # what is known of a body that is not kept
     num_held = 0  # bytes of it in memory, as `HeldBytes` counts them
 

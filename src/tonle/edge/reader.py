@@ -26,6 +26,7 @@ LINE_BYTES = 4  # of a header besides its name and value
 HEADER_BYTES = 160  # of memory that one takes besides, about
 
 TOO_LARGE = "the request body is larger than this server accepts; its operator sets the limit with --max-body"
+TOO_LARGE_UPLOAD = "the upload is larger than this server accepts; its operator sets the limit with --max-upload"
 
 
 class RequestTaker(Protocol):
@@ -185,8 +186,8 @@ class RequestReader:
         waits = has_body and not exchange.http_1_0 and expected is not None and expected.lower() == "100-continue"
         self._upgrade = has_body and self._parser.should_upgrade()
         self._taker.check_head(exchange)
-        if exchange.refusal is None and num_declared is not None and num_declared > self._max_body_bytes:
-            exchange.refusal = TooLarge(TOO_LARGE)
+        if exchange.refusal is None and num_declared is not None and num_declared > self._most(exchange):
+            exchange.refusal = _too_large(exchange)
         if exchange.refusal is not None or (has_body and not exchange.wants_body):
             exchange.unread = UnreadBody(num_declared)
         if not waits:
@@ -211,10 +212,14 @@ class RequestReader:
             if not isinstance(self._body, bytearray):
                 self._body = bytearray(self._body)
             self._body += piece
-        if len(self._body) > self._max_body_bytes:
-            self._drop_body(exchange, TooLarge(TOO_LARGE))
+        if len(self._body) > self._most(exchange):
+            self._drop_body(exchange, _too_large(exchange))
         if exchange.unread is not None and exchange.unread.num_received > _most_passed(exchange.unread):
             self._hand_over_early(exchange)
+
+    def _most(self, exchange: Exchange) -> int:
+        """Bytes of its body."""
+        return self._max_body_bytes if exchange.max_body_bytes is None else exchange.max_body_bytes
 
     def _drop_body(self, exchange: Exchange, refusal: Exception) -> None:
         """Of a request that was to be read: it is refused after all."""
@@ -301,6 +306,10 @@ class RequestReader:
 def _most_passed(unread: UnreadBody) -> int:
     """Of a body that is too long to be passed over, only what its record keeps is waited for."""
     return PASSED_BYTES if (unread.declared or 0) <= PASSED_BYTES else FIRST_BYTES
+
+
+def _too_large(exchange: Exchange) -> TooLarge:
+    return TooLarge(TOO_LARGE if exchange.max_body_bytes is None else TOO_LARGE_UPLOAD)
 
 
 def _declared(exchange: Exchange) -> int | None:

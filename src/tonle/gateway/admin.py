@@ -31,6 +31,8 @@ class KeyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     tokens_per_day: int | None = None
+    audio_seconds_per_minute: int | None = None
+    images_per_minute: int | None = None
 
     def all_limits(self) -> KeyLimits:
         """Raises `InvalidRequest` if one is below 1, or given in both places."""

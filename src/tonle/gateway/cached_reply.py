@@ -8,6 +8,7 @@ from __future__ import annotations
 from tonle.cache import Cache, CachedResponse, cache_key, may_reuse
 from tonle.gateway.parsed_request import ROUTERS
 from tonle.gateway.stage_results import AcceptedRequest, CacheLookup
+from tonle.protocol.media_paths import is_media
 
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
@@ -21,7 +22,9 @@ class CachedReplies:
         self._by_default = by_default
 
     def applies_to(self, accepted: AcceptedRequest) -> bool:
-        return self.cache is not None and _is_known(accepted) and _wanted(accepted, by_default=self._by_default)
+        if self.cache is None or is_media(accepted.call.path):  # media is large, and a form has no key here
+            return False
+        return _is_known(accepted) and _wanted(accepted, by_default=self._by_default)
 
     async def find(self, accepted: AcceptedRequest) -> CacheLookup:
         """Only for requests that `applies_to` accepts. May wait for an identical request to end."""

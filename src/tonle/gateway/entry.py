@@ -22,6 +22,7 @@ class Entry(NamedTuple):
     scope: Scope | None  # of the key it needs
     handle: Handle
     takes_json: bool = False  # it has a body
+    takes_form: bool = False  # it has a body with files: multipart/form-data
     is_piped: bool = False  # the pipeline answers it, refusals included: each has a record
     is_probe: bool = False  # asked again and again by machines: not worth a line in the log
     unless_keys: str | None = NO_KEYS  # with scope admin, why a server without keys refuses it; None: it does not

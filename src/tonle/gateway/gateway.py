@@ -54,6 +54,7 @@ from tonle.gateway.discovery.sources import source_of
 from tonle.gateway.experiments import Experiments
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.hops import VIA_HEADER
+from tonle.gateway.limits.media_limiter import MediaLimiter
 from tonle.gateway.limits.memory_limiter import MemoryLimiter
 from tonle.gateway.limits.shared_limiter import SharedLimiter, SharedMetrics
 from tonle.gateway.limits.usage_saver import UsageSaver
@@ -73,6 +74,7 @@ from tonle.gateway.under_way import UnderWay
 from tonle.observe.alert_metrics import AlertMetrics
 from tonle.observe.sla import Sla
 from tonle.observe.tracing import GATEWAY_SERVICE, SERVE_SERVICE, Tracing
+from tonle.protocol.media_paths import MEDIA_PATHS
 from tonle.telemetry import shutdown_messages
 
 log = logging.getLogger("tonle.gateway")
@@ -97,7 +99,8 @@ class Gateway:
         fleet = Fleet(self.pool, config)
         self._discovery, added = _discovery(config, fleet, None if local is not None else self._state)
         self._held = HeldBlocks({each.name: each.row.kv_events for each in self.pool.backends if each.row.kv_events})
-        router = Router(self.pool, config, self._held)
+        workers = None if local is None else local.workers
+        router = Router(self.pool, config, self._held, None if workers is None else workers.default_model)
         self._cache = _cache(config)
         replay = CachedReplies(self._cache, by_default=config.cache_by_default)
         sessions = Sessions(self.ring)
@@ -106,17 +109,18 @@ class Gateway:
         recorder = Recorder(self.trail)
         self.shadows = Shadows(config.shadows, self.pool, recorder)
         self.sla = Sla(config.sla_p95_s, ttft_p95_s=config.sla_ttft_p95_s, itl_p95_s=config.sla_itl_p95_s)
-        metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local is None)
+        local_metrics = None if local is None else local.metrics
+        metrics = GatewayMetrics(self.sla, self.pool.backends, replay.cache, process=local_metrics is None)
         self.alerts = build_alerts(config)
         self._alert_sources = AlertSources(self.alerts, self.sla, self.pool.backends)
         self._register(metrics.registry, shared)
-        local_metrics = None if local is None else local.metrics
         self.observed, self._scraper = build_observed(config, self.pool.backends, local_metrics, self.sla, self.alerts)
         figures = None if self.observed is None else self.observed.backend_figures
         under_way = UnderWay()
         self._tracing = Tracing.of(config, GATEWAY_SERVICE if local is None else SERVE_SERVICE)
         stages = Stages(
-            limiter=self.limiter, recorder=recorder, replay=replay, router=router,
+            limiter=self.limiter, media_limiter=MediaLimiter(_default_limits(config)), recorder=recorder, replay=replay,
+            router=router,
             sender=Sender(router.choose, SendOptions(retries=config.retries, hedge_after_s=config.hedge_after_s)),
             shadows=self.shadows, metrics=metrics, under_way=under_way,
             observer=Observer(self.observed, self.pool.find, self._tracing),
@@ -135,7 +139,9 @@ class Gateway:
             experiments=Experiments(config.experiments, router, self.trail),
             responses=ResponsesApi(self._responses, trust_salt=options.trust_salt),
             proxies=Proxies(config.trusted_proxies, config.forwarded_header), is_open=lambda: not self.server.draining,
-            local_metrics=local_metrics, enable_lora=local is not None and local.enable_lora, observed=self.observed,
+            is_local=local is not None, local_metrics=local_metrics,
+            media_paths=MEDIA_PATHS if local is None else local.media_paths,
+            enable_lora=local is not None and local.enable_lora, observed=self.observed,
             trust_salt=options.trust_salt, request_of=None if local is None else local.request_of,
             sleeper=None if local is None else local.sleeper,
         ))  # fmt: skip
@@ -145,8 +151,11 @@ class Gateway:
         """What is exported besides the metrics of requests."""
         registry.register(AlertMetrics(self.alerts))
         registry.register(self.shadows.requests)
-        if self._local is not None:
-            registry.register(self._local.metrics)
+        local = self._local
+        parts = () if local is None else (local.metrics, None if local.workers is None else local.workers.metrics)
+        for part in parts:
+            if part is not None:
+                registry.register(part)
         if self.trail is not None:
             registry.register(AuditMetrics(self.trail))
         if shared is not None:
@@ -175,7 +184,7 @@ class Gateway:
             await self._open(self._state)
         self.pool.probe_headers = {VIA_HEADER: self._pipeline.hops.name}
         self._check_exposure()
-        if self._local is None or not self._local.metrics.shared:
+        if self._local is None or not self._local.shares_port:
             self.alerts.source = f"{socket.gethostname()}:{listener.getsockname()[1]}"
             await self._alert_sources.start()
         if self.trail is not None:
@@ -320,6 +329,8 @@ def _default_limits(config: GatewayConfig) -> KeyLimits:
         tokens_per_minute=config.tokens_per_minute,
         max_concurrent=config.max_concurrent_per_key,
         tokens_per_day=config.tokens_per_day,
+        audio_seconds_per_minute=config.audio_seconds_per_minute,
+        images_per_minute=config.images_per_minute,
     )
 
 

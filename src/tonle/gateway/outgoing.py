@@ -16,6 +16,8 @@ from tonle.gateway.parsed_request import OWN_FIELDS
 from tonle.gateway.stage_results import AcceptedRequest
 from tonle.observe.trace_context import PARENT_HEADER, STATE_HEADER, TraceContext
 from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
+from tonle.protocol.media_paths import is_media
+from tonle.protocol.multipart import with_field
 
 STRICT_HEADER = "x-tonle-strict"
 
@@ -28,12 +30,15 @@ _DONE_ELSEWHERE = (*OWN_FIELDS, "priority")
 def body_for(accepted: AcceptedRequest, backend: Backend, extra: dict[str, Any] | None = None) -> bytes:
     request = accepted.request
     body, changes = request.body, dict(extra or {})
+    if request.form is not None:
+        same = accepted.model.name == body.get("model")
+        return request.raw if same else with_field(request.form, "model", accepted.model.name)
     if accepted.model.name != body.get("model"):
         changes["model"] = accepted.model.name
     if request.adds_usage and not backend.local:  # a local backend hands its usage over without any chunk
         options = body.get("stream_options")
         changes["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-    if backend.kind == "vllm":
+    if backend.kind == "vllm" and not is_media(accepted.call.path):
         changes["cache_salt"] = accepted.salt
     done = _done(backend)
     dropped = request.rewritten or any(name in body for name in done)
@@ -64,6 +69,8 @@ def headers_for(accepted: AcceptedRequest, backend: Backend, span_id: str = "") 
     """`span_id`: of the span that sends it, where there is one; else it belongs to the span of the caller's request."""
     call = accepted.call
     headers = {"X-Request-Id": call.request_id}
+    if accepted.request.form is not None:
+        headers["content-type"] = call.exchange.header("content-type")  # its boundary stays, whatever is changed
     trace: TraceContext | None = call.exchange.trace
     if trace is not None and trace.span_id:
         headers |= trace.headers(span_id)

@@ -16,9 +16,12 @@ import msgspec
 from tonle.edge.exchange import Exchange
 from tonle.errors import InvalidRequest
 from tonle.gateway.api_keys.key import Key
+from tonle.gateway.media_use import NO_MEDIA, MediaUse, estimate_media
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
+from tonle.protocol.media_paths import SPEECH, is_media
+from tonle.protocol.multipart import Form
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
 from tonle.protocol.priority import EXPECTED, NORMAL, read_priority
@@ -73,6 +76,9 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None  # named by the caller
     strict: bool  # refuse rather than warn
     history_dropped: int = 0  # messages left out by the inference service
+    media: MediaUse = NO_MEDIA  # estimated
+    form: Form | None = None  # `raw` is this form, and no JSON; `body` has its fields, without files
+    file_hashes: tuple[str, ...] = ()  # SHA-256 of its files in their order, where a record wants them
 
     @property
     def total_tokens(self) -> int:
@@ -149,7 +155,12 @@ def parse_request(
         new_tokens = 0
     elif new_tokens <= 0:
         new_tokens = DEFAULT_NEW_TOKENS
-    deadline_s = _deadline(exchange)
+    deadline_s = deadline_of(exchange)
+    media = NO_MEDIA
+    if is_media(path):
+        prompt_tokens = new_tokens = 0
+        media = estimate_media(path, body)
+        stream = stream or (path == SPEECH and body.get("stream_format") == "sse")
     _note_unknown(decoded, path)
     user = exchange.header("x-user-id") or body.get("user")
     return ParsedRequest(
@@ -167,9 +178,15 @@ def parse_request(
         priority=priority,
         deadline_s=deadline_s,
         user=user if isinstance(user, str) and user else None,
-        strict=strict or exchange.header("x-tonle-strict").lower() in _TRUE,
+        strict=is_strict(exchange, strict=strict),
         history_dropped=decoded.history_dropped,
+        media=media,
     )
+
+
+def is_strict(exchange: Exchange, *, strict: bool) -> bool:
+    """`strict`: the gateway's own setting."""
+    return strict or exchange.header("x-tonle-strict").lower() in _TRUE
 
 
 def _asked_length(value: Any, name: str) -> int:
@@ -245,7 +262,8 @@ def _strip_priority_elsewhere(decoded: DecodedBody, key: Key) -> None:
         decoded.warn("service_tier", f"removed: {_NO_RIGHT}")
 
 
-def _deadline(exchange: Exchange) -> float | None:
+def deadline_of(exchange: Exchange) -> float | None:
+    """Monotonic. Raises `InvalidRequest`."""
     text = exchange.header("x-request-deadline-ms")
     if not text:
         return None

@@ -31,7 +31,9 @@ from tonle.gateway.deadline import by_deadline
 from tonle.gateway.gateway_metrics import GatewayMetrics
 from tonle.gateway.hops import VIA_HEADER, Hops
 from tonle.gateway.limits.limiter import Limiter
+from tonle.gateway.limits.media_limiter import MediaLimiter
 from tonle.gateway.log_fields import about
+from tonle.gateway.media_use import NO_MEDIA, MediaUse, used_media
 from tonle.gateway.observing import Observer
 from tonle.gateway.recording import Recorder
 from tonle.gateway.refusals import DeadlinePassed, RateLimited, UpstreamFailed, UpstreamTimeout
@@ -58,6 +60,7 @@ log = logging.getLogger("tonle.gateway")
 @dataclass(slots=True, kw_only=True)
 class Stages:
     limiter: Limiter
+    media_limiter: MediaLimiter
     recorder: Recorder
     replay: CachedReplies
     router: Router
@@ -111,6 +114,7 @@ class Pipeline:
                 facts.passed = accepted.passed
         outlet = call.outlet(results.request, facts)
         relay = Relay(call.exchange, outlet, results.request, facts, keep_alive_s=keep_alive_s)
+        relay.hash_media, relay.keep_media = self._stages.recorder.wants_of_media
         if refusal is None and accepted.model.entry.parent:
             self._stages.under_way.enter(accepted.model.name, relay)
         if refusal is None and record is not None and "tools" in accepted.request.body:
@@ -160,7 +164,9 @@ class Pipeline:
         request.check_strict()
         charging = stages.limiter.charge(key, request.total_tokens)
         results.lease = await (charging if request.deadline_s is None else by_deadline(request, charging))
-        model = results.model = stages.router.resolve(key, request)
+        if request.media:
+            results.media_lease = stages.media_limiter.charge(key, request.media)
+        model = results.model = stages.router.resolve(key, request, call.path)
         check_model(key, model.asked)
         results.accepted_s = time.monotonic()
         return AcceptedRequest(call, key, request, model, owner, salt_of(owner, self.salt_secret), passed)
@@ -248,8 +254,12 @@ class Pipeline:
         results.region = relay.region
         if results.lease is not None:
             results.lease.settle(results.used_tokens)
+        if results.media_lease is not None:
+            results.used_media = _used_media(relay, results, answer, ending)
+            results.media_lease.settle(results.used_media)
         error_facts = _error_facts(call, ending.failure)
-        self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts)
+        made = None if relay.media is None else relay.media.copy
+        self._stages.recorder.close(record, call, results, ending.status, answer, error=error_facts, made=made)
         self._stages.metrics.observe(call.exchange, results, ending.status, answer)
         limit = ending.failure.limit if isinstance(ending.failure, RateLimited) else ""
         self._stages.observer.ended(call, relay.facts, results, ending.status, answer, error=error_facts, limit=limit)
@@ -298,6 +308,15 @@ def _copy(accepted: AcceptedRequest, relay: Relay) -> CachedResponse | None:
         body=body, content_type=content_type, stream=accepted.request.stream, request_id=accepted.call.request_id,
         adapter=adapter if entry.parent else "",
     )  # fmt: skip
+
+
+def _used_media(relay: Relay, results: StageResults, answer: Answer, ending: Ending) -> MediaUse:
+    """As the reply tells. Who leaves while a backend works pays what was estimated; what failed costs nothing."""
+    assert results.request is not None
+    if isinstance(ending.failure, asyncio.CancelledError | DeadlinePassed):
+        return results.request.media if relay.asked else NO_MEDIA
+    done = relay.status == 200 and ending.failure is None
+    return used_media(results.request.media, relay.headers, answer) if done else NO_MEDIA
 
 
 def _tokens(answer: Answer) -> tuple[int, int] | None:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tonle.audit.body_summary import BodySummary
+import msgspec
+
+from tonle.audit.body_summary import BodySummary, summary_of
 from tonle.audit.record import Record, Status, status_for
 from tonle.audit.trail import AuditTrail
 from tonle.edge.buffered_reply import BufferedReply
@@ -19,9 +21,12 @@ from tonle.gateway.api_keys.key import LOCAL_CALLER
 from tonle.gateway.call import Call
 from tonle.gateway.chains import Chains, Link, session_chain
 from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.recorded_media import MediaNotes
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, ShadowCopy, StageResults, as_fields
 from tonle.protocol.answers import Answer, Collector
 from tonle.protocol.call_ids import given_ids, named_ids
+from tonle.protocol.media_paths import WORKERS, is_media
+from tonle.protocol.multipart import is_form
 
 MS = 1000.0
 ROOM_S = 10.0  # the longest wait for the writer of records; then `admit` decides
@@ -57,8 +62,25 @@ class Recorder:
         if self._trail is None:
             return None
         exchange = call.exchange
-        body = exchange.body if request is None else request.raw
-        return self._trail.open(exchange.path, request_id=call.request_id, client=exchange.client or None, body=body)
+        body: bytes | None = exchange.body if request is None else request.raw
+        unread, notes = None, None
+        if request is None and body and is_form(exchange.header("content-type")):  # what cannot be read is not kept
+            unread, body = _of_form(summary_of(body, len(body))), None
+        elif request is not None and is_media(call.path):
+            notes = MediaNotes(hashes=self.wants_of_media[0], keeps=self.wants_of_media[1])
+            body = notes.form(request) if request.form is not None else _described(notes, call.path, request)
+        record = self._trail.open(
+            exchange.path, request_id=call.request_id, client=exchange.client or None, body=body, unread=unread
+        )
+        if notes is not None:
+            record.media_data = notes.kept
+        return record
+
+    @property
+    def wants_of_media(self) -> tuple[bool, bool]:
+        """Whether records have the hashes of media, and whether media is kept."""
+        media = "none" if self._trail is None else self._trail.options.media
+        return media != "none", media == "store"
 
     def link(self, record: Record | None, accepted: AcceptedRequest) -> str:
         """Note which earlier request this one goes on from. Returns the id of their chain; empty if there is no trail."""
@@ -91,13 +113,17 @@ class Recorder:
         answer: Answer,
         *,
         error: dict[str, Any] | None = None,
+        made: bytes | None = None,
     ) -> None:
+        """`made`: the answer, if it is media of which a copy was kept."""
         if record is None:
             return
         exchange = call.exchange
         request, model, lookup = results.request, results.model, results.lookup
         if exchange.unread is not None:  # only now is it known how much of it came
             record.unread = _summary(exchange.unread)
+            if is_form(exchange.header("content-type")):
+                record.unread = _of_form(record.unread)
         # Refused before its caller was known: at its head, or, on a server without keys, because of its body.
         record.unauthenticated = request is None and results.key is LOCAL_CALLER
         record.key_id = results.key.id
@@ -111,6 +137,8 @@ class Recorder:
         record.cache = {"state": lookup.state, "request_id": cached_from}
         record.route = _route(results)
         record.timings_ms.update(_timings(exchange.arrived_s, results, answer))
+        if is_media(call.path):
+            self._note_media(record, call, results, status, answer, made)
         if answer.cut:
             record.warnings = [
                 *(record.warnings or ()),
@@ -122,6 +150,21 @@ class Recorder:
         record.close(
             status, http_status=exchange.status or None, answer=answer, error=error, response_id=call.answer_id
         )
+
+    def _note_media(
+        self, record: Record, call: Call, results: StageResults, status: Status, answer: Answer, made: bytes | None
+    ) -> None:
+        hashes, keeps = self.wants_of_media
+        notes = MediaNotes(hashes=hashes, keeps=keeps)
+        answer.raw = notes.json(call.path, answer.raw)
+        notes.made(made, answer.raw)
+        record.media_data = {} if status == "refused" else record.media_data | notes.kept  # nothing was computed
+        record.media = list(record.media_data) or None
+        used = results.used_media
+        if used.audio_s:
+            answer.usage = {**(answer.usage or {}), "audio_seconds": round(used.audio_s, 3)}
+        if used.images:
+            answer.usage = {**(answer.usage or {}), "images": used.images}
 
     def open_copy(
         self, accepted: AcceptedRequest, copy: ShadowCopy, body: bytes
@@ -146,6 +189,17 @@ class Recorder:
             record.close(status, http_status=answer.status or None, answer=collector.finish(), error=error)
 
         return close
+
+
+def _described(notes: MediaNotes, path: str, request: ParsedRequest) -> bytes:
+    """The body, with base64 described; as it came if there is none."""
+    described = notes.json(path, request.body) if path.startswith(WORKERS) else request.body
+    return request.raw if described is request.body else msgspec.json.encode(described)
+
+
+def _of_form(summary: BodySummary) -> BodySummary:
+    """Its beginning may be the beginning of a recording."""
+    return msgspec.structs.replace(summary, first=b"")
 
 
 async def _until_room(trail: AuditTrail) -> None:

@@ -8,6 +8,7 @@ CallerError    ├── Unauthorized      no key, or an unknown one            
                ├── Conflict          it is there already, or in the way   409
                ├── NoLength          a body whose length is not told      411
                ├── NotJson           a body that is not JSON              415
+               ├── NotForm           a body that is not a form            415
                └── NotServedHere     another server of the same has it    501
 CapacityError  ├── TooMany                                                429
                │   ├── RateLimited   over a limit of the key              429
@@ -61,6 +62,11 @@ class NoLength(CallerError):
 
 
 class NotJson(CallerError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class NotForm(CallerError):
     status = 415
     code = "unsupported_media_type"
 

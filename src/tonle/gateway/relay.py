@@ -3,7 +3,8 @@
 Does: pass bytes on as they come, learn usage and text for the record, keep a copy for the cache if asked, keep a
 waiting stream alive with comments. Does not: know backends, or what the record is for.
 
-What an answer says is read from its bytes, unless the sender hands over an `Answer` that it fills itself (`know`).
+What an answer says is read from its bytes, unless the sender hands over an `Answer` that it fills itself (`know`). Sound and
+pictures are passed on as they come and never read (`passed_media.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Outlet, ReplyFacts
 from tonle.gateway.hops import VIA_HEADER, written
 from tonle.gateway.parsed_request import ParsedRequest
+from tonle.gateway.passed_media import PassedMedia, is_binary
 from tonle.protocol import sse
 from tonle.protocol.adapters import ADAPTER_HEADER
 from tonle.protocol.answers import Answer
@@ -69,6 +71,8 @@ class Relay:
         self.asked_s: float | None = None  # monotonic; when it was
         self.headers: dict[str, str] = {}
         self.keep_copy = False
+        self.media: PassedMedia | None = None  # the answer, if it is sound or a picture
+        self.hash_media = self.keep_media = False  # what the record wants of such an answer
         self.facts = facts
         self.first_byte_s: float | None = None  # monotonic
         self._exchange = exchange
@@ -127,8 +131,11 @@ class Relay:
             self.facts.kv_blocks = headers[KV_BLOCKS_HEADER]
         self.first_byte_s = None
         self._pieces, self._size, self._read_whole = [], 0, False
+        self.media = None
         if status != 200:
             self._known = None  # an error is read from its body
+        elif is_binary(headers.get("content-type")) and not self._started:
+            self.media = PassedMedia(headers["content-type"], hashes=self.hash_media, keeps=self.keep_media)
         elif self._on_begin is not None and not self._stream:
             self._on_begin()
         self._reader = AnswerReader(headers.get("content-type"), swallow_usage=self._swallow_usage)
@@ -140,6 +147,12 @@ class Relay:
             self._keep(piece, MAX_ERROR_BYTES)
             if self._size > MAX_ANSWER_BYTES:
                 raise _too_large()
+            return
+        if self.media is not None:
+            self.media.add(piece)
+            if not self.began:
+                self._begin()
+            self._outlet.write(piece)
             return
         if not self._stream:
             self._size += len(piece)
@@ -200,6 +213,11 @@ class Relay:
         if self.status != 200:
             self._finish_error()
             return
+        if self.media is not None:
+            self.media.complete = True
+            self.start_stream()
+            self._outlet.end()
+            return
         if self._on_end is not None:
             self._on_end()
         if not self._stream:
@@ -248,8 +266,11 @@ class Relay:
         self._outlet.end()
 
     def fail(self, error: ErrorReply) -> None:
-        """As a status while there is one to set, as an event in a stream that has begun."""
+        """As a status while there is one to set, as an event in a stream that has begun. Sound that broke off is left without
+        its end: the connection is closed, and the caller cannot take it for the whole."""
         self._stop_timer()
+        if self.media is not None and self.began:
+            return
         if self._started:
             self._outlet.write(sse.event(error.body))
             self._outlet.end()
@@ -320,6 +341,8 @@ class Relay:
 
     def peek(self) -> Answer:
         """As far as it came. Of an answer that is not a stream, all or nothing."""
+        if self.media is not None:
+            return Answer(complete=self.media.complete)
         if self._known is not None:
             return self._known
         if self.status == 200 and not self._stream and not self._read_whole:
@@ -331,6 +354,8 @@ class Relay:
 
     def answer(self) -> Answer:
         """What the caller was told, as far as it came. Once, at the end."""
+        if self.media is not None:
+            return self.media.answer()
         if self._known is not None:
             self._known.finish()
             return self._known

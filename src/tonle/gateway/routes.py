@@ -37,11 +37,19 @@ from tonle.gateway.own_pages import OwnPages
 from tonle.gateway.refusals import Forbidden, NoHandler
 from tonle.gateway.services import Services
 from tonle.gateway.sleep_pages import SleepPages
-from tonle.gateway.web_pages import WebPages, check_json
+from tonle.gateway.web_pages import WebPages, check_form, check_json
 from tonle.protocol.adapters import LOAD_PATH, UNLOAD_PATH
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
-from tonle.protocol.errors import ErrorReply, error_reply, no_such_path, not_supported_yet, wrong_method
-from tonle.protocol.unsupported_paths import unsupported_feature
+from tonle.protocol.errors import (
+    ErrorReply,
+    error_reply,
+    no_such_path,
+    not_supported_yet,
+    not_switched_on,
+    wrong_method,
+)
+from tonle.protocol.media_paths import FORM_PATHS, WORKERS
+from tonle.protocol.unsupported_paths import how_to_switch_on, unsupported_feature
 from tonle.telemetry.logs import one_line
 
 log = logging.getLogger("tonle.http")
@@ -87,6 +95,12 @@ class Routes:
         table |= _ollama_pages(OllamaPages(services))
         piped = Entry("models", self._generate, takes_json=True, is_piped=True)
         table |= {path: {"POST": piped} for path in (*PIPED, *TRANSLATED)}
+        form = Entry("models", self._generate, takes_form=True, is_piped=True)
+        table |= {path: {"POST": form if path in FORM_PATHS else piped} for path in services.media_paths}
+        self._worker = (
+            NOTHING if services.is_local else Found(f"{WORKERS}{{name}}", {"POST": piped})
+        )  # a local one is exact
+        self._max_upload_bytes = min(services.config.max_upload_bytes, services.config.request_memory_bytes)
         table |= _local_pages(services, pages) if services.is_local else _gateway_pages(services)
         self._exact = {path: Found(path, methods) for path, methods in table.items()}
         self._model = Found("/v1/models/{id}", {"GET": Entry("models", pages.model)})
@@ -119,7 +133,7 @@ class Routes:
         """Without those of the dashboard: its own page alone asks them."""
         named = (
             self._model, self._response, self._input_items, self._explain, self._key, self._drain, self._resume, self._start,
-            self._stop, *(() if self._services.is_local else (self._backend, self._probe)),
+            self._stop, *(() if self._services.is_local else (self._backend, self._probe, self._worker)),
         )  # fmt: skip
         return [*self._exact, *(found.pattern for found in named)]
 
@@ -134,7 +148,7 @@ class Routes:
         found = self._find(exchange.path)
         exchange.extra_headers += found.headers
         entry = found.methods.get("GET" if method == "HEAD" else method)
-        exchange.wants_body = entry is not None and entry.takes_json
+        exchange.wants_body = entry is not None and (entry.takes_json or entry.takes_form)
         if method == "OPTIONS":
             return
         if entry is None:
@@ -145,6 +159,9 @@ class Routes:
             self._admit(exchange, entry)
         if entry.takes_json:
             check_json(exchange)
+        elif entry.takes_form:
+            exchange.max_body_bytes = self._max_upload_bytes
+            check_form(exchange)
 
     async def __call__(self, exchange: Exchange) -> None:
         found = self._find(exchange.path)
@@ -179,6 +196,8 @@ class Routes:
             return acting.get(path.rpartition("/")[2], self._backend)
         if path.startswith(f"{EXPERIMENTS}/") and path.endswith(("/start", "/stop")):
             return self._start if path.endswith("/start") else self._stop
+        if path.startswith(WORKERS):
+            return self._worker
         return self.dashboard.find(path) if path.startswith(PREFIX) else NOTHING
 
     async def _handle(self, exchange: Exchange, found: Found) -> None:
@@ -197,7 +216,9 @@ class Routes:
             return wrong_method(exchange.method, path, list(found.methods))
         if (refusal := managing_refusal(exchange.path)) is not None:
             return refusal
-        hint = DOCS_HINT if self._services.is_local else PATHS_HINT
+        if (advice := how_to_switch_on(exchange.path)) is not None:
+            return not_switched_on(path, advice)
+        hint = PATHS_HINT if self._services.local_metrics is None else DOCS_HINT
         feature = unsupported_feature(exchange.path)
         return no_such_path(path, hint) if feature is None else not_supported_yet(feature, hint)
 
@@ -301,6 +322,8 @@ def _safe(path: str) -> str:
 
 def _local_pages(services: Services, pages: OwnPages) -> dict[str, dict[str, Entry]]:
     """Of a server with an engine of its own."""
+    if services.local_metrics is None:
+        return {}
     table = {path: {"GET": Entry(None, pages.page, is_probe=True)} for path in ("/docs", "/openapi.json")}
     if services.sleeper is not None:
         table |= _sleep_pages(SleepPages(services.sleeper))

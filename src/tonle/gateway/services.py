@@ -27,6 +27,7 @@ from tonle.gateway.proxies import Proxies
 from tonle.gateway.routing.router import Router
 from tonle.gateway.sleep_pages import Sleeper
 from tonle.observe.observed import Observed
+from tonle.protocol.media_paths import MEDIA_PATHS
 from tonle.telemetry.metrics import Metrics
 
 
@@ -52,13 +53,11 @@ class Services:
     is_open: Callable[[], bool]  # False while it is being stopped
     trail: AuditTrail | None = None
     shared: SharedLimiter | None = None  # where limits are shared with other gateways
-    local_metrics: Metrics | None = None  # of the engine in this process, where there is one in place of backends
+    is_local: bool = False  # an engine or worker pools of this process are in place of backends
+    local_metrics: Metrics | None = None  # of such an engine
     observed: Observed | None = None  # None: of several front ends none sees all requests
     enable_lora: bool = False  # with such an engine and without keys, every caller may load and remove adapters
     trust_salt: bool = False  # X-Tonle-Salt of the caller, a gateway, says whose request it is
     sleeper: Sleeper | None = None  # of such an engine
+    media_paths: tuple[str, ...] = MEDIA_PATHS  # that are answered; of such a server, those of its worker pools
     request_of: Callable[[int], str | None] | None = None  # the request that a handle of such an engine belongs to
-
-    @property
-    def is_local(self) -> bool:
-        return self.local_metrics is not None

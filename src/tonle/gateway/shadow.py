@@ -24,6 +24,7 @@ from tonle.gateway.fast_metrics import FastCounter
 from tonle.gateway.log_fields import about
 from tonle.gateway.outgoing import copy_for, headers_for
 from tonle.gateway.stage_results import AcceptedRequest, ShadowCopy
+from tonle.protocol.media_paths import is_media
 
 if TYPE_CHECKING:
     from tonle.gateway.recording import Recorder
@@ -60,7 +61,7 @@ class Shadows:
     def follow(self, accepted: AcceptedRequest) -> ShadowCopy | None:
         """Called when the caller has the answer and before the record is closed. None: no copy is sent."""
         row = self._rows.get(accepted.model.asked) or self._rows.get(accepted.model.name)
-        if row is None or self._draw() >= row.share:
+        if row is None or is_media(accepted.call.path) or self._draw() >= row.share:
             return None
         backends = [each for each in self._pool.backends if row.to_model in each.models and each.available]
         if not backends or len(self._tasks) >= MAX_AT_ONCE:

@@ -20,6 +20,7 @@ from tonle.gateway.api_keys.key import LOCAL_CALLER, Key
 from tonle.gateway.backends.backend import Backend
 from tonle.gateway.call import Call
 from tonle.gateway.hops import Passed
+from tonle.gateway.media_use import NO_MEDIA, MediaUse
 from tonle.gateway.parsed_request import ParsedRequest
 from tonle.gateway.used_tokens import NONE_USED, UsedTokens
 from tonle.observe.trace_facts import SentAttempt
@@ -27,6 +28,7 @@ from tonle.protocol.replies import ModelEntry
 
 if TYPE_CHECKING:
     from tonle.gateway.limits.limiter import Lease
+    from tonle.gateway.limits.media_limiter import MediaLease
 
 CacheState = Literal["hit", "miss", "bypass"]
 
@@ -114,6 +116,8 @@ class StageResults(msgspec.Struct):
     key: Key = LOCAL_CALLER
     request: ParsedRequest | None = None
     lease: Lease | None = None
+    media_lease: MediaLease | None = None  # of a request for media
+    used_media: MediaUse = NO_MEDIA
     model: ResolvedModel | None = None
     lookup: CacheLookup = BYPASS
     sent: SendResult | None = None

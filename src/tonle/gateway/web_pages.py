@@ -14,7 +14,8 @@ import ipaddress
 
 from tonle.config.server import HOST_NAME, ServerConfig
 from tonle.edge.exchange import JSON, Exchange
-from tonle.gateway.refusals import ForeignPage, NoLength, NotJson
+from tonle.gateway.refusals import ForeignPage, NoLength, NotForm, NotJson
+from tonle.protocol.multipart import FORM_TYPE, is_form
 
 # Headers of replies that scripts of other origins may read.
 EXPOSED = "x-request-id, x-cache, x-tonle-warnings, x-tonle-max-tokens, x-tonle-backend, x-tonle-chain, retry-after"
@@ -124,14 +125,27 @@ def is_own_origin(origin: str, exchange: Exchange) -> bool:
     return bool(host) and origin.partition("://")[2].lower() == host
 
 
-def check_json(exchange: Exchange) -> None:
-    """For a path that takes a JSON body. Raises `NoLength`, `NotJson`."""
-    headers = exchange.headers
-    length = headers.get("content-length") or headers.get("transfer-encoding")
+def _length(exchange: Exchange) -> str:
+    length = exchange.headers.get("content-length") or exchange.headers.get("transfer-encoding")
     if length is None:
         exchange.keep_alive = False  # what follows is perhaps the body, and no request
         raise NoLength("send the body with its length, in the header Content-Length, or chunked")
-    kind = headers.get("content-type", "")
+    return length
+
+
+def check_form(exchange: Exchange) -> None:
+    """For a path that takes files. A page can send a form elsewhere without a preflight, so there `WebPages.check` and the
+    key must stop it. Raises `NoLength`, `NotForm`."""
+    _length(exchange)
+    kind = exchange.header("content-type")
+    if not is_form(kind):
+        told = f", not {kind.partition(';')[0].strip().lower()[:_MAX_SHOWN]}" if kind else ""
+        raise NotForm(f"send a form with the file in it: with the header Content-Type: {FORM_TYPE}{told}")
+
+
+def check_json(exchange: Exchange) -> None:
+    """For a path that takes a JSON body. Raises `NoLength`, `NotJson`."""
+    length, kind = _length(exchange), exchange.header("content-type")
     if kind == JSON or length == "0":
         return
     kind = kind.partition(";")[0].strip().lower()

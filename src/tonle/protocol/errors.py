@@ -44,6 +44,12 @@ def not_supported_yet(feature: str, hint: str) -> ErrorReply:
     return ErrorReply(404, _body(message, "invalid_request_error", code="not_supported"), [])
 
 
+def not_switched_on(path: str, advice: str) -> ErrorReply:
+    """For a path that a worker pool would answer. `advice` says how to start one."""
+    message = f"No worker pool answers {path} here. {advice}"
+    return ErrorReply(404, _body(message, "invalid_request_error", code="not_switched_on"), [])
+
+
 def wrong_method(method: str, path: str, allowed: list[str]) -> ErrorReply:
     message = f"{path} does not take {method}; use {' or '.join(allowed)}."
     body = _body(message, "invalid_request_error", code="method_not_allowed")

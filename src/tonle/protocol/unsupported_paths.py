@@ -1,14 +1,17 @@
-"""Endpoints that other servers of this API have and Tonle does not, so that a caller is told so rather than "not found".
+"""Endpoints that other servers of this API have and Tonle does not, so that a caller is told so rather than "not found"; and
+those that need a worker pool, with how to start one.
 
 Does: tell a known path from a typing error. Does not: reply.
 """
 
 from __future__ import annotations
 
+from tonle.protocol.media_paths import KIND_OF, WORKERS
+
 # A path itself, and everything below it. The names are those of OpenAI's reference and of vLLM 0.32.
 UNSUPPORTED: dict[str, str] = {
-    "/v1/audio": "speech and transcription",
-    "/v1/images": "images",
+    "/v1/audio": "sound other than transcriptions, translations and speech",
+    "/v1/images": "images other than generations",
     "/v1/videos": "videos",
     "/v1/realtime": "realtime sessions",
     "/v1/moderations": "moderation",
@@ -37,3 +40,16 @@ def unsupported_feature(path: str) -> str | None:
         if path == known or path.startswith(f"{known}/"):
             return feature
     return None
+
+
+def how_to_switch_on(path: str) -> str | None:
+    """For a path that a worker pool answers: how to start one. Else None."""
+    if path.startswith(WORKERS):
+        return "A worker of your own is started with `tonle serve --worker package.module:Class`; docs/workers.md says how."
+    kind = KIND_OF.get(path)
+    if kind is None:
+        return None
+    return (
+        f"Start the server with `tonle serve --worker {kind}`, or `tonle worker {kind}` as a server of its own; "
+        "docs/workers.md says more."
+    )

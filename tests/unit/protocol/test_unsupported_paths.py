@@ -12,7 +12,7 @@ from tonle.protocol.unsupported_paths import UNSUPPORTED, unsupported_feature
 @pytest.mark.parametrize(
     ("path", "feature"),
     [
-        ("/v1/audio/transcriptions", "speech and transcription"),
+        ("/v1/audio/voices", "sound other than transcriptions, translations and speech"),
         ("/v1/files", "files"),
         ("/v1/files/file-1/content", "files"),
         ("/v1/fine_tuning/jobs", "fine-tuning"),

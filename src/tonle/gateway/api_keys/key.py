@@ -27,6 +27,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     tokens_per_day: int | None = None
+    audio_seconds_per_minute: int | None = None  # these two are counted by each gateway for itself
+    images_per_minute: int | None = None
 
     @functools.lru_cache(maxsize=1024)  # asked for every request; there are few different ones  # noqa: B019
     def over(self, default: KeyLimits) -> KeyLimits:

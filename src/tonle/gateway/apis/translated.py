@@ -11,8 +11,10 @@ from tonle.edge.exchange import Exchange
 from tonle.gateway.apis.messages.call import CountTokensCall, MessagesCall
 from tonle.gateway.apis.ollama.call import OllamaCall
 from tonle.gateway.call import Call
+from tonle.gateway.form_call import FormCall
 from tonle.gateway.inference_service import InferenceCall
 from tonle.gateway.services import Services
+from tonle.protocol.media_paths import FORM_PATHS
 
 
 def _inference(exchange: Exchange, services: Services) -> Call:
@@ -32,5 +34,8 @@ TRANSLATED: dict[str, Callable[[Exchange, Services], Call]] = {
 
 def call_for(exchange: Exchange, services: Services) -> Call:
     """A path that is not translated is asked of a backend under its own name."""
+    if exchange.path in FORM_PATHS:
+        trail = services.trail
+        return FormCall(exchange, exchange.path, wants_hashes=trail is not None and trail.options.media != "none")
     make = TRANSLATED.get(exchange.path)
     return Call(exchange, exchange.path) if make is None else make(exchange, services)

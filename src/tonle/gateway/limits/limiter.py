@@ -9,12 +9,15 @@ from tonle.gateway.api_keys.key import Key, KeyLimits
 from tonle.gateway.refusals import RateLimited
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "max_concurrent", "tokens_per_day"]
+MediaLimitName = Literal["audio_seconds_per_minute", "images_per_minute"]
 
-_WORDS: dict[LimitName, str] = {
+_WORDS: dict[LimitName | MediaLimitName, str] = {
     "requests_per_minute": "make {} requests per minute",
     "tokens_per_minute": "use {} tokens per minute",
     "max_concurrent": "have {} requests at once",
     "tokens_per_day": "use {} tokens per day (UTC)",
+    "audio_seconds_per_minute": "use {} seconds of sound per minute",
+    "images_per_minute": "have {} images made per minute",
 }
 
 
@@ -35,7 +38,7 @@ class Limiter(Protocol):
         """Tokens. Raises `StoreLost`."""
 
 
-def refusal(name: LimitName, limits: KeyLimits, wait_s: float) -> RateLimited:
+def refusal(name: LimitName | MediaLimitName, limits: KeyLimits, wait_s: float) -> RateLimited:
     limit = _WORDS[name].format(getattr(limits, name))
     refused = RateLimited(f"this key may {limit}", retry_after_s=wait_s)
     refused.limit = limit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from tonle.config.gateway import GatewayConfig
 from tonle.config.routing import ArmConfig, ExperimentConfig
@@ -45,8 +45,16 @@ UNKNOWN_CONTEXT = 131_072  # tokens: the assumed context of a backend that does 
 
 
 class Router:
-    def __init__(self, pool: BackendPool, config: GatewayConfig, held: HeldBlocks | None = None) -> None:
-        """`held`: what backends say of their KV blocks; None: where a prompt's are is guessed."""
+    def __init__(
+        self,
+        pool: BackendPool,
+        config: GatewayConfig,
+        held: HeldBlocks | None = None,
+        default_model: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """`held`: what backends say of their KV blocks; None: where a prompt's are is guessed. `default_model`: by path, of
+        requests that name none, where several models of this process answer different paths."""
+        self._default_model = default_model
         self._pool = pool
         self._config = config
         self._aliases = dict(config.aliases)
@@ -91,9 +99,9 @@ class Router:
                 models[experiment.model] = models[first]
         return models
 
-    def resolve(self, key: Key, request: ParsedRequest) -> ResolvedModel:
+    def resolve(self, key: Key, request: ParsedRequest, path: str = "") -> ResolvedModel:
         """The model or adapter behind the name, and the arm of an experiment. Raises `UnknownModel`, `InvalidRequest`."""
-        asked = request.asked_model or self._only_name(key)
+        asked = request.asked_model or self._only_name(key, path)
         model = self._aliases.get(asked, asked)
         experiment = self._experiments.get(asked) or self._experiments.get(model)
         arm = None
@@ -129,8 +137,11 @@ class Router:
         few = 0 < len(names) <= MAX_HINTED
         return f"this server has {', '.join(names)}" if few else "GET /v1/models lists the models"
 
-    def _only_name(self, key: Key) -> str:
+    def _only_name(self, key: Key, path: str) -> str:
         """For a request that names no model: what this key may ask for, if that is one."""
+        default = None if self._default_model is None else self._default_model(path)
+        if default is not None and key.may_use(default):
+            return default
         models = self._pool.models()
         if not models:
             raise NoBackend("no backend has listed its models yet", retry_after_s=self._config.probe_interval_s or 1)

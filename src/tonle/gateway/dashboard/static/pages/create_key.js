@@ -14,6 +14,7 @@ const SCOPES = {
 const LIMITS = {
   requests_per_minute: "Requests per minute", tokens_per_minute: "Tokens per minute",
   max_concurrent: "Concurrent requests", tokens_per_day: "Tokens per day",
+  audio_seconds_per_minute: "Seconds of sound per minute", images_per_minute: "Images per minute",
 };
 const EMPTY = { name: "", scopes: ["models"], models: "", tenant: "", limits: {} };
 

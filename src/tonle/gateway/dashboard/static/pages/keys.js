@@ -66,7 +66,8 @@ function usedCell(row) {
   return html`${count(row.tokens_today)}<div class="hint">${percent(row.tokens_today / limit)} of ${count(limit)}</div>`;
 }
 
-const LIMITS = { requests_per_minute: "requests/min", tokens_per_minute: "tokens/min", max_concurrent: "at once", tokens_per_day: "tokens/day" };
+const LIMITS = { requests_per_minute: "requests/min", tokens_per_minute: "tokens/min", max_concurrent: "at once", tokens_per_day: "tokens/day",
+  audio_seconds_per_minute: "seconds of sound/min", images_per_minute: "images/min" };
 
 function limitsCell(row) {
   const own = Object.entries(LIMITS).filter(([name]) => row.limits?.[name]);
