@@ -67,6 +67,12 @@ class Handler:
             exchange.reply(b"body", status=int(path.removeprefix("/status/")))
         elif path.startswith(("/stream", "/wait-stream", "/wait-before-stream", "/break", "/large-stream")):
             await self._stream(exchange, path)
+        elif path == "/wait-sound":
+            exchange.start(content_type="audio/wav")
+            exchange.write(b"RIFF")
+            await self._wait()
+            exchange.write(b"xxx")
+            exchange.end()
         elif path.startswith("/large"):
             exchange.reply(b"x" * 4_000_000)
         elif path == "/header":

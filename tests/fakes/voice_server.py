@@ -17,7 +17,11 @@ from typing import Any
 QUESTION = "Name two rivers."
 PIECES = ("The Me", "kong. Th", "e Tonle Sap", ". Both a", "re long.")
 SENTENCES = ["The Mekong.", "The Tonle Sap.", "Both are long."]
-MODELS = [{"id": "llm"}, {"id": "ears", "kind": "asr"}, {"id": "mouth", "kind": "tts"}]
+MODELS: list[dict[str, Any]] = [
+    {"id": "llm"},
+    {"id": "ears", "kind": "asr"},
+    {"id": "mouth", "kind": "tts", "facts": {"voices": ["low", "high"]}},
+]
 RATE, SAMPLES = 16_000, 1600  # 0.1 s per sentence
 
 

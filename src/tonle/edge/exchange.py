@@ -152,11 +152,17 @@ class Exchange:
         self._line.send(piece)
 
     def probe(self) -> bool:
-        """Write what means nothing to a reader of events, so that a closed socket answers. False: not possible now."""
-        if not self._between_events or self.ended:
+        """Write what means nothing to the caller, so that a closed socket answers: between events a comment, elsewhere in
+        a stream a zero before the length of the next chunk. False: not possible now."""
+        if self.ended:
             return False
-        self.write(b":\n\n")
-        return True
+        if self._between_events:
+            self.write(b":\n\n")
+            return True
+        if self._chunked and self.head_sent:
+            self._line.send(b"0")  # RFC 9112, section 7.1: of hexadecimal digits there may be more than are needed
+            return True
+        return False
 
     def end(self) -> None:
         last = b"0\r\n\r\n" if self._chunked else b""

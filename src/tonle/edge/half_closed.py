@@ -23,7 +23,7 @@ def look_for_reset(transport: asyncio.Transport, active: Exchange | None, send: 
 
 
 def _provoke(transport: asyncio.Transport, active: Exchange | None, send: Callable[[bytes], None]) -> None:
-    """By writing what means nothing: a comment between events, and before a reply 100 Continue (RFC 9110, section 15.2.1).
+    """By writing what means nothing: in a stream what `probe` writes, and before a reply 100 Continue (RFC 9110, section 15.2.1).
     Where neither is possible, as in HTTP/1.0, the kernel's probes do it when the caller's kernel has forgotten the
     connection: after a minute."""
     if active is not None and not active.probe() and not active.http_1_0 and not active.head_sent:

@@ -62,6 +62,7 @@ class OwnPages:
                 "parent": entry.parent,
                 "max_model_len": entry.max_model_len,
                 **({} if entry.adapter_digest is None else {"digest": entry.adapter_digest}),
+                **({} if entry.kind is None else {"kind": entry.kind, "facts": entry.facts}),
             }
             for name, entry in self._services.router.public_models(passed).items()
             if key.may_use(name)

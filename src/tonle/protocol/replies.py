@@ -208,6 +208,8 @@ class ModelEntry(msgspec.Struct):
     parent: str | None = None  # of an adapter: the model it is for
     max_model_len: int | None = None
     digest: Any = None  # of an adapter's content; other servers than Tonle do not tell it
+    kind: Any = None  # of a worker pool: asr, tts, …; None: a language model
+    facts: Any = None  # of a worker pool: what its model tells, such as its voices
 
     @property
     def adapter_digest(self) -> str | None:
