@@ -47,4 +47,4 @@ class AsrPiece(msgspec.Struct, frozen=True, omit_defaults=True):
     language: str | None = None  # as it was given or found
     segments: list[Segment] = []
     end: bool = False
-    warnings: list[str] = []  # fields that had no effect
+    warnings: dict[str, str] = {}  # fields of the request that had no effect, and why

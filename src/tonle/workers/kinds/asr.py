@@ -25,8 +25,8 @@ _OPTIONS = {"max_audio_s", "compute_type", "beam_size"}
 class Recognizer(Protocol):
     facts: dict[str, Any]
 
-    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, list[str]]:
-        """Check the order. The language if it is known now, and remarks. Raises `InvalidRequest`."""
+    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, dict[str, str]]:
+        """Check the order. The language, and which fields have no effect. Raises `InvalidRequest`."""
         ...
 
     def segments(self, order: AsrOrder, pcm: Pcm) -> Iterator[Segment]:
@@ -59,7 +59,9 @@ class Asr(Kind):
 
     def warm_up(self) -> list[Job]:
         hum = (np.sin(np.arange(SAMPLE_RATE // 2) / 20) * 8000).astype("<i2")
-        header = b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\xff"
+        header = (
+            b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\xff"
+        )
         return [Job(msgspec.to_builtins(AsrOrder()), (header + hum.tobytes(),))]
 
     def run(self, batch: list[Job]) -> list[Result | TonleError]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tonle.errors import InvalidRequest, ModelError
@@ -33,21 +33,23 @@ class PocketSphinx:
                 "asr without a model needs PocketSphinx: pip install 'tonle[speech]'; "
                 "or give a folder with a Whisper model for faster-whisper"
             ) from None
-        self._new_endpointer = lambda: pocketsphinx.Endpointer(sample_rate=SAMPLE_RATE)
+        self._new_endpointer: Callable[[], Any] = lambda: pocketsphinx.Endpointer(sample_rate=SAMPLE_RATE)
         self._decoder: Any = pocketsphinx.Decoder(samprate=SAMPLE_RATE, loglevel="FATAL")
         self._plain = self._decoder.current_search()
-        self.facts = {"recognizer": "pocketsphinx", "languages": ["en"], "translates": False}
+        self.facts: dict[str, Any] = {"recognizer": "pocketsphinx", "languages": ["en"], "translates": False}
 
-    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, list[str]]:
+    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, dict[str, str]]:
         if order.translate:
-            raise InvalidRequest(f"this model cannot translate: PocketSphinx hears English; {_SERVE_WHISPER}", param="model")
+            raise InvalidRequest(
+                f"this model cannot translate: PocketSphinx hears English; {_SERVE_WHISPER}", param="model"
+            )
         if order.language is not None and order.language.lower().partition("-")[0] not in ("en", "english"):
             raise InvalidRequest(f"this model hears English only; {_SERVE_WHISPER}", param="language")
-        warnings = []
+        warnings = {}
         if order.prompt:
-            warnings.append("prompt has no effect on PocketSphinx; vocabulary says which words to expect")
+            warnings["prompt"] = "has no effect on PocketSphinx; vocabulary says which words to expect"
         if order.temperature:
-            warnings.append("temperature has no effect on PocketSphinx")
+            warnings["temperature"] = "has no effect on PocketSphinx"
         self._listen_for(order.vocabulary)
         return "en", warnings
 
@@ -121,13 +123,12 @@ class PocketSphinx:
         decoder = self._decoder
         if decoder.hyp() is None:
             return None
-        logs = decoder.get_logmath()
         words = [
             Word(
                 word=_VARIANT.sub("", found.word),
                 start=round(start_s + found.start_frame / _FRAMES_PER_S, 2),
                 end=round(start_s + (found.end_frame + 1) / _FRAMES_PER_S, 2),
-                probability=round(min(1.0, max(0.0, logs.exp(found.prob))), 4),
+                probability=round(min(1.0, max(0.0, found.prob)), 4),
             )
             for found in decoder.seg()
             if found.word[0] not in "<[+("  # silence and noise
@@ -138,7 +139,7 @@ class PocketSphinx:
         return Segment(
             start=words[0].start,
             end=min(words[-1].end, round(start_s + seconds, 2)),
-            text=" ".join(word.word for word in words),
+            text="".join(f" {word.word}" for word in words),  # as Whisper has it: texts can be joined as they are
             words=words if words_wanted else [],
             avg_logprob=round(sum(map(math.log, sure)) / len(sure), 4),
         )

@@ -24,8 +24,8 @@ class Whisper:
         folder = Path(model)
         if not (folder / "model.bin").is_file():
             raise ModelError(
-                f"asr: {model} must be a folder with model.bin, config.json and tokenizer.json of a Whisper model for CTranslate2 "
-                "(such as Systran/faster-whisper-small, or made with ct2-transformers-converter)"
+                f"asr: {model} must be a folder with model.bin, config.json and tokenizer.json of a Whisper model "
+                "for CTranslate2 (such as Systran/faster-whisper-small, or made with ct2-transformers-converter)"
             )
         try:
             import faster_whisper
@@ -47,10 +47,14 @@ class Whisper:
             raise ConfigError("beam_size must be an integer from 1 to 20", param="options")
         self._translates = bool(self._model.model.is_multilingual)
         self._languages = list(self._model.supported_languages)
-        self.facts = {"recognizer": "whisper", "languages": self._languages, "translates": self._translates}
+        self.facts: dict[str, Any] = {
+            "recognizer": "whisper",
+            "languages": self._languages,
+            "translates": self._translates,
+        }
         self._found: Iterable[Any] = ()
 
-    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, list[str]]:
+    def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, dict[str, str]]:
         if order.translate and not self._translates:
             raise InvalidRequest("this model cannot translate: it hears English only", param="model")
         if order.language is not None and order.language not in self._languages:
@@ -73,7 +77,7 @@ class Whisper:
             word_timestamps=order.words,
             **given,
         )
-        warnings = ["vocabulary is a hint to Whisper, no bound"] if hotwords else []
+        warnings = {"vocabulary": "is a hint to Whisper: other words may be heard, too"} if hotwords else {}
         return about.language, warnings
 
     def segments(self, order: AsrOrder, pcm: Pcm) -> Iterator[Segment]:

@@ -94,7 +94,7 @@ def _by_soundfile(data: memoryview, max_s: float) -> Iterator[tuple[int, Samples
                     f"at most {MAX_CHANNELS} at {MIN_RATE} to {MAX_RATE} Hz can be read",
                     param="file",
                 )
-            known = claimed < 2**40 and file.format != "MP3" or _has_xing(data)
+            known = (claimed < 2**40 and file.format != "MP3") or _has_xing(data)
             if known and claimed > (max_s + 1) * rate:
                 raise _too_long(max_s)
             frames = 0
@@ -229,4 +229,6 @@ def _by_av(data: memoryview, container: str, name: str) -> Iterator[tuple[int, S
             for made in to_mono.resample(None):
                 yield SAMPLE_RATE, made.to_ndarray().reshape(-1)
     except av.FFmpegError as error:
-        raise InvalidRequest(f"the file cannot be decoded as {name} ({error.strerror}); {PLAYABLE}", param="file") from None
+        raise InvalidRequest(
+            f"the file cannot be decoded as {name} ({error.strerror}); {PLAYABLE}", param="file"
+        ) from None

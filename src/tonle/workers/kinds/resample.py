@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 Samples = npt.NDArray[np.float32]  # shape (n,): mono, -1 to 1
 
-MAX_PHASES = 640  # 11,025 → 16,000 Hz needs 640; of odder rates the nearest ratio is taken, off by less than 3 in a million
+MAX_PHASES = (
+    640  # 11,025 → 16,000 Hz needs 640; of odder rates the nearest ratio is taken, off by less than 3 in a million
+)
 _ZEROS = 16  # zero crossings of the sinc on each side
 _BETA = 8.0  # of the Kaiser window: about 80 dB
 _ROLL_OFF = 0.94  # of the lower Nyquist frequency: where the filter begins to close
@@ -31,9 +33,10 @@ class Resampler:
         # Shape (phases, taps): where each tap lies, in inputs from the output.
         fraction = np.arange(self._phases)[:, None] * self._step % self._phases / self._phases
         place = np.arange(self._taps)[None, :] - (half - 1) - fraction
-        rows = np.sinc(place * _ROLL_OFF / slower) * np.kaiser(2 * 512 + 1, _BETA)[
-            np.clip((place / half + 1) * 512, 0, 1024).astype(np.int64)
-        ]
+        rows = (
+            np.sinc(place * _ROLL_OFF / slower)
+            * np.kaiser(2 * 512 + 1, _BETA)[np.clip((place / half + 1) * 512, 0, 1024).astype(np.int64)]
+        )
         self._rows = (rows / rows.sum(axis=1, keepdims=True)).astype(np.float32)
         self._held = np.zeros(half - 1, np.float32)  # inputs that later outputs need
         self._same = from_hz == to_hz

@@ -17,13 +17,9 @@ from tonle.workers.kinds.khmer_sounds import khmer_sounds
 from tonle.workers.kinds.resample import Samples
 from tonle.workers.kinds.speech_text import runs
 from tonle.workers.kinds.stretch import stretch
+from tonle.workers.kinds.voices import OPENAI_VOICES
 from tonle.workers.speech_order import TtsOrder
 
-# OpenAI's names; each gets a variant that is its own.
-OPENAI_VOICES = {
-    "alloy": "klatt4", "ash": "m2", "ballad": "m4", "cedar": "m6", "coral": "f3", "echo": "m1", "fable": "m3", "marin": "f1",
-    "nova": "f2", "onyx": "m7", "sage": "f5", "shimmer": "f4", "verse": "m5",
-}  # fmt: skip
 KHMER = "km"
 _SOUNDS_OF = "id"  # the language whose table of sounds has those of Khmer
 
@@ -54,7 +50,9 @@ class Espeak:
         self._library, data = _library()
         self.rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _NO_EXIT)
         if self.rate <= 0:
-            raise ModelError("tts: eSpeak NG does not find its data; pip install espeakng-loader, or install espeak-ng again")
+            raise ModelError(
+                "tts: eSpeak NG does not find its data; pip install espeakng-loader, or install espeak-ng again"
+            )
         self._pieces: list[bytes] = []
         self._callback = _Callback(self._on_samples)  # must live as long as the library may call it
         self._library.espeak_SetSynthCallback(self._callback)
@@ -62,7 +60,7 @@ class Espeak:
         self._latin = language.lower()
         if self._latin not in self._languages:
             raise ModelError(f"tts: eSpeak NG has no language {language!r}")
-        self.facts = {
+        self.facts: dict[str, Any] = {
             "synthesizer": "espeak-ng",
             "voices": list(OPENAI_VOICES),
             "languages": sorted({*self._languages, KHMER}),
@@ -116,7 +114,7 @@ class Espeak:
         self._pieces.clear()
         library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 0, 0, flags, None, None)
         library.espeak_Synchronize()
-        samples = np.frombuffer(b"".join(self._pieces), np.int16).astype(np.float32) / 32768
+        samples = np.frombuffer(b"".join(self._pieces), np.int16).astype(np.float32) / np.float32(32768)
         self._pieces.clear()
         return stretch(samples, max(1.0, _SLOWEST / words_per_minute), self.rate)
 
@@ -136,12 +134,14 @@ class Espeak:
             if b"!v" not in entry.identifier
         }
         wanted = _VoiceEntry(languages=ctypes.cast(ctypes.c_char_p(b"variant"), ctypes.c_void_p))
-        names = [entry.identifier.decode().rpartition("/")[2] for entry in _until_null(list_voices(ctypes.byref(wanted)))]
+        names = [
+            entry.identifier.decode().rpartition("/")[2] for entry in _until_null(list_voices(ctypes.byref(wanted)))
+        ]
         return languages, {name.lower(): name for name in names}
 
 
 def _until_null(entries: Any) -> list[_VoiceEntry]:
-    found = []
+    found: list[_VoiceEntry] = []
     while entry := entries[len(found)]:
         found.append(entry.contents)
     return found

@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tonle.errors import InvalidRequest, ModelError
+from tonle.errors import ModelError
 from tonle.workers.kinds.resample import Samples
 from tonle.workers.kinds.stretch import stretch
-from tonle.workers.kinds.tts_espeak import OPENAI_VOICES
+from tonle.workers.kinds.voices import check_language, check_voice
 from tonle.workers.speech_order import TtsOrder
+
+# Kokoro's: by the first letter of a voice's name.
+_LANGUAGES = {
+    "a": "en-us", "b": "en-gb", "e": "es", "f": "fr-fr", "h": "hi", "i": "it", "j": "ja", "p": "pt-br", "z": "cmn",
+}  # fmt: skip
+_SLOWEST, _FASTEST = 0.5, 2.0  # Kokoro's; beyond, its speech is stretched
 
 
 class Piper:
@@ -34,11 +40,11 @@ class Piper:
         self._speakers: dict[str, int] = dict(getattr(self._voice.config, "speaker_id_map", None) or {})
         self._language = str(self._voice.config.espeak_voice)
         names = list(self._speakers) or [path.stem]
-        self.facts = {"synthesizer": "piper", "voices": names, "languages": [self._language]}
+        self.facts: dict[str, Any] = {"synthesizer": "piper", "voices": names, "languages": [self._language]}
 
     def check(self, order: TtsOrder) -> None:
-        _check_voice(order.voice, self.facts["voices"])
-        _check_language(order.language, self._language)
+        check_voice(order.voice, self.facts["voices"])
+        check_language(order.language, self._language)
 
     def speak(self, sentence: str, order: TtsOrder) -> Samples:
         settings = self._new_settings(
@@ -50,9 +56,6 @@ class Piper:
 
 class Kokoro:
     """A folder has one model and many voices; the first letter of a voice's name is its language."""
-
-    _LANGUAGES = {"a": "en-us", "b": "en-gb", "e": "es", "f": "fr-fr", "h": "hi", "i": "it", "j": "ja", "p": "pt-br", "z": "cmn"}  # noqa: RUF012
-    _SLOWEST, _FASTEST = 0.5, 2.0
 
     def __init__(self, folder: Path, language: str) -> None:
         try:
@@ -67,15 +70,19 @@ class Kokoro:
         self.rate = 24_000
         self._language = language
         self._names = sorted(self._model.get_voices())
-        self.facts = {"synthesizer": "kokoro", "voices": self._names, "languages": sorted(self._LANGUAGES.values())}
+        self.facts: dict[str, Any] = {
+            "synthesizer": "kokoro",
+            "voices": self._names,
+            "languages": sorted(_LANGUAGES.values()),
+        }
 
     def check(self, order: TtsOrder) -> None:
-        _check_voice(order.voice, self._names)
+        check_voice(order.voice, self._names)
 
     def speak(self, sentence: str, order: TtsOrder) -> Samples:
         voice = order.voice if order.voice in self._names else _same_name(order.voice, self._names)
-        language = order.language or self._LANGUAGES.get(voice[0], self._language)
-        speed = min(max(order.speed, self._SLOWEST), self._FASTEST)
+        language = order.language or _LANGUAGES.get(voice[0], self._language)
+        speed = min(max(order.speed, _SLOWEST), _FASTEST)
         samples, _ = self._model.create(sentence, voice=voice, speed=speed, lang=language)
         return stretch(np.asarray(samples, np.float32), speed / order.speed, self.rate)
 
@@ -83,13 +90,3 @@ class Kokoro:
 def _same_name(voice: str, names: list[str]) -> str:
     """Kokoro has voices named like OpenAI's: af_alloy, am_echo. Else the first."""
     return next((name for name in names if name.partition("_")[2] == voice), names[0])
-
-
-def _check_voice(voice: str, names: list[str]) -> None:
-    if voice not in names and voice not in OPENAI_VOICES:
-        raise InvalidRequest(f"there is no voice {voice[:60]!r}; this model has {', '.join(names[:40])}", param="voice")
-
-
-def _check_language(asked: str | None, spoken: str) -> None:
-    if asked is not None and asked.partition("-")[0].lower() != spoken.partition("-")[0].lower():
-        raise InvalidRequest(f"this voice speaks {spoken} only", param="language")

@@ -12,7 +12,7 @@ import numpy as np
 
 from tonle.errors import ModelError
 from tonle.workers.kinds.resample import Samples
-from tonle.workers.kinds.tts_onnx import _check_language, _check_voice
+from tonle.workers.kinds.voices import check_language, check_voice
 from tonle.workers.speech_order import TtsOrder
 
 
@@ -27,7 +27,8 @@ class Vits:
             raise ModelError("tts with a VITS voice needs transformers: pip install 'tonle[hf]'") from None
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._model: Any = VitsModel.from_pretrained(folder, local_files_only=True).to(device).eval()
+            model: Any = VitsModel.from_pretrained(folder, local_files_only=True)
+            self._model = model.to(device).eval()
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"tts: {folder} cannot be loaded: {error}") from None
         if getattr(self._tokenizer, "is_uroman", False):
@@ -36,12 +37,12 @@ class Vits:
         self.rate = int(self._model.config.sampling_rate)
         self._language = str(getattr(self._tokenizer, "language", None) or "und")
         self._rate_of_speech = float(self._model.config.speaking_rate)
-        self.facts = {"synthesizer": "vits", "voices": [folder.name], "languages": [self._language]}
+        self.facts: dict[str, Any] = {"synthesizer": "vits", "voices": [folder.name], "languages": [self._language]}
 
     def check(self, order: TtsOrder) -> None:
-        _check_voice(order.voice, self.facts["voices"])
+        check_voice(order.voice, self.facts["voices"])
         if order.language not in (None, "km") or self._language not in ("khm", "km"):
-            _check_language(order.language, self._language)
+            check_language(order.language, self._language)
 
     def speak(self, sentence: str, order: TtsOrder) -> Samples:
         inputs = self._tokenizer(sentence, return_tensors="pt").to(self._device)
