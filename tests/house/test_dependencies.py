@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 COMES_WITH = {"llvmlite": "numba", "triton": "torch"}  # no release of one goes without the other
 IMPORTED_AS = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "opentelemetry-sdk": "opentelemetry",
-               "pyzmq": "zmq"}  # fmt: skip
+               "pyzmq": "zmq", "piper-tts": "piper"}  # fmt: skip
 # Installed with the development tools, and once part of what the server needed.
 NOT_OURS = ("httpx", "starlette", "uvicorn", "requests", "aiohttp")
 # Importing one of these from our code fails; other packages may use them. Children have it too: it is a sitecustomize.py.
