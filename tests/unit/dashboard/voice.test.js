@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { factWords } from "./static/pages/model_facts.js";
 import { SentenceSplitter, speakable } from "./static/pages/sentences.js";
 import { VoiceConversation } from "./static/pages/voice_conversation.js";
-import { wavOf } from "./static/pages/wav.js";
+import { wavOf, withLength } from "./static/pages/wav.js";
 
 const CASES = JSON.parse(readFileSync(new URL("./sentences.json", import.meta.url)));
 
@@ -45,6 +45,16 @@ test("channels are mixed into one, and samples stay within 16 bits", () => {
   assert.equal(new TextDecoder().decode(file.slice(0, 4)), "RIFF");
   assert.deepEqual([view.getUint32(24, true), view.getUint16(34, true), view.getUint32(40, true)], [16000, 16, 6]);
   assert.deepEqual([44, 46, 48].map((at) => view.getInt16(at, true)), [0, 16384, 32767]);
+});
+
+test("a streamed file gets its length, whatever it was said to be", () => {
+  for (const said of [0xffffffff, 0x7fffffff, 6]) {
+    const { buffer } = wavOf([new Float32Array(3)]);
+    new DataView(buffer).setUint32(40, said, true);
+    new DataView(buffer).setUint32(4, said, true);
+    assert.deepEqual(new Uint8Array(withLength(buffer)), wavOf([new Float32Array(3)]));
+  }
+  assert.equal(withLength(new ArrayBuffer(5)).byteLength, 5);
 });
 
 test("facts of a pool in words", () => {

@@ -2,7 +2,7 @@
 //
 // Uses Web Audio alone: no media element, so the content security policy allows none.
 
-import { RATE, wavOf } from "./wav.js";
+import { RATE, wavOf, withLength } from "./wav.js";
 
 export const MAX_RECORDING_S = 120;
 
@@ -87,7 +87,7 @@ export class Player {
   // is aborted, nothing is played.
   async add(bytes, signal) {
     await this.wake();
-    const buffer = await this.#context.decodeAudioData(bytes);
+    const buffer = await this.#context.decodeAudioData(withLength(bytes));
     signal.throwIfAborted();
     const source = this.#context.createBufferSource();
     source.buffer = buffer;

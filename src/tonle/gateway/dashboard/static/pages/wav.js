@@ -27,3 +27,20 @@ export function wavOf(channels, rate = RATE) {
   }
   return new Uint8Array(bytes.buffer);
 }
+
+// `buffer`, a WAV file that was streamed: whoever began it did not know its length, and not every browser reads such a file. Sets it.
+export function withLength(buffer) {
+  const bytes = new DataView(buffer);
+  const name = (at) => String.fromCharCode(...new Uint8Array(buffer, at, 4));
+  if (buffer.byteLength < 12 || name(0) !== "RIFF") return buffer;
+  bytes.setUint32(4, buffer.byteLength - 8, true);
+  for (let at = 12; at + 8 <= buffer.byteLength; ) {
+    const size = bytes.getUint32(at + 4, true);
+    if (name(at) === "data") {
+      bytes.setUint32(at + 4, Math.min(size, buffer.byteLength - at - 8), true);
+      break;
+    }
+    at += 8 + size + (size % 2);
+  }
+  return buffer;
+}
