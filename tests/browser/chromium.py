@@ -22,6 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--enable-precise-memory-info",
+    "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",  # a microphone that beeps
 )  # fmt: skip
 MISSING = "there is no Chromium here; `make test-browser` installs one and runs these tests"
 

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import json
 import struct
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +122,27 @@ async def voice_server() -> AsyncIterator[VoiceServer]:
         yield found
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def voice_server_in_thread() -> Iterator[tuple[VoiceServer, Callable[[Callable[[], object]], None]]]:
+    """For tests without an event loop: the server, and what has a function run on its loop."""
+    ready: Future[tuple[VoiceServer, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        over = asyncio.Event()
+        async with voice_server() as found:
+            ready.set_result((found, asyncio.get_running_loop(), over))
+            await over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    found, loop, over = ready.result(20)
+    try:
+        yield found, loop.call_soon_threadsafe
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(20)
 
 
 def wav_head(num_bytes: int = 2 * SAMPLES) -> bytes:

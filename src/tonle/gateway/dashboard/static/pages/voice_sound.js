@@ -86,7 +86,7 @@ export class Player {
   // `bytes`: a sound file. Resolves when it is planned, with {ended}: a promise of whether it was played to its end. Once `signal`
   // is aborted, nothing is played.
   async add(bytes, signal) {
-    await this.wake();
+    this.wake(); // not awaited: it would take until the next click
     const buffer = await this.#context.decodeAudioData(withLength(bytes));
     signal.throwIfAborted();
     const source = this.#context.createBufferSource();
