@@ -37,6 +37,10 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
+def _no_pressure(pressed: bool) -> None:
+    """A pool's answers are bounded, and are not held back for a caller who reads slowly; the server drops one who stalls."""
+
+
 class WorkersAlone:
     """A server of nothing but pools. There are no prefixes to keep apart, so a gateway need not worry about salts."""
 
@@ -49,6 +53,7 @@ class WorkersAlone:
     ) -> None:  # fmt: skip
         pools = self._workers.transport
         if method == "POST":
+            sink.attach(_no_pressure)
             await pools.send(method, path, body, headers, sink, first_s=first_s, silence_s=silence_s)
             return
         reply = BufferedReply()
@@ -81,8 +86,10 @@ class EngineAndWorkers:
             sink.head(status, told[0].headers | _JSON)
             sink.data(msgspec.json.encode(page))
             return
-        is_pools = self._is_for_pools(method, path, body)
-        part = self._workers.transport if is_pools else self._engine
+        part = self._engine
+        if self._is_for_pools(method, path, body):
+            part = self._workers.transport
+            sink.attach(_no_pressure)
         await part.send(method, path, body, headers, sink, first_s=first_s, silence_s=silence_s)
 
     def _is_for_pools(self, method: str, path: str, body: bytes) -> bool:

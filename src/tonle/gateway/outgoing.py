@@ -16,7 +16,7 @@ from tonle.gateway.parsed_request import OWN_FIELDS
 from tonle.gateway.stage_results import AcceptedRequest
 from tonle.observe.trace_context import PARENT_HEADER, STATE_HEADER, TraceContext
 from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
-from tonle.protocol.media_paths import is_media
+from tonle.protocol.media_paths import WORKERS, is_media
 from tonle.protocol.multipart import with_field
 
 STRICT_HEADER = "x-tonle-strict"
@@ -33,6 +33,8 @@ def body_for(accepted: AcceptedRequest, backend: Backend, extra: dict[str, Any] 
     if request.form is not None:
         same = accepted.model.name == body.get("model")
         return request.raw if same else with_field(request.form, "model", accepted.model.name)
+    if accepted.call.path.startswith(WORKERS):  # its fields are its own; the path names it
+        return request.raw
     if accepted.model.name != body.get("model"):
         changes["model"] = accepted.model.name
     if request.adds_usage and not backend.local:  # a local backend hands its usage over without any chunk

@@ -20,7 +20,7 @@ from tonle.gateway.media_use import NO_MEDIA, MediaUse, estimate_media
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.fields import STRIPPED
 from tonle.protocol.known import unknown_fields
-from tonle.protocol.media_paths import SPEECH, is_media
+from tonle.protocol.media_paths import SPEECH, WORKERS, is_media
 from tonle.protocol.multipart import Form
 from tonle.protocol.openai import FieldWarning
 from tonle.protocol.parse import MAX_NAME_CHARS, MAX_WARNINGS, strict_refusal
@@ -141,8 +141,11 @@ def parse_request(
     stream = body.get("stream") is True
     options = body.get("stream_options")
     wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-    new_tokens, num_answers, priority = _asked_length(body.get("max_tokens"), "max_tokens"), 1, NORMAL
-    if not _SPECIAL.isdisjoint(body):
+    new_tokens, num_answers, priority = 0, 1, NORMAL
+    of_worker = path.startswith(WORKERS)  # its fields are its own, whatever they are called
+    if not of_worker:
+        new_tokens = _asked_length(body.get("max_tokens"), "max_tokens")
+    if not of_worker and not _SPECIAL.isdisjoint(body):
         new_tokens, num_answers = max(new_tokens, _other_lengths(body)), _answers_each(body)
         priority = _priority(decoded, key)
         _strip(decoded, trust_router=trust_router)

@@ -138,7 +138,7 @@ AUDIT = {
     "dir": "trail", "fsync": "always", "fsync_interval": "5s", "on_full": "serve", "min_free": "1GiB", "max_queue": "7",
     "linger": "1ms", "redact": "email,phone,plate=[A-Z]{2,3}", "omit": "messages,client", "retention_days": "30",
     "key_file": "elsewhere/key", "fingerprint": "ab" * 32, "anchor": "elsewhere/anchors",
-    "max_memory": "1MiB", "refused_per_address": "3", "refused_per_second": "30",
+    "max_memory": "1MiB", "refused_per_address": "3", "refused_per_second": "30", "media": "none",
 }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from tonle.gateway.routing.policies import (
 )
 from tonle.gateway.stage_results import AcceptedRequest, ResolvedModel, Route
 from tonle.protocol.adapters import unknown_model
+from tonle.protocol.media_paths import WORKERS
 from tonle.protocol.replies import ModelEntry
 
 MAX_HINTED = 8  # models named in an error
@@ -143,6 +144,8 @@ class Router:
         if default is not None and key.may_use(default):
             return default
         models = self._pool.models()
+        if path.startswith(WORKERS) and (worker := path.removeprefix(WORKERS)) in models and key.may_use(worker):
+            return worker
         if not models:
             raise NoBackend("no backend has listed its models yet", retry_after_s=self._config.probe_interval_s or 1)
         names = [name for name in self.public_models() if key.may_use(name)]
