@@ -170,8 +170,10 @@ def _check_length(data: memoryview) -> None:
     elif bytes(data[:4]) == b"OggS":
         tail = bytes(data[-(65_307 + 27) :])  # a page is no longer
         page = tail.rfind(b"OggS")
-        if page < 0 or len(tail) - page < 27 or not tail[page + 5] & 4:  # 4: the last page of the stream
-            raise InvalidRequest("the file is cut off: its last Ogg page is missing", param="file")
+        sizes = tail[page + 27 : page + 27 + tail[page + 26]] if page >= 0 and page + 27 <= len(tail) else b""
+        # 4: the last page of the stream.
+        if not sizes or not tail[page + 5] & 4 or page + 27 + len(sizes) + sum(sizes) > len(tail):
+            raise InvalidRequest("the file is cut off: its last Ogg page is missing or not whole", param="file")
 
 
 class ViewFile:
