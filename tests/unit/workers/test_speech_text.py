@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonle.workers.kinds.khmer_sounds import khmer_sounds
-from tonle.workers.kinds.speech_text import MAX_PIECE_CHARS, runs, sentences
+from tonle.workers.kinds.speech_text import runs, sentences
+from tonle.workers.sentences import MAX_CHARS
 
 # "ស" with the vowel sign follows "។" without a space.
 MIXED = "ក ខ្មែរ។ 。.!?\n ab3.5 'x\") ៗ១២ \u200b日本ですпривет"
@@ -16,7 +17,7 @@ MIXED = "ក ខ្មែរ។ 。.!?\n ab3.5 'x\") ៗ១២ \u200b日本で�
 def test_sentences_end_where_they_do() -> None:
     text = 'He paid 3.50 dollars. "Really?" she asked! Yes...\nសួស្តី។ខ្ញុំជាកូនខ្មែរ។ end'
     assert sentences(text) == [
-        "He paid 3.50 dollars.", '"Really?"', "she asked!", "Yes...", "សួស្តី។", "ខ្ញុំជាកូនខ្មែរ។", "end",
+        "He paid 3.50 dollars.", '"Really?" she asked!', "Yes...", "សួស្តី។", "ខ្ញុំជាកូនខ្មែរ។", "end",
     ]  # fmt: skip
     assert sentences(" \n ") == []
 
@@ -25,7 +26,7 @@ def test_sentences_end_where_they_do() -> None:
 @settings(max_examples=100, deadline=None)
 def test_nothing_is_lost_and_no_piece_is_long(text: str) -> None:
     pieces = sentences(text)
-    assert all(0 < len(piece) <= MAX_PIECE_CHARS for piece in pieces)
+    assert all(0 < len(piece) <= MAX_CHARS for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     for piece in pieces:
         assert "".join(part for _, part in runs(piece, "en-us")) == piece

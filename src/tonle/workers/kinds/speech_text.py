@@ -1,18 +1,13 @@
 """Text to be spoken, in pieces: sentences for streaming, and runs of one script, each with its language.
 
-Does: cut, bound the length of a piece, tell languages by their letters. Does not: synthesize.
+Does: cut (where `workers/sentences.py` says), tell languages by their letters. Does not: synthesize.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-MAX_PIECE_CHARS = 300  # a sentence that is longer is cut at a comma or a space
-
-_CLOSING = "[\"'”’)»\\]]*"
-_END = re.compile(rf"(?<![.!?])[.!?]++{_CLOSING}\s+|[។៕。！？]+{_CLOSING}\s*|\n+")  # 3.50 goes on
-_CUTS = (", ", "; ", ": ", "،", "、", "，", " ", "\u200b")
+from tonle.workers.sentences import sentences_of
 
 # Blocks of Unicode that tell the language, or the most spoken one that uses the script.
 _SCRIPTS = {
@@ -31,24 +26,8 @@ _RUN = re.compile(
 
 
 def sentences(text: str) -> list[str]:
-    """None of them is empty, or longer than `MAX_PIECE_CHARS`. Together they are the text, but for spaces."""
-    found: list[str] = []
-    at = 0
-    for match in _END.finditer(text):
-        found += _short(text[at : match.end()].strip())
-        at = match.end()
-    return [piece for piece in (*found, *_short(text[at:].strip())) if piece]
-
-
-def _short(text: str) -> Iterator[str]:
-    while len(text) > MAX_PIECE_CHARS:
-        window = text[:MAX_PIECE_CHARS]
-        at = next(
-            (place + len(cut) for cut in _CUTS if (place := window.rfind(cut)) > MAX_PIECE_CHARS // 3), len(window)
-        )
-        yield text[:at].strip()
-        text = text[at:].strip()
-    yield text
+    """None of them is empty, or longer than `MAX_CHARS`. Together they are the text, but for spaces."""
+    return [piece for sentence in sentences_of(text) if (piece := sentence.strip())]
 
 
 def runs(text: str, latin: str) -> list[tuple[str, str]]:
