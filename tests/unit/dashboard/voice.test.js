@@ -6,6 +6,7 @@ import { test } from "node:test";
 
 import { factWords } from "./static/pages/model_facts.js";
 import { SentenceSplitter, speakable } from "./static/pages/sentences.js";
+import { Activity } from "./static/pages/voice_activity.js";
 import { VoiceConversation } from "./static/pages/voice_conversation.js";
 import { wavOf, withLength } from "./static/pages/wav.js";
 
@@ -55,6 +56,20 @@ test("a streamed file gets its length, whatever it was said to be", () => {
     assert.deepEqual(new Uint8Array(withLength(buffer)), wavOf([new Float32Array(3)]));
   }
   assert.equal(withLength(new ArrayBuffer(5)).byteLength, 5);
+});
+
+// What is told of levels that last so many steps of 50 ms.
+function told(...parts) {
+  const activity = new Activity();
+  return parts.flatMap(([level, steps]) => Array.from({ length: steps }, () => activity.push(level, 0.05)).filter(Boolean));
+}
+
+test("speech begins after a fifth of a second and ends after a pause, in quiet and in noisy rooms", () => {
+  assert.deepEqual(told([0.001, 40], [0.1, 20], [0.001, 17]), ["began"]);
+  assert.deepEqual(told([0.001, 40], [0.1, 20], [0.001, 18]), ["began", "ended"]);
+  assert.deepEqual(told([0.001, 40], [0.1, 3], [0.001, 40]), [], "a cough");
+  assert.deepEqual(told([0.1, 20], [0.001, 10], [0.1, 20], [0.001, 20]), ["began", "ended"], "a pause between words");
+  assert.deepEqual(told([0.02, 400], [0.3, 20], [0.02, 40]).slice(-2), ["began", "ended"], "a fan");
 });
 
 test("facts of a pool in words", () => {

@@ -5,7 +5,7 @@ import { seconds } from "../format.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 import { inWords, Message, PageHeading } from "../widgets.js";
 import { VoiceConversation } from "./voice_conversation.js";
-import { asWav, MAX_RECORDING_S, Player, Recording, whyNoMicrophone } from "./voice_sound.js";
+import { asWav, Listener, MAX_RECORDING_S, Player, Recording, whyNoMicrophone } from "./voice_sound.js";
 
 export const title = "Voice";
 
@@ -88,13 +88,19 @@ function Talk({ models }) {
   </div>`;
 }
 
-// Records from the first click to the second. Recording interrupts whatever is said.
+// Records from the first click to the second, or listens all the time. Speaking interrupts whatever is said.
 function Controls({ state }) {
   const recording = useRef(null);
+  const listener = useRef(null);
+  const [isHandsFree, setHandsFree] = useState(false);
+  const [isHearing, setHearing] = useState(false);
   const [isRecording, setRecording] = useState(false);
   const [error, setError] = useState("");
   const noMicrophone = whyNoMicrophone();
-  useEffect(() => () => void recording.current?.stop(), []);
+  useEffect(() => () => {
+    recording.current?.stop();
+    listener.current?.stop();
+  }, []);
 
   const attempt = async (action) => {
     setError("");
@@ -136,18 +142,44 @@ function Controls({ state }) {
     setRecording(false);
     await unsent?.stop();
   });
+  const onBegin = () => {
+    setHearing(true);
+    state.stop();
+  };
+  const onEnd = (blob) => attempt(async () => {
+    setHearing(false);
+    state.ask(await asWav(blob));
+  });
+  const listen = (event) => {
+    const { checked } = event.target;
+    listener.current?.stop();
+    listener.current = checked ? new Listener() : null;
+    setHandsFree(checked);
+    setHearing(false);
+    setError("");
+    if (!checked) return;
+    player.wake();
+    listener.current.start({ onBegin, onEnd }).catch((problem) => {
+      listener.current = null;
+      setHandsFree(false);
+      setError(problem.message);
+    });
+  };
   const onKeyDown = (event) => {
     if (event.key === "Escape") stop();
   };
+  const words = isRecording || isHearing ? `Listening, for up to ${MAX_RECORDING_S} seconds.` : stateWords(state, isHandsFree);
   return html`<section class="card voice-controls" onKeyDown=${onKeyDown}>
     <div class="composer-actions">
-      <button type="button" class="primary" disabled=${Boolean(noMicrophone)} data-testid="talk" onClick=${isRecording ? send : begin}>
+      <button type="button" class="primary" disabled=${Boolean(noMicrophone) || isHandsFree} data-testid="talk" onClick=${isRecording ? send : begin}>
         ${isRecording ? "Send the question" : state.isBusy ? "Interrupt and talk" : "Talk"}</button>
       <button type="button" disabled=${!state.isBusy && !isRecording} data-testid="voice-stop" onClick=${stop}>Stop</button>
       <button type="button" disabled=${!state.turns.length} data-testid="voice-clear" onClick=${() => state.clear()}>Clear</button>
+      <label class="check"><input type="checkbox" checked=${isHandsFree} disabled=${Boolean(noMicrophone) || isRecording} data-testid="hands-free"
+        onChange=${listen} /> Hands-free</label>
       <label class="voice-file">Or a recording <input type="file" accept="audio/*" data-testid="voice-file" onChange=${sendFile} /></label>
     </div>
-    <p class="hint" role="status" data-testid="voice-state">${isRecording ? `Listening, for up to ${MAX_RECORDING_S} seconds.` : stateWords(state)}</p>
+    <p class="hint" role="status" data-testid="voice-state">${words}</p>
     ${noMicrophone && html`<p class="hint">${noMicrophone}</p>`}
     ${error && html`<${Message} kind="bad" testid="voice-error">${error}<//>`}
   </section>`;
@@ -155,7 +187,10 @@ function Controls({ state }) {
 
 const STATES = { transcribing: "Listening to what was said …", answering: "Thinking …", speaking: "Speaking. Talk to interrupt." };
 
-const stateWords = (state) => (state.isBusy ? STATES[state.turns.at(-1)?.state] : null) ?? "Click Talk, speak, and click again. Escape stops.";
+function stateWords(state, isHandsFree) {
+  const idle = isHandsFree ? "Speak whenever you like. Escape stops an answer." : "Click Talk, speak, and click again. Escape stops.";
+  return (state.isBusy ? STATES[state.turns.at(-1)?.state] : null) ?? idle;
+}
 
 function Choice({ label, kind, models, state }) {
   const choose = (event) => {

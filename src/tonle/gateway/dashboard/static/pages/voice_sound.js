@@ -2,9 +2,12 @@
 //
 // Uses Web Audio alone: no media element, so the content security policy allows none.
 
+import { Activity } from "./voice_activity.js";
 import { RATE, wavOf, withLength } from "./wav.js";
 
 export const MAX_RECORDING_S = 120;
+const LOOK_S = 0.05; // how often a listener looks how loud it is
+const BEFORE_S = 2; // of sound before speech is noticed, at most: its first word is in there
 
 // Why this page cannot record, in words; "" if it can.
 export function whyNoMicrophone() {
@@ -26,6 +29,16 @@ export async function asWav(blob) {
   return wavOf(Array.from({ length: sound.numberOfChannels }, (_, i) => sound.getChannelData(i)));
 }
 
+async function openMicrophone() {
+  try {
+    return await navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
+  } catch (error) {
+    throw new Error(error.name === "NotAllowedError"
+      ? "This page may not use the microphone: allow it in the browser, then try again."
+      : `There is no sound from a microphone (${error.message}).`);
+  }
+}
+
 // One question from the microphone.
 export class Recording {
   #recorder = null;
@@ -35,14 +48,7 @@ export class Recording {
 
   // Resolves when it records. `onFull` is called when it has become as long as it may.
   async start(onFull) {
-    let stream;
-    try {
-      stream = await navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
-    } catch (error) {
-      throw new Error(error.name === "NotAllowedError"
-        ? "This page may not use the microphone: allow it in the browser, then try again."
-        : `There is no sound from a microphone (${error.message}).`);
-    }
+    const stream = await openMicrophone();
     if (this.#isOver) {
       turnOff(stream);
       return;
@@ -69,6 +75,65 @@ export class Recording {
 
 function turnOff(stream) {
   for (const track of stream.getTracks()) track.stop();
+}
+
+// Listens until it is stopped: tells when somebody begins to speak, and hands over what was said.
+export class Listener {
+  #stream = null;
+  #context = null;
+  #timer = null;
+  #recorder = null;
+  #begun_s = 0; // how long the recorder has run
+  #isOver = false;
+
+  // `onBegin()`, then `onEnd(blob)`, again and again.
+  async start({ onBegin, onEnd }) {
+    const stream = await openMicrophone();
+    if (this.#isOver) {
+      turnOff(stream);
+      return;
+    }
+    this.#stream = stream;
+    this.#context = new AudioContext();
+    const analyser = this.#context.createAnalyser();
+    this.#context.createMediaStreamSource(stream).connect(analyser);
+    const samples = new Float32Array(analyser.fftSize);
+    const activity = new Activity();
+    this.#record();
+    this.#timer = setInterval(() => {
+      analyser.getFloatTimeDomainData(samples);
+      const level = Math.sqrt(samples.reduce((sum, sample) => sum + sample * sample, 0) / samples.length);
+      const event = activity.push(level, LOOK_S);
+      this.#begun_s += LOOK_S;
+      if (event === "began") onBegin();
+      else if (event === "ended") this.#record(onEnd);
+      else if (this.#begun_s > (activity.isSpeech ? MAX_RECORDING_S : BEFORE_S)) this.#record(activity.isSpeech ? onEnd : null);
+    }, LOOK_S * 1000);
+  }
+
+  // Begin a new recording. The one before goes to `onEnd`, if that is given.
+  #record(onEnd = null) {
+    const recorder = new MediaRecorder(this.#stream);
+    const before = this.#recorder;
+    if (before) {
+      before.ondataavailable = ({ data }) => onEnd?.(data); // without a time slice, all of it comes at once
+      before.stop();
+    }
+    recorder.start();
+    this.#recorder = recorder;
+    this.#begun_s = 0;
+  }
+
+  stop() {
+    this.#isOver = true;
+    clearInterval(this.#timer);
+    if (!this.#stream) return;
+    this.#recorder.ondataavailable = null;
+    this.#recorder.stop();
+    turnOff(this.#stream);
+    this.#context.close();
+    this.#stream = null;
+  }
 }
 
 // Plays sounds in the order in which they are added, without gaps.
