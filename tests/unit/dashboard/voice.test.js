@@ -31,7 +31,7 @@ test("a text without ends is cut, and no letter is lost", () => {
     const found = sentencesOf([text]);
     assert.equal(found.join(""), text);
     assert.ok(found.every((sentence) => sentence.length <= 240));
-    assert.ok(found.every((sentence) => sentence.isWellFormed()));
+    for (const sentence of found) encodeURIComponent(sentence); // throws at half a letter
   }
 });
 
