@@ -36,7 +36,6 @@ class PocketSphinx:
         self._new_endpointer: Callable[[], Any] = lambda: pocketsphinx.Endpointer(sample_rate=SAMPLE_RATE)
         self._decoder: Any = pocketsphinx.Decoder(samprate=SAMPLE_RATE, loglevel="FATAL")
         self._plain = self._decoder.current_search()
-        self._means = self._decoder.get_cmn(False)  # of the features
         self.facts: dict[str, Any] = {"recognizer": "pocketsphinx", "languages": ["en"], "translates": False}
 
     def begin(self, order: AsrOrder, pcm: Pcm) -> tuple[str | None, dict[str, str]]:
@@ -51,7 +50,7 @@ class PocketSphinx:
             warnings["prompt"] = "has no effect on PocketSphinx; vocabulary says which words to expect"
         if order.temperature:
             warnings["temperature"] = "has no effect on PocketSphinx"
-        self._decoder.set_cmn(self._means)  # else it goes on with what it learned of the last caller's voice
+        self._decoder.reinit_feat()  # else it goes on with what it learned of the last caller's voice
         self._listen_for(order.vocabulary)
         return "en", warnings
 
