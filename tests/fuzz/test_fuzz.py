@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.file_targets import FILE_TARGETS
+from tests.fuzz.form_targets import FORM_TARGETS
 from tests.fuzz.http_targets import HTTP_TARGETS
 from tests.fuzz.stream_targets import STREAM_TARGETS
 from tests.fuzz.target import Target, run_target
 
-TARGETS: list[Target] = [*HTTP_TARGETS, *STREAM_TARGETS, *FILE_TARGETS]
+TARGETS: list[Target] = [*HTTP_TARGETS, *STREAM_TARGETS, *FILE_TARGETS, *FORM_TARGETS]
 CASES_PER_WEIGHT = 5
 
 

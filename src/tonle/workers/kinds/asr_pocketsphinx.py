@@ -50,6 +50,7 @@ class PocketSphinx:
             warnings["prompt"] = "has no effect on PocketSphinx; vocabulary says which words to expect"
         if order.temperature:
             warnings["temperature"] = "has no effect on PocketSphinx"
+        self._decoder.reinit_feat()  # else it goes on with what it learned of the last caller's voice
         self._listen_for(order.vocabulary)
         return "en", warnings
 
