@@ -48,6 +48,22 @@ class Speak(Kind):
             yield Result({}, (word.encode(),))
 
 
+class Paint(Kind):
+    """In place of `Images`: a picture is what was asked for, as text."""
+
+    batches = False
+
+    def load(self, model: str | None, device: str, options: dict[str, Any]) -> None:
+        pass
+
+    def run(self, batch: list[Job]) -> list[Result | TonleError]:
+        return [self._paint(job.fields) for job in batch]
+
+    def _paint(self, fields: dict[str, Any]) -> Result:
+        text = f"{fields['prompt']} {fields['width']}x{fields['height']} {fields['seed']}"
+        return Result({name: fields[name] for name in ("width", "height", "seed")}, (text.encode(),))
+
+
 async def transcriptions(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
     form = parse_form(request.body, request.header("content-type"))
     sound = form.file("file")

@@ -82,7 +82,10 @@ def test_an_engine_and_pools_are_one_server(tmp_path: Path) -> None:
     async def main() -> None:
         shout = {"kind": "tests.workers.kinds:Scripted", "name": "echo"}
         pools = ({"kind": "asr", "model": "whisper"}, {"kind": "tts"}, shout)
-        async with beside_an_engine(*pools, audit_dir=str(tmp_path / "audit")) as url, httpx.AsyncClient(base_url=url) as http:
+        async with (
+            beside_an_engine(*pools, audit_dir=str(tmp_path / "audit")) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
             client = client_of(url)
             names = [each.id async for each in client.models.list()]
             assert names[0] != "whisper" and {"whisper", "tts", "echo"} < set(names)
@@ -98,7 +101,9 @@ def test_an_engine_and_pools_are_one_server(tmp_path: Path) -> None:
             assert (await http.post(TRANSCRIPTIONS, **form)).json() == {"text": f"{len(SOUND)} bytes in km"}
             form["data"]["model"] = names[0]
             assert (await http.post(TRANSCRIPTIONS, **form)).status_code == 404  # the language model hears nothing
-            async with client.audio.speech.with_streaming_response.create(model="tts", input="ab cd", voice="x") as sound:
+            async with client.audio.speech.with_streaming_response.create(
+                model="tts", input="ab cd", voice="x"
+            ) as sound:
                 assert await sound.read() == b"abcd"
             own = await http.post("/v1/workers/echo", json={"name": "n", "media": [base64.b64encode(b"abc").decode()]})
             assert own.json()["name"] == "n" and own.json()["media"] == [base64.b64encode(b"abc").decode()]
@@ -108,7 +113,11 @@ def test_an_engine_and_pools_are_one_server(tmp_path: Path) -> None:
             assert 'tonle_worker_jobs_total{model_name="whisper",outcome="success",pool="asr"} 2.0' in metrics
             assert "vllm:num_requests_running" in metrics
             health = (await http.get("/health")).json()
-            assert health["status"] == "healthy" and [pool["name"] for pool in health["pools"]] == ["asr", "tts", "echo"]
+            assert health["status"] == "healthy" and [pool["name"] for pool in health["pools"]] == [
+                "asr",
+                "tts",
+                "echo",
+            ]
 
     run(main())
     records = read_records(tmp_path / "audit")
@@ -152,7 +161,10 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_the_request_answered_on
 def test_a_worker_that_dies_again_is_a_failure_on_record(tmp_path: Path) -> None:
     async def main() -> None:
         echo = {"kind": "tests.workers.kinds:Scripted", "name": "echo"}
-        async with beside_an_engine(echo, audit_dir=str(tmp_path / "audit")) as url, httpx.AsyncClient(base_url=url) as http:
+        async with (
+            beside_an_engine(echo, audit_dir=str(tmp_path / "audit")) as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
             died = await http.post("/v1/workers/echo", json={"do": "die"}, timeout=60)
             assert died.status_code >= 500 and died.json()["error"]["message"]
             assert (await http.post("/v1/workers/echo", json={"do": "echo"}, timeout=60)).status_code == 200
