@@ -20,7 +20,6 @@ from tonle.workers.speech_order import AudioFormat
 OUT_RATE = 24_000  # Hz: what OpenAI's API has for pcm; the others have it, too
 
 _UNKNOWN = 0xFFFF_FFFF
-_MP3_HEAD_BYTES = 13  # of a frame at 24 kHz, mono, without checksum: header and side information
 _LIBSNDFILE = {"mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS"), "flac": ("FLAC", "PCM_16")}
 
 
@@ -40,7 +39,7 @@ class AudioWriter:
             except (ImportError, OSError) as error:
                 raise ConfigError(f"{NEEDS_SOUNDFILE} ({error}); wav and pcm can be had without") from None
             container, subtype = _LIBSNDFILE[kind]
-            # At a constant rate, the length of a stream follows from its size; mp3 has no other way to tell it.
+            # At a constant rate, the length of an mp3 follows from its size; where the header has it, is sent before it is known.
             constant = {"bitrate_mode": "CONSTANT", "compression_level": 0.6} if kind == "mp3" else {}
             self._file = soundfile.SoundFile(
                 self._out, "w", samplerate=OUT_RATE, channels=1, format=container, subtype=subtype, **constant
@@ -62,11 +61,7 @@ class AudioWriter:
                 self._file.close()
             elif self._kind == "flac":
                 return b""
-            body = self._out.taken()
-            if self._kind == "mp3" and body and not self._began:
-                self._began = True
-                body = body if last else _without_first_frame(body)
-            return body
+            return self._out.taken()
         body = (np.clip(made, -1, 1) * 32767).astype("<i2").tobytes()
         if self._kind == "wav" and not self._began:
             body = _wav_header(len(body) if last else _UNKNOWN) + body
@@ -79,12 +74,6 @@ def _wav_header(num_bytes: int) -> bytes:
     riff = min(num_bytes + 36, _UNKNOWN)
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, OUT_RATE, 2 * OUT_RATE, 2, 16)
     return struct.pack("<4sI4s", b"RIFF", riff, b"WAVE") + form + struct.pack("<4sI", b"data", num_bytes)
-
-
-def _without_first_frame(mp3: bytes) -> bytes:
-    """It has room for the length, which is written at the end: here, too late. Next comes a frame with the same header."""
-    after = mp3.find(mp3[:2], 4)
-    return mp3[after:] if after > 0 and not any(mp3[4:_MP3_HEAD_BYTES]) else mp3
 
 
 class _Forward:
