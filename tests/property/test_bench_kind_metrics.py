@@ -59,7 +59,7 @@ def check_spread(spread: Spread | None, found: list[float]) -> None:
         assert getattr(spread, f"p{percent}") == pytest.approx(walk(found, percent))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(levels())
 def test_every_number_of_a_kind(samples: list[Sample]) -> None:
     level = report_level(samples, Circumstances(label="x", concurrency=2), keep_rows=True)
@@ -94,7 +94,7 @@ def test_every_number_of_a_kind(samples: list[Sample]) -> None:
     assert level.requests_per_s == pytest.approx(len(good) / took_s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(levels())
 def test_rows_give_the_same_as_samples(samples: list[Sample]) -> None:
     """What is compared between runs comes from the rows, whose times are rounded to microseconds."""

@@ -263,9 +263,10 @@ def _notes(a: Sequence[Run], b: Sequence[Run], labels: list[str]) -> Iterator[st
 
 
 def _method(a: Sequence[Run], b: Sequence[Run], options: CompareOptions) -> str:
+    gaps = "; ITL by requests, not by single gaps" if a[0].report.request_kind == "chat" else ""
     several = " Runs are drawn first, one fewer than there are." if max(len(a), len(b)) > 1 else ""
     return (
         f"{100 * options.confidence:g} % bootstrap intervals (percentile method, {options.resamples} resamples of whole "
-        f"requests, seed {options.seed}); ITL by requests, not by single gaps.{several} A regression is a change for the worse "
+        f"requests, seed {options.seed}){gaps}.{several} A regression is a change for the worse "
         f"of more than {100 * options.tolerance:g} % whose interval does not contain 0, and any such rise of failures."
     )

@@ -68,11 +68,11 @@ def _print_level(level: LevelReport, metrics: KindMetrics, console: Console) -> 
 
 def _histograms(level: LevelReport, metrics: KindMetrics, *, blocks: bool) -> list[str]:
     """From the rows; of chats, of TTFT and ITL."""
-    lines = []
+    lines, width = [], max(len(quantity.name) for quantity in metrics.quantities)
     for quantity in metrics.quantities:
         values = [value for row in level.rows or [] for value in quantity.values(row)]
         if quantity.histogram and len(values) > 1:
-            lines.append(histogram_line(quantity.name, values, HISTOGRAM_WIDTH, blocks=blocks))
+            lines.append(histogram_line(f"{quantity.name:<{width}}", values, HISTOGRAM_WIDTH, blocks=blocks))
     return lines
 
 
