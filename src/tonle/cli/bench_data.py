@@ -47,7 +47,7 @@ class FormatName(enum.StrEnum):
 _PRESET = f"A named workload: {', '.join(PRESETS)}. `--preset list` says what each is; other options go over it."
 _DATA = (
     "Send prompts from a file: JSON lines with a prompt or messages on each, ShareGPT conversations, or an OpenAI batch file. "
-    f"Or a set that comes with Tonle: {', '.join(SHIPPED)}. With --kind asr, a folder of WAV files."
+    f"Or a set that comes with Tonle: {', '.join(SHIPPED)}. In `tonle bench --kind asr`, a folder of WAV files."
 )
 _SKEW = "How unevenly prefixes are drawn: 0 evenly, 1 the n-th 1/n as often as the first (Zipf)."
 _TURNS = (

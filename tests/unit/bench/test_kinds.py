@@ -11,10 +11,12 @@ import pytest
 from tests.unit.bench.kind_server import SPEECH_RATE, SPEECH_S, TOKENS, form_of, kinds, sound_steps
 from tests.unit.bench.scripted import Behaviour, ScriptedServer, json_reply, serving
 from tonle.bench import BenchOptions, BenchReport, Span, run_bench
+from tonle.bench.client import JobSeries
 from tonle.bench.kinds.metrics import METRICS, RequestKind
 from tonle.bench.kinds.wav import wav_file, wav_seconds
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import Pause
+from tonle.bench.workload import Job
 from tonle.errors import ConfigError
 
 
@@ -199,3 +201,12 @@ def test_a_sweep_goes_by_what_the_kind_counts() -> None:
     assert found is not None and found.throughput_unit == "inputs/s"
     level = next(level for level in report.levels if level.concurrency == found.load)
     assert found.throughput == level.items_per_s
+
+
+def test_large_requests_are_not_all_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonle.bench.client.MAX_BYTES_AHEAD", 1000)
+    made = (Job(index, "/v1/rerank", bytes(400), None) for index in range(100))
+    series = JobSeries(made, 50)
+    series.make_ahead()
+    assert next(made).index == 3, "three bodies are more than the limit"
+    assert [job.index for place in range(3) if (job := series.get(place))] == [0, 1, 2]
