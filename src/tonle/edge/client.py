@@ -109,13 +109,12 @@ class HttpClient:
             self._common += f"Authorization: Bearer {api_key}\r\n"
 
     def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """The bytes of a request. `path` starts after the address's prefix; a body is JSON unless `headers` has content-type."""
+        """The bytes of a request. `path` starts after the address's prefix. A `content-type` in `headers` is in lower case."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"{method} {self.address.prefix}{path} HTTP/1.1\r\n{self._common}{lines}"
         if method in ("POST", "PATCH"):
-            if "content-type" not in headers:
-                head += "Content-Type: application/json\r\n"
-            head += f"Content-Length: {len(body)}\r\n"
+            kind = "" if "content-type" in headers else "Content-Type: application/json\r\n"
+            head += f"{kind}Content-Length: {len(body)}\r\n"
         return head.encode("latin-1", "replace") + b"\r\n" + body
 
     async def send(self, request: bytes, sink: Sink, *, first_s: float, silence_s: float) -> None:
