@@ -22,6 +22,7 @@ from tests.fakes.adapters import merge, write_adapter
 from tests.fakes.checkpoints import save_folder, tiny_model, tiny_tokenizer
 from tests.fakes.server import Server, tonle_serve
 from tests.parity.test_embeddings import expected
+from tonle.bench import BenchOptions, Span, run_bench
 from tonle.models.load.transformers_model import live_spec
 
 TEXTS = ["the quick brown fox", "jumps over the lazy dog and then the other one", "ភាសាខ្មែរ"]
@@ -276,3 +277,14 @@ def test_documents_that_are_asked_about_again_are_cached(http_client: httpx.Clie
     again = post(http_client, "/v1/rerank", **{**body, "query": "sleep?"})["usage"]
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["prompt_tokens_details"]["cached_tokens"] > 32
+
+
+def test_our_benchmark_counts_what_the_server_counts(server: Server) -> None:
+    settings: dict[str, Any] = {"url": server.url, "items": Span(2, 4), "sentences": Span(1, 1), "requests": 5}
+    for kind, more in (("embeddings", {}), ("rerank", {"extra_body": {"max_tokens_per_doc": 40}})):
+        report = run_bench(BenchOptions(kind=kind, concurrency=(2,), **settings, **more))  # type: ignore[arg-type]
+        assert report.ok, report.levels[0].failures
+        level = report.levels[0]
+        assert level.items is not None and 10 <= level.items <= 20
+        assert level.prompt_tokens is not None and level.prompt_tokens > 5 * level.items
+        assert level.e2el_ms is not None and level.e2el_ms.count == 5

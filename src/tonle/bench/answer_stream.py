@@ -7,6 +7,7 @@ per network read: the client's hot path.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +32,9 @@ _FOREIGN_COUNTS = {"input_tokens": "prompt_tokens", "output_tokens": "completion
 class StreamedAnswer:
     """Owns what one answer said, and when."""
 
+    items: int | None = None  # of other kinds of requests
+    audio_s: float | None = None
+
     __slots__ = (
         "_collector", "_ended", "_error", "_events", "arrivals_s", "finish_reason", "last_s", "num_token_ids", "timings",
         "usage",
@@ -53,7 +57,7 @@ class StreamedAnswer:
         for reply in self._events.feed(data):
             self._take(reply, now_s)
 
-    def finish(self, now_s: float) -> None:
+    def finish(self, now_s: float, headers: Mapping[str, str] | None = None) -> None:
         """No more bytes come. The last event counts even without the empty line after it."""
         for reply in self._events.finish():
             self._take(reply, now_s)

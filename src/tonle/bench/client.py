@@ -27,6 +27,7 @@ from tonle.edge.client import Address, HttpClient, UpstreamError
 from tonle.telemetry.percentile import percentile
 
 MAX_JOBS_AHEAD = 4096
+MAX_BYTES_AHEAD = 256 * 1024**2  # of their bodies
 TICK_S = 0.02  # between looks at how late the event loop's timers are
 
 
@@ -177,8 +178,17 @@ class JobSeries:
 
     def make_ahead(self) -> None:
         """So that it takes nothing of the measured time; a very long run makes the rest as it goes."""
-        if self._limit is not None:
-            self._made.extend(itertools.islice(self._jobs, min(self._limit, MAX_JOBS_AHEAD)))
+        num_bytes = 0
+        while (
+            self._limit is not None
+            and len(self._made) < min(self._limit, MAX_JOBS_AHEAD)
+            and num_bytes < MAX_BYTES_AHEAD
+        ):
+            job = next(self._jobs, None)
+            if job is None:
+                return
+            self._made.append(job)
+            num_bytes += len(job.body)
 
     def get(self, place: int) -> Job | None:
         """None: there are no more."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from tonle.bench.bootstrap import draw_counts, interval
 from tonle.bench.compare_side import PERCENTS, Better, Estimate, Side, Unit
-from tonle.bench.report import Run
+from tonle.bench.report import Run, one_kind
 from tonle.errors import ConfigError
 
 Verdict = Literal[
@@ -32,6 +32,15 @@ NOT_WORKLOAD = {
     "url", "model", "verify_tls", "concurrency", "rates", "ramp", "sweep", "max_levels", "arrivals", "burstiness", "requests",
     "duration_s", "warmup", "timeout_s", "processes", "slo", "seed", "graphemes", "keep_requests",
 }  # fmt: skip
+
+
+# What a request holds: in words, its field, its unit, digits to show.
+_LENGTHS = (
+    ("prompts", "prompt_tokens", "tokens", 0),
+    ("outputs", "output_tokens", "tokens", 0),
+    ("requests", "items", "items", 1),
+    ("sounds", "audio_s", "seconds", 1),
+)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +97,7 @@ class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(a: Sequence[Run], b: Sequence[Run], options: CompareOptions | None = None) -> Comparison:
     """Compare runs A with runs B. Raises `ConfigError` for runs that cannot be compared, unless `force` is set."""
+    one_kind([*a, *b], "compared")
     options = _within_memory(options or CompareOptions(), (*a, *b))
     labels = [level.label for level in a[0].report.levels if all(run.level(level.label) for run in (*a, *b))]
     if not labels:
@@ -120,7 +130,10 @@ def _within_memory(options: CompareOptions, runs: Sequence[Run]) -> CompareOptio
 def _compare_level(
     label: str, a: Sequence[Run], b: Sequence[Run], options: CompareOptions, rng: np.random.Generator
 ) -> LevelComparison:
-    before, after = (Side([level for run in runs if (level := run.level(label))], options.percents) for runs in (a, b))
+    kind = a[0].report.request_kind
+    before, after = (
+        Side([level for run in runs if (level := run.level(label))], options.percents, kind) for runs in (a, b)
+    )
     paired = before.sends_the_same_as(after)
     counts = draw_counts(rng, before.sizes, options.resamples)
     estimates = before.estimates(counts, rng)
@@ -198,16 +211,18 @@ def _value(value: object) -> str:
 def _different_lengths(labels: list[str], a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
     """What was really sent and received may differ although the settings agree; random lengths differ a little."""
     for label in labels:
-        for what in ("prompt", "output"):
-            (mean_a, error_a), (mean_b, error_b) = (_mean_tokens(runs, label, f"{what}_tokens") for runs in (a, b))
+        for what, field, unit, digits in _LENGTHS:
+            if field == "audio_s" and a[0].report.request_kind == "tts":  # it is what servers differ in
+                continue
+            (mean_a, error_a), (mean_b, error_b) = (_mean(runs, label, field) for runs in (a, b))
             by_chance = MAX_STANDARD_ERRORS * math.hypot(error_a, error_b)
             far = max(mean_a, mean_b) > MAX_LENGTH_RATIO * min(mean_a, mean_b) > 0
             if far and abs(mean_a - mean_b) > by_chance:
-                yield f"{label}: {what}s have {mean_a:.0f} tokens on average in A and {mean_b:.0f} in B"
+                yield f"{label}: {what} have {mean_a:.{digits}f} {unit} on average in A and {mean_b:.{digits}f} in B"
 
 
-def _mean_tokens(runs: Sequence[Run], label: str, field: str) -> tuple[float, float]:
-    """Tokens per answered request and the standard error of that, 0 where it is not known."""
+def _mean(runs: Sequence[Run], label: str, field: str) -> tuple[float, float]:
+    """Of a field, such as tokens, per answered request; and the standard error of that, 0 where it is not known."""
     levels = [level for run in runs if (level := run.level(label))]
     mean = sum(getattr(level, field) or 0 for level in levels) / max(1, sum(level.succeeded for level in levels))
     rows = [row for level in levels for row in level.rows or [] if row.failure is None]
@@ -248,9 +263,10 @@ def _notes(a: Sequence[Run], b: Sequence[Run], labels: list[str]) -> Iterator[st
 
 
 def _method(a: Sequence[Run], b: Sequence[Run], options: CompareOptions) -> str:
+    gaps = "; ITL by requests, not by single gaps" if a[0].report.request_kind == "chat" else ""
     several = " Runs are drawn first, one fewer than there are." if max(len(a), len(b)) > 1 else ""
     return (
         f"{100 * options.confidence:g} % bootstrap intervals (percentile method, {options.resamples} resamples of whole "
-        f"requests, seed {options.seed}); ITL by requests, not by single gaps.{several} A regression is a change for the worse "
+        f"requests, seed {options.seed}){gaps}.{several} A regression is a change for the worse "
         f"of more than {100 * options.tolerance:g} % whose interval does not contain 0, and any such rise of failures."
     )

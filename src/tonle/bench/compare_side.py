@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 
 from tonle.bench.bootstrap import Counts, Floats, draw_counts, resampled_percentiles, resampled_ratio
+from tonle.bench.kinds.metrics import METRICS, Quantity, RequestKind
 from tonle.bench.measure import LevelReport, RequestRow
-from tonle.bench.slo import METRICS
 
-Unit = Literal["per_s", "ms", "share"]
+Unit = Literal["per_s", "ms", "s", "×", "share"]
 Better = Literal["lower", "higher"]
 
 PERCENTS: tuple[float, ...] = (50, 95, 99)
@@ -43,8 +43,12 @@ class Estimate:
 class Side:
     """Owns the rows of one load's levels, one level of each run."""
 
-    def __init__(self, levels: Sequence[LevelReport], percents: Sequence[float] = PERCENTS) -> None:
+    def __init__(
+        self, levels: Sequence[LevelReport], percents: Sequence[float] = PERCENTS, kind: RequestKind = "chat"
+    ) -> None:
         self._levels = levels
+        self._kind = kind
+        self._metrics = METRICS[kind]
         self._percents = percents
         # Rows stand in the order in which requests ended; by their number those of two runs are paired.
         self._rows_of_levels = [sorted(level.rows or [], key=lambda row: row.index) for level in levels]
@@ -67,21 +71,30 @@ class Side:
         """One run each, whose requests of the same number have prompts of the same length: the same seed was used."""
         if len(self._levels) != 1 or len(other._levels) != 1 or not self.has_rows:
             return False
-        mine, theirs = ([(row.index, row.prompt_tokens) for row in side._rows] for side in (self, other))
-        return mine == theirs and any(tokens is not None for _, tokens in mine)
+        mine, theirs = ([(row.index, self._length(row)) for row in side._rows] for side in (self, other))
+        return mine == theirs and any(length is not None for _, length in mine)
+
+    def _length(self, row: RequestRow) -> float | None:
+        """Of what was sent: tokens of a prompt, seconds of a sound; None: it is not known."""
+        return row.audio_s if self._kind == "asr" else row.prompt_tokens
 
     def estimates(self, counts: Counts, rng: np.random.Generator) -> dict[str, Estimate]:
         """Every number of this side by its name. counts [resamples, requests]."""
         return {
             "requests/s": self._flow([float(ok) for ok in self._answered], counts, rng, "succeeded"),
-            "output tok/s": self._flow(
-                [row.output_tokens * ok for row, ok in zip(self._rows, self._answered, strict=True)],
-                counts, rng, "output_tokens",
-            ),
+            **dict(self._rates(counts, rng)),
             **self._goodput(counts, rng),
             **dict(self._latencies(counts)),
             "failed": self._failed(counts),
-        }  # fmt: skip
+        }
+
+    def _rates(self, counts: Counts, rng: np.random.Generator) -> Iterator[tuple[str, Estimate]]:
+        for rate in self._metrics.rates:
+            if all(rate.of(level) is not None for level in self._levels):
+                amounts = [
+                    (getattr(row, rate.amount) or 0.0) * ok for row, ok in zip(self._rows, self._answered, strict=True)
+                ]
+                yield rate.name, self._flow(amounts, counts, rng, rate.total)
 
     def _goodput(self, counts: Counts, rng: np.random.Generator) -> dict[str, Estimate]:
         if any(level.goodput_per_s is None for level in self._levels):
@@ -122,34 +135,28 @@ class Side:
         return np.concatenate(sums), np.concatenate(widths), [NUM_WINDOWS] * len(self._levels)
 
     def _latencies(self, counts: Counts) -> Iterator[tuple[str, Estimate]]:
-        for metric in METRICS:
-            values = [self._values(row, metric) for row in self._rows]
-            resampled = resampled_percentiles(values, counts, self._percents) if self.has_rows else None
+        for quantity in self._metrics.quantities:
+            # Where more is better, the bad end is the low one: p5 and p1.
+            percents = [100 - percent if quantity.more_is_better else percent for percent in self._percents]
+            values = [np.array(quantity.values(row), np.float64) for row in self._rows]
+            resampled = resampled_percentiles(values, counts, percents) if self.has_rows else None
             pooled = np.concatenate(values) if values else np.zeros(0)
-            for column, percent in enumerate(self._percents):
+            for column, percent in enumerate(percents):
+                beyond = pooled.size * min(percent, 100 - percent) / 100
+                exact = float(np.percentile(pooled, percent)) if self.has_rows and pooled.size else None
                 yield (
-                    f"{metric.upper()} p{percent:g}",
+                    f"{quantity.name} p{percent:g}",
                     Estimate(
-                        "ms", "lower",
-                        float(np.percentile(pooled, percent)) if self.has_rows and pooled.size else self._saved(metric, percent),
+                        quantity.unit, "higher" if quantity.more_is_better else "lower",
+                        self._saved(quantity, percent) if exact is None else exact,
                         None if resampled is None else resampled[:, column],
-                        enough=self.requests >= MIN_REQUESTS and pooled.size * (100 - percent) / 100 >= MIN_BEYOND,
+                        enough=self.requests >= MIN_REQUESTS and beyond >= MIN_BEYOND,
                     ),
                 )  # fmt: skip
 
-    @staticmethod
-    def _values(row: RequestRow, metric: str) -> Floats:
-        """Of an answered request: several for ITL, at most one otherwise."""
-        if row.failure is not None:
-            return np.zeros(0)
-        if metric == "itl":
-            return np.array(row.itl_ms, np.float64)
-        value = getattr(row, f"{metric}_ms")
-        return np.zeros(0) if value is None else np.array([value])
-
-    def _saved(self, metric: str, percent: float) -> float | None:
+    def _saved(self, quantity: Quantity, percent: float) -> float | None:
         """Without rows: what the level's summary says; several summaries cannot be put together."""
-        spread = getattr(self._levels[0], f"{metric}_ms") if len(self._levels) == 1 else None
+        spread = quantity.of(self._levels[0]) if len(self._levels) == 1 else None
         saved: float | None = getattr(spread, f"p{percent:g}", None)  # of no summary, or not in it: None
         return saved
 

@@ -65,7 +65,7 @@ def conclusion(comparison: Comparison) -> str:
 
 def cells(change: Change) -> tuple[str, str, str, str, str, str]:
     """Of one row of a table."""
-    text = {"ms": ms_text, "per_s": rate_text, "share": share_text}[change.unit]
+    text = {"per_s": rate_text, "share": share_text}.get(change.unit, ms_text)
     points = change.unit == "share"
     ends = (
         "–"

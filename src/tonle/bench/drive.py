@@ -12,7 +12,7 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any, TypeVar
 
-from tonle.bench.answer_stream import StreamedAnswer
+from tonle.bench.answer_reader import AnswerReader
 from tonle.bench.measure import Sample
 from tonle.bench.underway import Underway
 from tonle.bench.workload import Job
@@ -31,16 +31,17 @@ PAUSE_AFTER_FAILURE_S = 0.05  # a server that is gone must not be hammered
 
 async def send_job(client: HttpClient, job: Job, *, timeout_s: float, underway: Underway | None = None) -> Sample:
     """Send one job. Any failure is in the sample's `failure`; while it runs, it is among those `underway`."""
-    request = client.request("POST", job.path, job.body, {})
-    answer = StreamedAnswer(keep_texts=job.reads_answer)
+    headers = {} if job.content_type is None else {"content-type": job.content_type}
+    request = client.request("POST", job.path, job.body, headers)
+    answer = job.new_answer()
     on_data = (lambda piece: answer.feed(piece, perf_counter())) if job.is_streamed else None
     if underway is not None:
         underway.begin(answer)
     start_s = perf_counter()
     try:
-        reply = await fetch(client, request, timeout_s=timeout_s, on_data=on_data)
+        reply = await fetch(client, request, timeout_s=timeout_s, on_data=on_data, max_bytes=job.max_reply_bytes)
         if job.is_streamed:
-            answer.finish(perf_counter())
+            answer.finish(perf_counter(), reply.headers)
         elif reply.status == HTTPStatus.OK:
             answer.take_whole(reply.body, reply.content_type, perf_counter())
         failure = _judge(reply, answer)
@@ -67,13 +68,15 @@ async def send_job(client: HttpClient, job: Job, *, timeout_s: float, underway: 
         output_tokens=output_tokens,
         counted_by=counted_by,
         finish_reason=answer.finish_reason,
+        items=answer.items,
+        audio_s=answer.audio_s,
         failure=failure,
     )
     job.answered(sample, answer.collected())
     return sample
 
 
-def _judge(reply: BufferedReply, answer: StreamedAnswer) -> str | None:
+def _judge(reply: BufferedReply, answer: AnswerReader) -> str | None:
     """What is wrong with an answer that arrived whole; None = nothing."""
     if reply.status != HTTPStatus.OK:
         return f"HTTP {reply.status}: {body_message(reply.body)}"

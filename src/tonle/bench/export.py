@@ -10,33 +10,46 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from tonle.bench.kinds.metrics import METRICS, KindMetrics
 from tonle.bench.measure import LevelReport, RequestRow, spread
 from tonle.bench.numbers import count_text, ms_text, rate_text, share_text
-from tonle.bench.report import Run
-from tonle.bench.slo import METRICS
+from tonle.bench.report import Run, one_kind
 from tonle.bench.tables import failure_lines
 
 SPREAD_FIELDS = ("mean", "p50", "p90", "p95", "p99", "min", "max", "count")
-LEVEL_FIELDS = (
-    "label", "concurrency", "rate", "requests", "succeeded", "failed", "duration_s", "requests_per_s", "output_tokens_per_s",
-    "total_tokens_per_s", "prompt_tokens", "cached_tokens", "output_tokens", "goodput_per_s", "good_share", "graphemes_per_s",
-    "warmup", "client_cpu_share", "max_send_delay_ms", "reconnects", "interrupted",
+ALL_FIELDS = ("label", "concurrency", "rate", "requests", "succeeded", "failed", "duration_s", "requests_per_s")
+CHAT_FIELDS = (
+    "output_tokens_per_s", "total_tokens_per_s", "prompt_tokens", "cached_tokens", "output_tokens", "goodput_per_s", "good_share",
+    "graphemes_per_s",
 )  # fmt: skip
-ROW_FIELDS = tuple(name for name in RequestRow.__struct_fields__ if name != "itl_ms")
+LAST_FIELDS = ("warmup", "client_cpu_share", "max_send_delay_ms", "reconnects", "interrupted")
+CHAT_ROW_FIELDS = tuple(name for name in RequestRow.__struct_fields__ if name not in ("itl_ms", "items", "audio_s"))
 
 
 def levels_csv(runs: Sequence[Run]) -> str:
-    """One row per level: counts, rates, every percentile, whether the SLO holds."""
-    heads = ["run", "kind", "model", *LEVEL_FIELDS, *(f"{metric}_ms_{name}" for metric in METRICS for name in SPREAD_FIELDS),
+    """One row per level: counts, rates, every percentile, whether the SLO holds. All runs are of one kind of requests."""
+    metrics = METRICS[one_kind(runs, "put into one table")]
+    names = _level_fields(metrics)
+    heads = ["run", "kind", "model", *names,
+             *(f"{quantity.field}_{name}" for quantity in metrics.quantities for name in SPREAD_FIELDS),
              "slo_held", "gpu_utilization", "gpu_memory_used"]  # fmt: skip
-    return _csv(heads, [_level_cells(run, level) for run in runs for level in run.report.levels])
+    return _csv(heads, [_level_cells(run, level, names) for run in runs for level in run.report.levels])
 
 
-def _level_cells(run: Run, level: LevelReport) -> list[Any]:
+def _level_fields(metrics: KindMetrics) -> tuple[str, ...]:
+    if metrics is METRICS["chat"]:
+        return (*ALL_FIELDS, *CHAT_FIELDS, *LAST_FIELDS)
+    own = [name for rate in metrics.rates for name in (rate.field, rate.total)]
+    return (*ALL_FIELDS, *own, "goodput_per_s", "good_share", *LAST_FIELDS)
+
+
+def _level_cells(run: Run, level: LevelReport, names: Sequence[str]) -> list[Any]:
+    metrics = run.report.metrics
+    unknown = {rate.field for rate in metrics.rates if rate.of(level) is None}
     cells: list[Any] = [run.name, run.report.kind, run.report.model]
-    cells += [getattr(level, name) for name in LEVEL_FIELDS]
-    for metric in METRICS:
-        found = getattr(level, f"{metric}_ms")
+    cells += [None if name in unknown else getattr(level, name) for name in names]
+    for quantity in metrics.quantities:
+        found = quantity.of(level)
         cells += [None if found is None else getattr(found, name) for name in SPREAD_FIELDS]
     used = [gpu.utilization for gpu in level.gpus if gpu.utilization is not None]
     memory = [gpu.memory_used for gpu in level.gpus if gpu.memory_used is not None]
@@ -46,14 +59,22 @@ def _level_cells(run: Run, level: LevelReport) -> list[Any]:
 
 def requests_csv(runs: Sequence[Run]) -> str:
     """One row per request; of the gaps between its tokens, how many there were and their percentiles."""
-    heads = ["run", "level", *ROW_FIELDS, "itl_count", "itl_ms_p50", "itl_ms_p99", "itl_ms_max"]
+    metrics = METRICS[one_kind(runs, "put into one table")]
+    is_chat = metrics is METRICS["chat"]
+    names = CHAT_ROW_FIELDS if is_chat else _row_fields(metrics)
+    heads = ["run", "level", *names, *(["itl_count", "itl_ms_p50", "itl_ms_p99", "itl_ms_max"] if is_chat else [])]
     rows = [
-        [run.name, level.label, *(getattr(row, name) for name in ROW_FIELDS), *_gaps(row)]
+        [run.name, level.label, *(getattr(row, name) for name in names), *(_gaps(row) if is_chat else [])]
         for run in runs
         for level in run.report.levels
         for row in level.rows or []
     ]
     return _csv(heads, rows)
+
+
+def _row_fields(metrics: KindMetrics) -> tuple[str, ...]:
+    own = [quantity.field for quantity in metrics.quantities] + [rate.amount for rate in metrics.rates]
+    return ("index", "start_s", "delay_ms", *own, "good", "failure")
 
 
 def _gaps(row: RequestRow) -> list[Any]:
@@ -82,17 +103,22 @@ def markdown(runs: Sequence[Run]) -> str:
 def _run_lines(run: Run) -> list[str]:
     report = run.report
     goodput = any(level.goodput_per_s is not None for level in report.levels)
-    heads = ["load", "requests", "failed", "req/s", "out tok/s", "TTFT p50", "p95", "p99", "TPOT p50", "p95", "ITL p50", "p99",
-             "E2EL p50", "p99", *(["goodput/s", "SLO"] if goodput else [])]  # fmt: skip
+    metrics = report.metrics
+    heads = ["load", "requests", "failed", "req/s", *(rate.head for rate in metrics.rates)]
+    for quantity in metrics.quantities:
+        heads += [f"{quantity.name} {quantity.many[0]}", *quantity.many[1:]]
+    heads += ["goodput/s", "SLO"] if goodput else []
+    kind = "" if report.request_kind == "chat" else f"{report.request_kind} by "
+    times = "Times in milliseconds" if metrics.times == metrics.quantities else "Latencies in milliseconds"
     lines = [
         f"## {_escape(run.name)}",
         "",
-        f"{_escape(str(report.model))} at {_escape(report.url)}, {report.started_at}, {report.kind}. Times in milliseconds.",
+        f"{kind}{_escape(str(report.model))} at {_escape(report.url)}, {report.started_at}, {report.kind}. {times}.",
         "",
         f"| {' | '.join(heads)} |",
         f"|---|{'--:|' * (len(heads) - 1)}",
     ]
-    lines += [f"| {' | '.join(_level_row(level, goodput=goodput))} |" for level in report.levels]
+    lines += [f"| {' | '.join(_level_row(level, metrics, goodput=goodput))} |" for level in report.levels]
     ends = [
         *(f"{level.label}: {result}" for level in report.levels for result in level.slo),
         *(f"{level.label}: {text}" for level in report.levels for text in failure_lines(level.failures)),
@@ -102,17 +128,17 @@ def _run_lines(run: Run) -> list[str]:
     return [*lines, "", *(f"- {_escape(text)}" for text in ends), *([""] if ends else [])]
 
 
-def _level_row(level: LevelReport, *, goodput: bool) -> list[str]:
+def _level_row(level: LevelReport, metrics: KindMetrics, *, goodput: bool) -> list[str]:
     cells = [
         _escape(level.label),
         count_text(level.requests),
         count_text(level.failed),
         rate_text(level.requests_per_s),
-        rate_text(level.output_tokens_per_s),
+        *(rate_text(rate.of(level)) for rate in metrics.rates),
     ]
-    for metric, percents in (("ttft", (50, 95, 99)), ("tpot", (50, 95)), ("itl", (50, 99)), ("e2el", (50, 99))):
-        found = getattr(level, f"{metric}_ms")
-        cells += [ms_text(None if found is None else getattr(found, f"p{percent}")) for percent in percents]
+    for quantity in metrics.quantities:
+        found = quantity.of(level)
+        cells += [ms_text(None if found is None else getattr(found, column)) for column in quantity.many]
     if goodput:
         held = all(result.holds for result in level.slo)
         cells += [f"{rate_text(level.goodput_per_s)} ({share_text(level.good_share)})", "held" if held else "missed"]

@@ -41,11 +41,10 @@ def saturation_line(saturation: Saturation) -> str:
     unit = "requests per second" if saturation.by == "rate" else "users"
     if saturation.load is None:
         return f"saturation: not found. {saturation.why[0].upper()}{saturation.why[1:]}"
-    found = (
-        f"saturation: {saturation.load:g} {unit} ({saturation.requests_per_s:.2f} req/s, "
-        f"{saturation.output_tokens_per_s:.1f} output tok/s)"
-    )
-    return f"{found}; {saturation.why}"
+    speed = f"{saturation.output_tokens_per_s:.1f} output tok/s"
+    if saturation.throughput is not None:
+        speed = f"{saturation.throughput:.1f} {saturation.throughput_unit}"
+    return f"saturation: {saturation.load:g} {unit} ({saturation.requests_per_s:.2f} req/s, {speed}); {saturation.why}"
 
 
 def _client_line(level: LevelReport) -> str:

@@ -8,6 +8,11 @@ have left later (a client held up by a slow server must not hide how long a call
     TPOT   (E2EL − TTFT) / (output tokens − 1); none for an answer of one token
     ITL    gaps between consecutive chunks with text or token ids: one chunk may carry several tokens
 
+Of other kinds of requests (`kinds/`), TTFT is the first audio byte of speech, E2EL the last byte of the answer, and
+
+    RTFx         seconds of audio / E2EL: how many times faster than real time, the inverse of the real-time factor
+    s per item   E2EL / images of the answer
+
 Percentiles interpolate linearly between neighbours (numpy's default). Failed requests count in no latency and in no
 throughput.
 """
@@ -16,17 +21,18 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
+from tonle.bench.keeping_up import falling_behind, offered_per_s
 from tonle.bench.slo import BoundResult, Latencies, Slo
 from tonle.telemetry.percentile import percentile
 
 TokenSource = Literal["usage", "token_ids", "chunks"]
+Number = TypeVar("Number", int, float)
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -45,6 +51,8 @@ class Sample(msgspec.Struct, kw_only=True):
     cache_hit: bool | None = None  # from a response cache; None: the server did not say
     due_s: float | None = None  # open loop: its planned time; latencies count from it
     graphemes: int | None = None  # letters of the answer (grapheme clusters), if counted
+    items: int | None = None  # texts embedded, documents ranked or images made; None: not of this kind
+    audio_s: float | None = None  # seconds of audio, sent to be transcribed or got as speech; None: none, or not known
     conversation: int | None = None  # the conversation that it is a turn of
     turn: int | None = None  # of that conversation, from 0
     record: str | None = None  # id of the audit record that it replays
@@ -83,6 +91,14 @@ class Sample(msgspec.Struct, kw_only=True):
         if self.ttft_s is None or self.e2el_s is None or self.graphemes is None or self.graphemes < 2:
             return None
         return (self.e2el_s - self.ttft_s) / (self.graphemes - 1)
+
+    @property
+    def rtfx(self) -> float | None:
+        return _ratio(self.audio_s, self.e2el_s)
+
+    @property
+    def s_per_item(self) -> float | None:
+        return _ratio(self.e2el_s, self.items)
 
     @property
     def itl_s(self) -> list[float]:
@@ -139,6 +155,16 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
     changed: str | None = None
     good: bool | None = None  # keeps the SLO; None: there is none, or it failed
+    items: int | None = None
+    audio_s: float | None = None
+
+    @property
+    def rtfx(self) -> float | None:
+        return _ratio(self.audio_s, None if self.e2el_ms is None else self.e2el_ms / 1e3)
+
+    @property
+    def s_per_item(self) -> float | None:
+        return _ratio(None if self.e2el_ms is None else self.e2el_ms / 1e3, self.items)
 
 
 class ChangedAnswer(msgspec.Struct, frozen=True):
@@ -206,6 +232,12 @@ class LevelReport(msgspec.Struct, frozen=True, kw_only=True):
     changed: list[ChangedAnswer] = []  # of a replay, in the order of arrival
     offered_per_s: float | None = None  # open loop: as requests were due; random gaps differ from `rate`
     falling_behind: float | None = None  # open loop: seconds that answers take longer per second; about 0: it keeps up
+    items: int | None = None  # of answered requests; None: this kind of requests has none
+    items_per_s: float | None = None
+    s_per_item: Spread | None = None  # of each request
+    audio_s: float | None = None  # of answered requests; None: there is none, or no answer said how long it is
+    audio_s_per_s: float | None = None
+    rtfx: Spread | None = None  # of each request
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +288,7 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
     slo = circumstances.slo
     num_good = sum(slo.is_good(sample.latencies) for sample in good) if slo else None
     graphemes = _total(sample.graphemes for sample in good)
+    items, audio_s = _total(sample.items for sample in good), _total(sample.audio_s for sample in good)
     return LevelReport(
         label=circumstances.label,
         concurrency=circumstances.concurrency,
@@ -289,43 +322,31 @@ def report_level(samples: list[Sample], circumstances: Circumstances, *, keep_ro
         ms_per_grapheme=spread((sample.per_grapheme_s for sample in good), scale=1e3),
         gpus=circumstances.gpus,
         clients=circumstances.clients,
-        offered_per_s=_offered_per_s(samples),
+        offered_per_s=offered_per_s(samples),
         changed=[
             ChangedAnswer(sample.record, sample.changed)
             for sample in sorted(samples, key=lambda sample: sample.index)
             if sample.record is not None and sample.changed is not None
         ],
-        falling_behind=_falling_behind(good),
+        falling_behind=falling_behind(good),
+        items=items,
+        items_per_s=None if items is None else items * per_s,
+        s_per_item=spread(sample.s_per_item for sample in good),
+        audio_s=audio_s,
+        audio_s_per_s=None if audio_s is None else audio_s * per_s,
+        rtfx=spread(sample.rtfx for sample in good),
     )
 
 
-def _offered_per_s(samples: list[Sample]) -> float | None:
-    due_s = [sample.due_s for sample in samples if sample.due_s is not None]
-    span_s = max(due_s) - min(due_s) if due_s else 0.0
-    return (len(due_s) - 1) / span_s if span_s > 0 else None
-
-
-def _falling_behind(good: list[Sample]) -> float | None:
-    """Slope of E2EL over the time at which requests were due, by least squares. With ρ times the rate that a server can answer,
-    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, when the server fills, is left out."""
-    due_s = [sample.due_s for sample in good if sample.due_s is not None]
-    if not due_s:
-        return None
-    from_s = min(due_s) + (max(due_s) - min(due_s)) / 4
-    points = [
-        (sample.due_s, sample.e2el_s)
-        for sample in good
-        if sample.due_s is not None and sample.e2el_s is not None and sample.due_s >= from_s
-    ]
-    if len(points) < 3 or len({moment_s for moment_s, _ in points}) < 2:
-        return None
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
-
-
-def _total(counts: Iterable[int | None]) -> int | None:
+def _total(counts: Iterable[Number | None]) -> Number | None:
     """The sum of the counts that are there; None if none is."""
     there = [count for count in counts if count is not None]
-    return sum(there) if there else None
+    return sum(there, start=type(there[0])(0)) if there else None
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    """None: one of them is not there, or there is nothing to divide by."""
+    return above / below if above is not None and below else None
 
 
 def _row(sample: Sample, begin_s: float, slo: Slo) -> RequestRow:
@@ -348,6 +369,8 @@ def _row(sample: Sample, begin_s: float, slo: Slo) -> RequestRow:
         record=sample.record,
         changed=sample.changed,
         good=slo.is_good(sample.latencies) if slo and sample.failure is None else None,
+        items=sample.items,
+        audio_s=sample.audio_s,
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from tonle.bench.datasets.check import check_data
 from tonle.bench.datasets.shipped import is_shipped
+from tonle.bench.kinds.metrics import METRICS, RequestKind
+from tonle.bench.kinds.settings import check_kind
 from tonle.bench.load import Arrivals, Load
 from tonle.bench.slo import NO_SLO, Slo
 from tonle.bench.sweep import Sweep, SweepKind
@@ -106,6 +108,12 @@ class BenchOptions:
     endpoint: Endpoint | None = None  # None: completions, or chat for lines of `file` that hold messages
     verify_tls: bool = True
 
+    # Kind of requests
+    kind: RequestKind = "chat"  # chat: also completions
+    items: Span | None = None  # texts to embed, documents to rank, images per request; None: `kinds/workload.py` says
+    sentences: Span | None = None  # of each text
+    audio_seconds: Pause | None = None  # asr: of made-up sounds; None: 2 to 15
+
     # Load
     concurrency: tuple[int, ...] = (1,)  # closed loop, one level each
     rates: tuple[float, ...] = ()  # open loop, requests per second, one level each; replaces concurrency
@@ -122,7 +130,9 @@ class BenchOptions:
     slo: Slo = NO_SLO  # every level is judged by it
 
     # Prompts
-    file: Path | None = None  # prompts, or the name of a set that comes with Tonle (`khmer`); None: synthetic ones
+    file: Path | None = (
+        None  # prompts, or the name of a set that comes with Tonle (`khmer`); asr: a folder; None: synthetic
+    )
     format: DataFormat | None = None  # of `file`; None: found by looking at it
     input_tokens: Span = Span(128, 128)  # a prompt's own tokens, after the shared prefix
     output_tokens: Span = Span(64, 64)
@@ -175,7 +185,9 @@ class BenchOptions:
         assert self.sweep is not None
         start = (self.rates or (1.0,))[0] if self.sweep == "rate" else self.concurrency[0]
         arrivals, burstiness = self.gaps
-        return Sweep(self.sweep, start, max_levels=self.max_levels, arrivals=arrivals, burstiness=burstiness)
+        return Sweep(
+            self.sweep, start, max_levels=self.max_levels, arrivals=arrivals, burstiness=burstiness, metrics=METRICS[self.kind]
+        )  # fmt: skip
 
     @property
     def repeats_prompts(self) -> bool:
@@ -188,7 +200,7 @@ class BenchOptions:
 
     @property
     def counts_graphemes(self) -> bool:
-        return is_shipped(self.file) if self.graphemes is None else self.graphemes
+        return self.kind == "chat" and is_shipped(self.file) if self.graphemes is None else self.graphemes
 
     def num_requests(self, load: Load) -> int | None:
         """Requests of a level; None = until `duration_s` is over."""
@@ -214,13 +226,9 @@ class BenchOptions:
         for name, span in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if not 1 <= span.low <= span.high:
                 raise ConfigError(f"{name} {span} must be at least 1 and go upwards", param=name)
-        for name in ("messages", "n", "prompt", "stream"):
-            if name in self.extra_body:
-                raise ConfigError(
-                    f"extra_body must not hold {name!r}: the benchmark sets it itself", param="extra_body"
-                )
         self._check("prefix_skew", self.prefix_skew)
         self._check("speed", self.speed, positive=True)
+        check_kind(self)
         check_data(self)
 
     def _check_load(self) -> None:

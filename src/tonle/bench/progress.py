@@ -67,7 +67,11 @@ class LiveWatch:
         tally.look(counts)
         lines = [self._head(tally)]
         if counts is not None:
-            text = f"{count_text(counts.running)} getting tokens, {count_text(counts.waiting)} waiting for the first"
+            text = f"{count_text(counts.running + counts.waiting)} under way"
+            if tally.unit == "tok/s":
+                text = (
+                    f"{count_text(counts.running)} getting tokens, {count_text(counts.waiting)} waiting for the first"
+                )
             lines.append(_line("requests", text))
         lines.append(_line("latency", self._latencies(tally)))
         lines.append(_line(tally.unit, self._speed(tally)))
@@ -93,7 +97,7 @@ class LiveWatch:
     @staticmethod
     def _latencies(tally: Tally) -> str:
         named: list[tuple[str, LatencyCounts]] = [("TTFT", tally.ttft), ("ITL", tally.itl)]
-        if tally.ttft.percentile_ms(50) is None:
+        if tally.ttft.percentile_ms(50) is None or tally.unit == "req/s":
             named = [("E2EL", tally.e2el)]
         parts = []
         for name, counts in named:

@@ -150,7 +150,7 @@ class Questions:
     def _draw(self) -> Iterator[str]:
         while True:
             khmer = len(self._seen) % KHMER_EVERY == KHMER_EVERY - 1
-            question = _fill(self._rng, khmer=khmer)
+            question = sentence(self._rng, khmer=khmer)
             if question not in self._seen:
                 self._seen.add(question)
                 yield question
@@ -161,9 +161,14 @@ def num_repeats(count: int, repeat_share: float) -> int:
     return min(round(count * repeat_share), max(0, count - 1))
 
 
-def _fill(rng: random.Random, *, khmer: bool) -> str:
+def sentence(rng: random.Random, *, khmer: bool = False) -> str:
+    """A template, filled in."""
+    return fill(rng.choice(_KHMER if khmer else _ENGLISH), rng, khmer=khmer)
+
+
+def fill(template: str, rng: random.Random, *, khmer: bool = False) -> str:
+    """Draw a word or a number for each `{name}` of a template."""
     words = _KHMER_WORDS if khmer else _ENGLISH_WORDS
-    template = rng.choice(_KHMER if khmer else _ENGLISH)
 
     def draw(slot: re.Match[str]) -> str:
         name = slot[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 import tonle
+from tonle.bench.kinds.metrics import METRICS, KindMetrics, RequestKind
 from tonle.bench.measure import LevelReport
 from tonle.bench.options import BenchOptions, Pause, Span
 from tonle.bench.self_check import client_remarks
@@ -55,11 +56,17 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     kind: Kind = "measured"  # simulated: virtual moments, no server was asked
     saturation: Saturation | None = None  # of a sweep: where it ended
+    request_kind: RequestKind = "chat"  # what was asked for
 
     @property
     def ok(self) -> bool:
         """Every request of every level was answered in full."""
         return bool(self.levels) and not self.interrupted and not any(level.failed for level in self.levels)
+
+    @property
+    def metrics(self) -> KindMetrics:
+        """The numbers that this kind of requests has."""
+        return METRICS[self.request_kind]
 
     @property
     def slo_held(self) -> bool:
@@ -123,8 +130,8 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
     if level.succeeded and level.counted_by != ["usage"]:
         how = "token ids" if level.counted_by == ["token_ids"] else "chunks, perhaps of several tokens each"
         yield f"the server reports no usage: output tokens are a count of {how}"
-    if level.succeeded and level.prompt_tokens is None:
-        yield "prompt tokens are unknown: total tok/s is output tok/s"
+    if level.succeeded:
+        yield from _unknown(level, options)
     planned = level.succeeded * (options.shared_prefix_tokens + CACHE_SLACK_TOKENS)
     repeats = options.repeats_prompts or options.turns is not None  # as it should
     if not repeats and level.cached_tokens is not None and level.cached_tokens > planned:
@@ -139,6 +146,27 @@ def _remarks(level: LevelReport, options: BenchOptions) -> Iterable[str]:
         yield f"{level.reconnects} requests were sent again because the server had closed their idle connection"
     if any(group.example.startswith("wrong token count") for group in level.failures):
         yield "a server that does not know ignore_eos ends answers early; --no-ignore-eos accepts that"
+
+
+def _unknown(level: LevelReport, options: BenchOptions) -> Iterable[str]:
+    """What the server did not say."""
+    if options.kind in ("chat", "embeddings", "rerank") and level.prompt_tokens is None:
+        what = "total tok/s is output tok/s" if options.kind == "chat" else "the server reports no usage"
+        yield f"prompt tokens are unknown: {what}"
+    if options.kind == "tts" and (level.rtfx is None or level.rtfx.count < level.succeeded):
+        yield (
+            "some sounds are of unknown length, and in no RTFx: the server sends no x-tonle-audio-seconds, "
+            "and a length is read from WAV and PCM only"
+        )
+
+
+def one_kind(runs: Sequence[Run], verb: str) -> RequestKind:
+    """Of all runs. Raises `ConfigError` if they differ: their numbers are not the same."""
+    kinds = {run.report.request_kind: run.name for run in runs}
+    if len(kinds) > 1:
+        named = " and ".join(f"{kind} in {name}" for kind, name in kinds.items())
+        raise ConfigError(f"runs of different kinds of requests ({named}) cannot be {verb}", param="runs")
+    return next(iter(kinds))
 
 
 def check_writable(path: Path) -> None:

@@ -103,6 +103,7 @@ class Bench:
             notes=notes,
             interrupted=interrupted,
             saturation=None if self._sweep is None else self._sweep.saturation(interrupted=interrupted),
+            request_kind=self._options.kind,
         )
 
     def _loads(self) -> Iterator[Load]:

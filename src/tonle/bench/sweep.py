@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from tonle.bench.kinds.metrics import METRICS, KindMetrics
 from tonle.bench.load import Arrivals, Load
 from tonle.bench.measure import LevelReport
 from tonle.bench.self_check import is_limit
@@ -48,6 +49,8 @@ class Saturation(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None
     limited_by: Ending  # what is beyond the boundary, or what ended the search
     why: str  # the same in a sentence
+    throughput: float | None = None  # at `load`, of requests that are no chats
+    throughput_unit: str | None = None
 
 
 class Sweep:
@@ -61,8 +64,10 @@ class Sweep:
         max_levels: int,
         arrivals: Arrivals = "poisson",
         burstiness: float = 1.0,
+        metrics: KindMetrics = METRICS["chat"],
     ) -> None:
         self._kind = kind
+        self._metrics = metrics
         self._start = start
         self._max_levels = max_levels
         self._arrivals: Arrivals = arrivals
@@ -126,15 +131,15 @@ class Sweep:
         if not all(_holds(level) for level in self._levels.values()):
             return False
         return any(
-            level.output_tokens_per_s < GROWTH * lower.output_tokens_per_s
+            self._metrics.speed(level) < GROWTH * self._metrics.speed(lower)
             for value, level in self._levels.items()
             for lower_value, lower in self._levels.items()
             if lower_value <= value / 2
         )
 
     def _is_near_best(self, level: LevelReport) -> bool:
-        best = max(each.output_tokens_per_s for each in self._levels.values())
-        return level.output_tokens_per_s >= NEAR_BEST * best
+        best = max(self._metrics.speed(each) for each in self._levels.values())
+        return self._metrics.speed(level) >= NEAR_BEST * best
 
     def notes(self) -> list[str]:
         """What the reader of the result should know."""
@@ -160,6 +165,7 @@ class Sweep:
             ending = found
         load = high if self._is_plateau(high) else low
         level = None if load is None else self._levels[load]
+        is_chat = self._metrics is METRICS["chat"]
         return Saturation(
             by=self._kind,
             load=load,
@@ -169,6 +175,8 @@ class Sweep:
             output_tokens_per_s=None if level is None else level.output_tokens_per_s,
             limited_by=ending,
             why=self._why(low, high, ending, interrupted=interrupted),
+            throughput=None if level is None or is_chat else self._metrics.speed(level),
+            throughput_unit=None if level is None or is_chat else self._metrics.speed_unit(level),
         )
 
     def _is_plateau(self, high: float | None) -> bool:
@@ -203,9 +211,10 @@ class Sweep:
             offered = value if level.offered_per_s is None else level.offered_per_s
             answered = _answered_share(level) * offered
             return f"{name}, {answered:.3g} of {offered:.3g} were answered{_client(level)}"
-        best = max(self._levels, key=lambda each: self._levels[each].output_tokens_per_s)
+        best = max(self._levels, key=lambda each: self._metrics.speed(self._levels[each]))
         most = self._levels[best]
-        return f"more users bring at most {most.output_tokens_per_s:.1f} output tok/s, with {best:g}{_client(most)}"
+        speed = f"{self._metrics.speed(most):.1f} {self._metrics.speed_unit(most)}"
+        return f"more users bring at most {speed}, with {best:g}{_client(most)}"
 
 
 def _holds(level: LevelReport) -> bool:

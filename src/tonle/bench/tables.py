@@ -7,9 +7,10 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from tonle.bench.kinds.metrics import METRICS, KindMetrics
 from tonle.bench.level_lines import level_lines, saturation_line, slo_lines
 from tonle.bench.measure import FailureGroup, LevelReport, Spread
-from tonle.bench.numbers import ms_text
+from tonle.bench.numbers import NOTHING, ms_text
 from tonle.bench.plots import can_show_blocks, histogram_line, scatter
 from tonle.bench.report import BenchReport
 
@@ -22,13 +23,14 @@ def print_report(report: BenchReport, console: Console) -> None:
     """Print everything but the single requests."""
     never_fail(console)
     simulated = "  simulated" if report.kind == "simulated" else ""
-    print_line(console, f"{report.url}  model {report.model}  prompts {report.prompt_kind}{simulated}")
+    kind = "" if report.request_kind == "chat" else f"  kind {report.request_kind}"
+    print_line(console, f"{report.url}  model {report.model}{kind}  prompts {report.prompt_kind}{simulated}")
     for level in report.levels:
-        _print_level(level, console)
+        _print_level(level, report.metrics, console)
     if len(report.levels) > 1:
         console.print()
-        console.print(_comparison(report.levels))
-        _print_tradeoff(report.levels, console)
+        console.print(_comparison(report.levels, report.metrics))
+        _print_tradeoff(report.levels, report.metrics, console)
     if report.saturation is not None:
         print_line(console, saturation_line(report.saturation), style="bold")
     for note in report.notes:
@@ -49,14 +51,14 @@ def never_fail(console: Console) -> None:
         file.reconfigure(errors="replace")
 
 
-def _print_level(level: LevelReport, console: Console) -> None:
+def _print_level(level: LevelReport, metrics: KindMetrics, console: Console) -> None:
     console.print()
     print_line(console, level.label, style="bold")
-    for line in (*_level_lines(level), *level_lines(level)):
+    for line in (*_level_lines(level, metrics), *level_lines(level)):
         print_line(console, f"  {line}")
     if level.succeeded:
-        console.print(_latencies(level))
-        for line in _histograms(level, blocks=can_show_blocks(console)):
+        console.print(_latencies(level, metrics))
+        for line in _histograms(level, metrics, blocks=can_show_blocks(console)):
             print_line(console, f"  {line}", style="cyan")
     for line in slo_lines(level):
         print_line(console, f"  {line}", style="red" if line.startswith("✗") else "green")
@@ -64,25 +66,32 @@ def _print_level(level: LevelReport, console: Console) -> None:
         print_line(console, f"  {text}", style="red")
 
 
-def _histograms(level: LevelReport, *, blocks: bool) -> list[str]:
-    """Of TTFT and ITL, from the rows."""
-    rows = [row for row in level.rows or [] if row.failure is None]
-    ttft = [row.ttft_ms for row in rows if row.ttft_ms is not None]
-    gaps = [gap for row in rows for gap in row.itl_ms]
-    named = (("TTFT", ttft), ("ITL", gaps))
-    return [histogram_line(name, values, HISTOGRAM_WIDTH, blocks=blocks) for name, values in named if len(values) > 1]
+def _histograms(level: LevelReport, metrics: KindMetrics, *, blocks: bool) -> list[str]:
+    """From the rows; of chats, of TTFT and ITL."""
+    lines, width = [], max(len(quantity.name) for quantity in metrics.quantities)
+    for quantity in metrics.quantities:
+        values = [value for row in level.rows or [] for value in quantity.values(row)]
+        if quantity.histogram and len(values) > 1:
+            lines.append(histogram_line(f"{quantity.name:<{width}}", values, HISTOGRAM_WIDTH, blocks=blocks))
+    return lines
 
 
-def _print_tradeoff(levels: list[LevelReport], console: Console) -> None:
+def _print_tradeoff(levels: list[LevelReport], metrics: KindMetrics, console: Console) -> None:
+    latency = metrics.quantities[0]
     points = [
-        (level.output_tokens_per_s, level.ttft_ms.p95, f"{level.concurrency or level.rate or 0:g}")
+        (metrics.speed(level), spread.p95, f"{level.concurrency or level.rate or 0:g}")
         for level in levels
-        if level.ttft_ms is not None
+        if (spread := latency.of(level)) is not None
     ]
     if len(points) < 2:
         return
     console.print()
-    plot = scatter(points, x_name="output tok/s", y_name="TTFT p95, ms", blocks=can_show_blocks(console))
+    plot = scatter(
+        points,
+        x_name=metrics.speed_unit(levels[0]),
+        y_name=f"{latency.name} p95, ms",
+        blocks=can_show_blocks(console),
+    )
     for line in plot:
         print_line(console, f"  {line}")
 
@@ -95,15 +104,31 @@ def failure_lines(failures: list[FailureGroup]) -> list[str]:
     return lines
 
 
-def _level_lines(level: LevelReport) -> list[str]:
+def _level_lines(level: LevelReport, metrics: KindMetrics) -> list[str]:
     lines = [
         f"{level.succeeded} of {level.requests} requests answered in {level.duration_s:.2f} s: "
-        f"{level.requests_per_s:.2f} req/s",
-        f"{level.output_tokens_per_s:.1f} output tok/s, {level.total_tokens_per_s:.1f} total tok/s",
+        f"{level.requests_per_s:.2f} req/s"
     ]
+    rates = [f"{found:.1f} {rate.name}" for rate in metrics.rates if (found := rate.of(level)) is not None]
+    if metrics is METRICS["chat"]:
+        rates.append(f"{level.total_tokens_per_s:.1f} total tok/s")
+    lines += [", ".join(rates)] if rates else []
     if level.succeeded:
-        lines.append(_tokens_line(level))
+        line = _tokens_line(level) if metrics is METRICS["chat"] else _contents_line(level, metrics)
+        lines += [line] if line else []
     return lines
+
+
+def _contents_line(level: LevelReport, metrics: KindMetrics) -> str:
+    """What an answered request held on average."""
+    parts = []
+    if metrics.items is not None and level.items is not None:
+        parts.append(f"{level.items / level.succeeded:.1f} {metrics.items}")
+    if level.prompt_tokens is not None:
+        parts.append(f"{level.prompt_tokens / level.succeeded:.1f} tokens")
+    if level.audio_s is not None:
+        parts.append(f"{level.audio_s / level.succeeded:.1f} s of audio")
+    return f"per request: {', '.join(parts)}" if parts else ""
 
 
 def _tokens_line(level: LevelReport) -> str:
@@ -113,40 +138,37 @@ def _tokens_line(level: LevelReport) -> str:
     return f"tokens per request: prompt {prompt}{cached}, output {level.output_tokens / level.succeeded:.1f}"
 
 
-def _latencies(level: LevelReport) -> Table:
+def _latencies(level: LevelReport, metrics: KindMetrics) -> Table:
+    all_ms = metrics.times == metrics.quantities
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 2))
-    table.add_column("ms", style="cyan")
+    table.add_column("ms" if all_ms else "", style="cyan")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    for name, spread in _named_spreads(level):
-        table.add_row(name, *(_number(spread, column) for column in COLUMNS))
+    for quantity in metrics.quantities:
+        name = quantity.name if all_ms else quantity.name_and_unit
+        table.add_row(name, *(_number(quantity.of(level), column) for column in COLUMNS))
     return table
 
 
-def _named_spreads(level: LevelReport) -> tuple[tuple[str, Spread | None], ...]:
-    return ("TTFT", level.ttft_ms), ("TPOT", level.tpot_ms), ("ITL", level.itl_ms), ("E2EL", level.e2el_ms)
-
-
-def _comparison(levels: list[LevelReport]) -> Table:
+def _comparison(levels: list[LevelReport], metrics: KindMetrics) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1))
     table.add_column("users" if levels[0].rate is None else "rate", style="bold", justify="right")
-    for name in ("failed", "req/s", "out tok/s", "TTFT p50", "p99", "TPOT p50", "E2EL p50", "p99"):
+    for name in ("failed", "req/s", *(rate.head for rate in metrics.rates)):
         table.add_column(name, justify="right")
+    for quantity in metrics.quantities:
+        for place, column in enumerate(quantity.few):
+            table.add_column(column if place else f"{quantity.name} {column}", justify="right")
     for level in levels:
         table.add_row(
             f"{level.concurrency or level.rate or 0:g}",
             str(level.failed),
             f"{level.requests_per_s:.2f}",
-            f"{level.output_tokens_per_s:.1f}",
-            _number(level.ttft_ms, "p50"),
-            _number(level.ttft_ms, "p99"),
-            _number(level.tpot_ms, "p50"),
-            _number(level.e2el_ms, "p50"),
-            _number(level.e2el_ms, "p99"),
+            *(NOTHING if (found := rate.of(level)) is None else f"{found:.1f}" for rate in metrics.rates),
+            *(_number(quantity.of(level), column) for quantity in metrics.quantities for column in quantity.few),
         )
     return table
 
 
 def _number(spread: Spread | None, column: str) -> str:
-    """Milliseconds with about three significant digits."""
+    """With about three significant digits."""
     return ms_text(None if spread is None else getattr(spread, column))

@@ -38,6 +38,7 @@ MIN_POOL = 64  # different token ids, so that prompts differ
 MAX_IDS_OVERHEAD = 8  # tokens a server may add to a prompt of ids (beginning-of-text)
 PROBE_IDS = 32
 PROBE_WORDS = 16
+NO_MODELS = 'the server lists no models: "default" is sent as the model\'s name (--model sets another)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class Target:
 async def explore(client: HttpClient, options: BenchOptions) -> Target:
     """Get to know the server; raise `ConfigError`, saying what to do, if no benchmark can be run against it."""
     notes: list[str] = []
+    if options.kind != "chat":
+        from tonle.bench.kinds.target import explore_kind
+
+        model, workload = await explore_kind(client, options, notes)
+        return Target(model, workload, notes)
     if options.replay is not None:
         from tonle.bench.datasets.replay_workload import ReplayWorkload
 
@@ -69,6 +75,19 @@ async def explore(client: HttpClient, options: BenchOptions) -> Target:
 
 async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -> str:
     """The wanted model's name, or the first that the server lists. Raises `ConfigError` if the server cannot be used."""
+    names = await list_models(client)
+    if wanted is not None:
+        return wanted
+    if not names:
+        notes.append(NO_MODELS)
+        return "default"
+    if len(names) > 1:
+        notes.append(f"the server lists {len(names)} models: {names[0]} is measured (--model chooses another)")
+    return names[0]
+
+
+async def list_models(client: HttpClient) -> list[str]:
+    """Their names, if the server tells them. Raises `ConfigError` if it cannot be used."""
     reply = await _ask_models(client)
     if reply.status in (401, 403):
         raise ConfigError(f"{client.address} refuses the key: HTTP {reply.status}, {body_message(reply.body)}. "
@@ -76,15 +95,7 @@ async def find_model(client: HttpClient, wanted: str | None, notes: list[str]) -
     if reply.status == 503:
         raise ConfigError(f"{client.address} is not ready: HTTP 503, {body_message(reply.body)}. Try again when it is",
                           param="url")  # fmt: skip
-    if wanted is not None:
-        return wanted
-    names = _model_names(reply)
-    if not names:
-        notes.append('the server lists no models: "default" is sent as the model\'s name (--model sets another)')
-        return "default"
-    if len(names) > 1:
-        notes.append(f"the server lists {len(names)} models: {names[0]} is measured (--model chooses another)")
-    return names[0]
+    return _model_names(reply)
 
 
 async def _ask_models(client: HttpClient) -> BufferedReply:

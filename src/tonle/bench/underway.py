@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tonle.bench.answer_stream import StreamedAnswer
+from tonle.bench.answer_reader import AnswerReader
 
 
 class UnderwayCounts(msgspec.Struct, frozen=True):
@@ -24,13 +24,13 @@ class Underway:
     """Owns the set of answers that have begun and not ended."""
 
     def __init__(self) -> None:
-        self._answers: set[StreamedAnswer] = set()
+        self._answers: set[AnswerReader] = set()
         self._ended_chunks = 0
 
-    def begin(self, answer: StreamedAnswer) -> None:
+    def begin(self, answer: AnswerReader) -> None:
         self._answers.add(answer)
 
-    def end(self, answer: StreamedAnswer) -> None:
+    def end(self, answer: AnswerReader) -> None:
         self._answers.discard(answer)
         self._ended_chunks += len(answer.arrivals_s)
 

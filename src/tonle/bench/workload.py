@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from tonle.bench.answer_reader import AnswerReader
+from tonle.bench.answer_stream import StreamedAnswer
 from tonle.bench.graphemes import count_graphemes
 from tonle.bench.options import BenchOptions, Endpoint
+from tonle.edge.buffered_reply import MAX_BYTES
 
 if TYPE_CHECKING:
     from tonle.bench.measure import Sample
@@ -42,6 +45,8 @@ class Job:
     pause_s: float = 0.0  # of a later turn: how long after the answer before it
     num_requests: int = 1  # with the turns that are to follow
     counts_graphemes: bool = False
+    content_type: str | None = None  # of the body; None: JSON
+    max_reply_bytes: int = MAX_BYTES  # of an answer that is not streamed
     following: Job | None = field(default=None, compare=False)
 
     @property
@@ -52,6 +57,10 @@ class Job:
     def reads_answer(self) -> bool:
         """The text of the answer has to be kept for `answered`."""
         return self.counts_graphemes
+
+    def new_answer(self) -> AnswerReader:
+        """That its answer is read with."""
+        return StreamedAnswer(keep_texts=self.reads_answer)
 
     def answered(self, sample: Sample, answer: Answer | None) -> None:
         """Called once, when the request is over, also if it failed. `answer` is there if `reads_answer`."""

@@ -17,11 +17,13 @@ import typer
 from rich.console import Console
 
 from tonle.bench import BenchOptions, BenchReport, Watch, run_bench, save_report
-from tonle.bench.options import parse_numbers, parse_ramp
+from tonle.bench.kinds.settings import refuse_settings
+from tonle.bench.options import Pause, Span, parse_numbers, parse_ramp
 from tonle.bench.progress import LineWatch, LiveWatch
 from tonle.bench.report import check_writable
 from tonle.bench.slo import Slo
 from tonle.bench.tables import print_report
+from tonle.bench.tally import Unit
 from tonle.child.open_files import raise_limit
 from tonle.cli import bench_report, bench_scenarios
 from tonle.cli.bench_data import with_data_flags
@@ -45,10 +47,20 @@ bench_scenarios.register(bench)
 bench_report.register(bench)
 
 _target = partial(typer.Option, rich_help_panel="Target")
+_kind = partial(typer.Option, rich_help_panel="Kind of requests", show_default=False)
 _load = partial(typer.Option, rich_help_panel="Load")
 _prompts = partial(typer.Option, rich_help_panel="Prompts")
 _report = partial(typer.Option, rich_help_panel="Report")
 
+_KIND = (
+    "What is asked for: chat (also completions; the default), embeddings, rerank, asr (transcriptions), tts (speech) or images. "
+    "Lengths, sampling and replays are for chat."
+)
+_ITEMS = "Texts to embed (1 by default), documents to rank (10) or images (1) per request."
+_SENTENCES = (
+    "Sentences of each text. Default: embeddings 1-16, rerank 2-12, tts 1-4, images 1. With --data khmer, of that set."
+)
+_AUDIO_SECONDS = "asr without --data: seconds of the made-up sounds, which hold no words. Default: 2-15."
 _CONCURRENCY = (
     "Closed loop: N users, each waiting for an answer before the next request; 1,4,16 runs three levels. Default: 1."
 )
@@ -66,6 +78,15 @@ _PROCESSES = "Processes to spread the client over, for a server that writes more
 _REQUESTS = (
     "Requests per level. Default: 4 per user but at least 8; with --rate, 20 s of arrivals; with --duration, no limit."
 )
+
+
+class KindName(enum.StrEnum):
+    chat = "chat"
+    embeddings = "embeddings"
+    rerank = "rerank"
+    asr = "asr"
+    tts = "tts"
+    images = "images"
 
 
 class EndpointName(enum.StrEnum):
@@ -109,6 +130,10 @@ def levels(
         _target(metavar="NAME", help="chat or completions. Default: completions, or chat if --data holds messages."),
     ] = None,
     insecure: Annotated[bool, _target("--insecure", metavar="", help="Accept any TLS certificate.")] = False,
+    kind: Annotated[KindName, _kind(metavar="NAME", help=_KIND)] = KindName.chat,
+    items: Annotated[str | None, _kind(metavar="N|N-N", help=_ITEMS)] = None,
+    sentences: Annotated[str | None, _kind(metavar="N|N-N", help=_SENTENCES)] = None,
+    audio_seconds: Annotated[str | None, _kind(metavar="N|N-N", help=_AUDIO_SECONDS)] = None,
     concurrency: Annotated[str | None, _load(metavar="N,...", help=_CONCURRENCY)] = None,
     rate: Annotated[str | None, _load(metavar="N,...", help=_RATE)] = None,
     ramp: Annotated[str | None, _load(metavar="N-N", help=_RAMP)] = None,
@@ -152,7 +177,7 @@ def levels(
     ] = True,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Measure an OpenAI-compatible server: time to first token, time per token, throughput.
+    """Measure an OpenAI-compatible server: time to first token, time per token, throughput; or, with --kind, other requests.
 
     [dim]Example:[/dim]  tonle bench --concurrency 1,4,16 --input-tokens 128 --output-tokens 64 --json report.json
 
@@ -164,7 +189,12 @@ def levels(
     try:
         if json_file is not None:
             check_writable(json_file)
+        _check_given(ctx, kind)
         options = BenchOptions(
+            kind=kind.value,
+            items=None if items is None else Span.parse(items, "items"),
+            sentences=None if sentences is None else Span.parse(sentences, "sentences"),
+            audio_seconds=None if audio_seconds is None else Pause.parse(audio_seconds, "audio_seconds"),
             url=url,
             model=model,
             api_key=api_key,
@@ -191,7 +221,7 @@ def levels(
             **data,
         )
         raise_limit()  # each request at the same time is a connection
-        report = run_bench(options, _watch(quiet=quiet))
+        report = run_bench(options, _watch(kind, quiet=quiet))
     except TonleError as error:
         show_error(error)
         raise typer.Exit(COULD_NOT_START) from None
@@ -236,11 +266,20 @@ def _object(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _watch(*, quiet: bool) -> Watch | None:
+def _check_given(ctx: typer.Context, kind: KindName) -> None:
+    """Refuse a flag that this kind of requests does not have, also one that only repeats a default."""
+    sources = {str(param.name): ctx.get_parameter_source(str(param.name)) for param in ctx.command.params}
+    refuse_settings(
+        kind.value, [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    )
+
+
+def _watch(kind: KindName, *, quiet: bool) -> Watch | None:
     if quiet:
         return None
     console = Console(stderr=True)
-    return LiveWatch(console) if console.is_terminal else LineWatch(console)
+    unit: Unit = "tok/s" if kind is KindName.chat else "req/s"
+    return LiveWatch(console, unit) if console.is_terminal else LineWatch(console, unit)
 
 
 def _leave(report: BenchReport) -> None:

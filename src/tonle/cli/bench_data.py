@@ -47,7 +47,7 @@ class FormatName(enum.StrEnum):
 _PRESET = f"A named workload: {', '.join(PRESETS)}. `--preset list` says what each is; other options go over it."
 _DATA = (
     "Send prompts from a file: JSON lines with a prompt or messages on each, ShareGPT conversations, or an OpenAI batch file. "
-    f"Or a set that comes with Tonle: {', '.join(SHIPPED)}."
+    f"Or a set that comes with Tonle: {', '.join(SHIPPED)}. In `tonle bench --kind asr`, a folder of WAV files."
 )
 _SKEW = "How unevenly prefixes are drawn: 0 evenly, 1 the n-th 1/n as often as the first (Zipf)."
 _TURNS = (
@@ -81,7 +81,7 @@ _FLAGS: dict[str, Any] = {
         _prompts(metavar="N|N-N", help="Seconds between an answer and the next turn: 2, or a range such as 0.5-5."),
     ],
     "prompt_kind": Annotated[PromptKindName | None, _prompts(metavar="NAME", help=_KIND)],
-    "file": Annotated[Path | None, _prompts("--data", "--file", metavar="NAME|FILE", help=_DATA)],
+    "file": Annotated[Path | None, _prompts("--data", "--dataset", "--file", metavar="NAME|FILE|FOLDER", help=_DATA)],
     "format": Annotated[
         FormatName | None,
         _prompts(metavar="NAME", help="Of the file: jsonl, sharegpt or openai-batch. Default: seen from its content."),

@@ -59,10 +59,10 @@ class BufferedReply:
 
 
 async def fetch(
-    client: HttpClient, request: bytes, *, timeout_s: float, on_data: OnData | None = None
+    client: HttpClient, request: bytes, *, timeout_s: float, on_data: OnData | None = None, max_bytes: int = MAX_BYTES
 ) -> BufferedReply:
     """Send the bytes of a request. Raises `UpstreamError` unless a whole answer, of any status, came in time."""
-    reply = BufferedReply(on_data)
+    reply = BufferedReply(on_data, max_bytes=max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             await client.send(request, reply, first_s=timeout_s, silence_s=timeout_s)

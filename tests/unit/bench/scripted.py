@@ -20,7 +20,8 @@ class Asked:
     method: str
     path: str
     headers: dict[str, str]
-    body: dict[str, Any]
+    body: dict[str, Any]  # of JSON
+    raw: bytes = b""
 
 
 class Cut:
@@ -49,6 +50,7 @@ class Behaviour:
     key: str | None = None
     inference: bool = False  # has /api/v1/inference, with a response cache
     script: Callable[[Asked], Script | None] = lambda asked: None
+    paths: dict[str, Callable[[Asked], Script]] = field(default_factory=dict)  # that answer something else than text
 
 
 def frame(data: bytes) -> bytes:
@@ -137,7 +139,8 @@ class ScriptedServer:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         method, path, _ = head.split(" ")
-        asked = Asked(len(self.completions), method, path, headers, json.loads(raw) if raw else {})
+        is_json = bool(raw) and "json" in headers.get("content-type", "json")
+        asked = Asked(len(self.completions), method, path, headers, json.loads(raw) if is_json else {}, raw)
         self.asked.append(asked)
         for step in self._script(asked):
             if isinstance(step, bytes):
@@ -161,6 +164,8 @@ class ScriptedServer:
             return answer(asked) if own is None else own
         if asked.path.endswith("/v1/models") and behaviour.models is not None:
             return [json_reply(200, {"object": "list", "data": [{"id": name} for name in behaviour.models]})]
+        if asked.path in behaviour.paths:
+            return behaviour.paths[asked.path](asked)
         if asked.path.endswith("/tokenize") and behaviour.tokenize is not None:
             words = asked.body.get(behaviour.tokenize, "").split()
             return [json_reply(200, {"tokens": [5000 + sum(map(ord, word)) * 7 + len(word) for word in words]})]

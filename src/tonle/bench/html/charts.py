@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tonle.bench.html.axes import Axis, axis_of, tick_text
 from tonle.bench.html.elements import Html, element
 from tonle.bench.html.series import PERCENTS
-from tonle.bench.numbers import ms_text, rate_text
+from tonle.bench.numbers import ms_text
 
 WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 26, 40
@@ -89,15 +89,14 @@ def _distribution(line: Distribution, x: Axis, y: Axis) -> Html:
     )
 
 
-def tradeoff_chart(title: str, percent: str, paths: Sequence[Path], *, hidden: bool) -> Html:
-    """Throughput against a percentile of a latency, one mark per level."""
+def tradeoff_chart(title: str, percent: str, paths: Sequence[Path], *, unit: str, hidden: bool) -> Html:
+    """Throughput, in `unit`, against a percentile of a latency, one mark per level."""
     points = [point for path in paths for point in path.points]
     x = axis_of([point.x for point in points], LEFT, WIDTH - RIGHT, may_be_log=False)
     y = axis_of([point.y for point in points], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(x, y, "output tok/s", "time"), *(_path(path, x, y) for path in paths)]
-    return _picture(
-        f"{title} {percent} against output tokens per second", parts, kind=f"tradeoff {percent}", hidden=hidden
-    )
+    parts = [_grid(x, y, unit, "time"), *(_path(path, x, y) for path in paths)]
+    against = "output tokens per second" if unit == "output tok/s" else unit
+    return _picture(f"{title} {percent} against {against}", parts, kind=f"tradeoff {percent}", hidden=hidden)
 
 
 def _path(path: Path, x: Axis, y: Axis) -> Html:
@@ -120,8 +119,8 @@ def _path(path: Path, x: Axis, y: Axis) -> Html:
     return element("g", line, *marks, class_=f"line {path.style.classes}", data_run=str(path.run))
 
 
-def point_details(name: str, label: str, x: float, what: str, y: float) -> str:
-    return f"{name}{', ' if name else ''}{label}: {rate_text(x)} output tok/s, {what} {ms_text(y)} ms"
+def point_details(name: str, label: str, speed: str, what: str, y: float) -> str:
+    return f"{name}{', ' if name else ''}{label}: {speed}, {what} {ms_text(y)} ms"
 
 
 def _points(places: Sequence[tuple[float, float]]) -> str:

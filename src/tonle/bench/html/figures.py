@@ -21,16 +21,10 @@ from tonle.bench.html.charts import (
 )
 from tonle.bench.html.elements import Html, element, joined
 from tonle.bench.html.series import MAX_LANES, PERCENTS, quantiles, timeline, values_of
-from tonle.bench.numbers import count_text
+from tonle.bench.kinds.metrics import KindMetrics, Quantity
+from tonle.bench.numbers import count_text, rate_text
 from tonle.bench.report import Run
-from tonle.bench.slo import METRICS
 
-TITLES = {
-    "ttft": "Time to first token (TTFT)",
-    "tpot": "Time per output token (TPOT)",
-    "itl": "Gaps between tokens (ITL)",
-    "e2el": "End to end (E2EL)",
-}
 TRADEOFF_PERCENTS = ("p50", "p95", "p99")
 MAX_SHOWN_LEVELS = 6  # of a distribution chart at first; the others can be switched on
 THINNED = (
@@ -80,10 +74,11 @@ def _color(place: int, count: int) -> int:
 def distributions(runs: Sequence[Run]) -> Html:
     legend = Legend(runs)
     figures = []
-    for metric in METRICS:
-        lines = _distribution_lines(runs, legend, metric)
+    for quantity in _metrics(runs).times:
+        lines = _distribution_lines(runs, legend, quantity)
         if lines:
-            figures.append(_figure(TITLES[metric], distribution_chart(TITLES[metric], lines), name=metric))
+            title = quantity.title
+            figures.append(_figure(title, distribution_chart(title, lines), name=quantity.field.removesuffix("_ms")))
     return joined(
         [
             _missing(runs),
@@ -93,11 +88,16 @@ def distributions(runs: Sequence[Run]) -> Html:
     )
 
 
-def _distribution_lines(runs: Sequence[Run], legend: Legend, metric: str) -> list[Distribution]:
+def _metrics(runs: Sequence[Run]) -> KindMetrics:
+    """All runs of a page are of one kind of requests."""
+    return runs[0].report.metrics
+
+
+def _distribution_lines(runs: Sequence[Run], legend: Legend, quantity: Quantity) -> list[Distribution]:
     lines = []
     for number, run in enumerate(runs):
         for level in run.report.levels:
-            found = quantiles(values_of(level, metric))
+            found = quantiles(values_of(level, quantity))
             if found is not None:
                 name = f"{run.name}, {level.label}" if len(runs) > 1 else level.label
                 key = f"{number}/{legend.labels.index(level.label)}"
@@ -148,9 +148,9 @@ def tradeoffs(runs: Sequence[Run]) -> Html:
         return Html("")
     legend = Legend(runs)
     figures = [
-        _figure(TITLES[metric], *charts)
-        for metric in METRICS
-        if (charts := [chart for percent in TRADEOFF_PERCENTS if (chart := _tradeoff(runs, legend, metric, percent))])
+        _figure(quantity.title, *charts)
+        for quantity in _metrics(runs).times
+        if (charts := [chart for percent in TRADEOFF_PERCENTS if (chart := _tradeoff(runs, legend, quantity, percent))])
     ]
     picks = [
         element(
@@ -174,26 +174,21 @@ def tradeoffs(runs: Sequence[Run]) -> Html:
     )
 
 
-def _tradeoff(runs: Sequence[Run], legend: Legend, metric: str, percent: str) -> Html | None:
-    paths = []
+def _tradeoff(runs: Sequence[Run], legend: Legend, quantity: Quantity, percent: str) -> Html | None:
+    paths, metrics, unit = [], _metrics(runs), ""
     for number, run in enumerate(runs):
         points = []
         for level in run.report.levels:
-            spread = getattr(level, f"{metric}_ms")
+            spread = quantity.of(level)
             if spread is None:
                 continue
-            y = getattr(spread, percent)
-            details = point_details(
-                run.name if len(runs) > 1 else "",
-                level.label,
-                level.output_tokens_per_s,
-                f"{metric.upper()} {percent}",
-                y,
-            )
-            points.append(Point(_short(level.label), level.output_tokens_per_s, y, details))
+            x, y, unit = metrics.speed(level), getattr(spread, percent), metrics.speed_unit(level)
+            name = run.name if len(runs) > 1 else ""
+            details = point_details(name, level.label, f"{rate_text(x)} {unit}", f"{quantity.name} {percent}", y)
+            points.append(Point(_short(level.label), x, y, details))
         if points:
             paths.append(Path(number, run.name, legend.run_style(number), points))
-    return tradeoff_chart(TITLES[metric], percent, paths, hidden=percent != "p95") if paths else None
+    return tradeoff_chart(quantity.title, percent, paths, unit=unit, hidden=percent != "p95") if paths else None
 
 
 def _short(label: str) -> str:
@@ -213,12 +208,16 @@ def timelines(runs: Sequence[Run]) -> Html:
     options = [element("option", name, value=key, selected=key == choices[-1][0]) for key, name, _ in choices]
     thinned = any(count > MAX_LANES for _, _, count in choices)
     rule = f" {THINNED}" if thinned else ""
+    is_chat = runs[0].report.request_kind == "chat"
+    speed = "Output tokens per second" if is_chat else f"{_metrics(runs).throughput.name}, as answers ended"
+    users = "Requests that wait for their first token, and those that get tokens, over time"
+    gaps = "Gaps between tokens over time, by size"
     return joined([
         element("noscript", element("p", "These figures need the page's script, which is switched off.", class_="missing")),
         element("div", element("label", "Level ", element("select", *options, id="level")), class_="switches"),
-        _panel("Output tokens per second", "tokens", "Output tokens per second over time"),
-        _panel("Requests under way", "users", "Requests that wait for their first token, and those that get tokens, over time"),
-        _panel("Gaps between tokens, stronger where there are more", "heat", "Gaps between tokens over time, by size"),
+        _panel(speed, "tokens", f"{speed} over time"),
+        _panel("Requests under way", "users", users if is_chat else "Requests under way over time"),
+        _panel("Gaps between tokens, stronger where there are more", "heat", gaps) if is_chat else None,
         _panel("Requests", "lanes", "Requests as bars over time. Arrow keys choose a request.", focus=True),
         element("p", "", id="request", class_="details", role="status", aria_live="polite"),
         element("div", id="keys", class_="keys"),
@@ -237,14 +236,17 @@ def chart_data(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "percents": PERCENTS,
         "lines": {
-            metric: [[line.key, line.name, line.quantiles] for line in _distribution_lines(runs, legend, metric)]
-            for metric in METRICS
+            quantity.field.removesuffix("_ms"): [
+                [line.key, line.name, line.quantiles] for line in _distribution_lines(runs, legend, quantity)
+            ]
+            for quantity in _metrics(runs).times
         },
         "timelines": {
             f"{number}/{place}": found
             for number, run in enumerate(runs)
             for place, level in enumerate(run.report.levels)
-            if (found := timeline(level)) is not None
+            if (found := timeline(level, run.report.metrics.throughput)) is not None
         },
+        "kind": runs[0].report.request_kind,
         "lanes": count_text(MAX_LANES),
     }

@@ -24,19 +24,15 @@ from tonle.bench.html.tables import (
     slowest_requests,
     summaries,
 )
-from tonle.bench.report import Run
+from tonle.bench.kinds.metrics import KindMetrics
+from tonle.bench.report import Run, one_kind
 
-DEFINITIONS = (
-    ("TTFT", "time to first token: from the moment a request was due to its first chunk with text"),
-    ("TPOT", "time per output token after the first, of each request"),
-    ("ITL", "inter-token latency: the gaps between consecutive chunks, of all requests together"),
-    ("E2EL", "end-to-end latency: from the moment a request was due to the end of its answer"),
-    ("Goodput", "answered requests per second that each keep every bound of the SLO"),
-)
+GOODPUT = ("Goodput", "answered requests per second that each keep every bound of the SLO")
 
 
 def render_page(runs: Sequence[Run], title: str | None = None) -> str:
-    """An HTML document of these runs."""
+    """An HTML document of these runs. Raises `ConfigError` if they are of different kinds of requests."""
+    one_kind(runs, "put on one page; make a page of each kind")
     title = title or _title(runs)
     style, script = _packaged("style.css"), _packaged("script.js")
     sections = [
@@ -51,7 +47,7 @@ def render_page(runs: Sequence[Run], title: str | None = None) -> str:
         _section("GPU", gpus(runs)),
         _section("Notes", notes(runs)),
         _section("Conditions", conditions(runs)),
-        _section("Definitions", _definitions()),
+        _section("Definitions", _definitions(runs[0].report.metrics)),
     ]
     head = element(
         "head",
@@ -108,8 +104,9 @@ def _moment(text: str) -> str:
     return text.replace("T", " ").replace("+00:00", " UTC")
 
 
-def _definitions() -> Html:
-    terms = [(element("dt", name), element("dd", text)) for name, text in DEFINITIONS]
+def _definitions(metrics: KindMetrics) -> Html:
+    named = [*((quantity.name, quantity.meaning) for quantity in metrics.quantities), GOODPUT]
+    terms = [(element("dt", name), element("dd", text)) for name, text in named]
     return joined([
         element("dl", terms),
         element("p", "Percentiles interpolate linearly. Failed requests are in no latency and no throughput.", class_="quiet"),

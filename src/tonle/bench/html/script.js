@@ -76,6 +76,7 @@ for (const point of find(".point")) {
 }
 
 // Timelines, on canvases: a level may have thousands of requests.
+const CHAT = DATA.kind === "chat"; // other kinds of requests have no tokens that come one by one
 const picker = document.getElementById("level");
 let chosen = -1; // the lane whose numbers are shown
 const level = () => DATA.timelines[picker.value];
@@ -209,6 +210,12 @@ function details() {
     return;
   }
   const [index, start, delay, ttft, e2el, prompt, cached, output, median, longest, , good, words] = row;
+  if (!CHAT) {
+    spans(box, [["Request", "#" + index], ["due at", number(start) + " s"], delay > 0.5 && ["left late by", ms(delay)],
+      ttft !== null && ["first audio", ms(ttft)], ["E2EL", ms(e2el)], prompt !== null && ["tokens", String(prompt)],
+      good !== null && ["SLO", good ? "✓ kept" : "✗ missed"], ...Object.entries(words)]);
+    return;
+  }
   spans(box, [["Request", "#" + index], ["due at", number(start) + " s"], delay > 0.5 && ["left late by", ms(delay)], ["TTFT", ms(ttft)],
     ["E2EL", ms(e2el)], ["decoding", ttft !== null && e2el !== null ? ms(e2el - ttft) : "–"], ["ITL p50", ms(median)], ["longest", ms(longest)],
     ["prompt", `${prompt ?? "–"} tokens${cached ? ` (${cached} cached)` : ""}`], ["output", output + " tokens"],
@@ -224,7 +231,8 @@ function keys() {
   const gradient = document.createElement("span");
   gradient.append(`decoding, longest gap ${short(low)} ms`, bar, `${short(high)} ms`);
   const late = level().lanes.some((row) => row[2] > 0.5);
-  box.replaceChildren(...[late && entry(patch("late"), "not sent yet"), entry(patch("wait"), "waiting for the first token"), gradient,
+  const first = { chat: "waiting for the first token", tts: "waiting for the first audio" }[DATA.kind] || "waiting for the answer";
+  box.replaceChildren(...[late && entry(patch("late"), "not sent yet"), entry(patch("wait"), first), CHAT && gradient,
     level().lanes.some((row) => row[12].failure) && entry("✗ ", "failed")].filter(Boolean));
 }
 function draw() {
@@ -233,8 +241,9 @@ function draw() {
   const { tokens, waiting, running } = level().steps;
   steps("tokens", [{ values: tokens, color: css("--c1") }]);
   steps("users", [{ values: running, color: css("--c3") }, { values: waiting, color: css("--c5"), hatched: true }]);
-  document.getElementById("users-at").textContent = "solid: getting tokens, striped: waiting for the first";
-  heat(); lanes(); keys(); details();
+  document.getElementById("users-at").textContent = CHAT ? "solid: getting tokens, striped: waiting for the first" : "";
+  if (CHAT) heat();
+  lanes(); keys(); details();
 }
 function choose(place) {
   const next = Math.min(level().lanes.length - 1, Math.max(0, place));
@@ -252,7 +261,7 @@ if (picker) {
     if (!step) return;
     event.preventDefault(); choose(chosen + step);
   });
-  map.addEventListener("pointermove", (event) => {
+  map?.addEventListener("pointermove", (event) => {
     const box = map.getBoundingClientRect(), { heat: cells, gaps: [low, high], duration } = level();
     const column = Math.floor((event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT) * COLUMNS);
     const line = Math.floor((box.height - BOTTOM - (event.clientY - box.top)) / (box.height - BOTTOM - 6) * LINES);

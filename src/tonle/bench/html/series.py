@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tonle.bench.bootstrap import Floats
+from tonle.bench.kinds.metrics import METRICS, Quantity, Rate
 from tonle.bench.measure import LevelReport, RequestRow
 
 PERCENTS = (*range(100), 99.5, 99.9, 100)
@@ -23,13 +24,9 @@ LANE_PIECES = 48  # of a lane: each has the color of its longest gap
 HEAT_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def values_of(level: LevelReport, metric: str) -> list[float]:
+def values_of(level: LevelReport, quantity: Quantity) -> list[float]:
     """Of all answered requests; gaps of all of them together."""
-    rows = [row for row in level.rows or [] if row.failure is None]
-    if metric == "itl":
-        return [gap for row in rows for gap in row.itl_ms]
-    found = (getattr(row, f"{metric}_ms") for row in rows)
-    return [value for value in found if value is not None]
+    return [value for row in level.rows or [] for value in quantity.values(row)]
 
 
 def quantiles(values: Sequence[float]) -> list[float] | None:
@@ -37,7 +34,7 @@ def quantiles(values: Sequence[float]) -> list[float] | None:
     return [round(float(value), 4) for value in np.percentile(values, PERCENTS)] if values else None
 
 
-def timeline(level: LevelReport) -> dict[str, Any] | None:
+def timeline(level: LevelReport, rate: Rate = METRICS["chat"].throughput) -> dict[str, Any] | None:
     """What `script.js` draws of a level; None without rows."""
     rows = sorted(level.rows or [], key=lambda row: row.start_s)
     if not rows:
@@ -50,7 +47,7 @@ def timeline(level: LevelReport) -> dict[str, Any] | None:
         "duration": round(duration_s, 4),
         "requests": len(rows),
         "gaps": [low_ms, high_ms],
-        "steps": _steps(rows, duration_s),
+        "steps": _steps(rows, duration_s, rate),
         "heat": _heat(rows, duration_s, low_ms, high_ms),
         "lanes": [_lane(row, low_ms, high_ms) for row in lanes],
     }
@@ -76,8 +73,9 @@ def _moments(row: RequestRow) -> Floats:
     return row.start_s + (row.ttft_ms + np.concatenate([[0.0], np.cumsum(row.itl_ms)])) / 1e3
 
 
-def _steps(rows: list[RequestRow], duration_s: float) -> dict[str, list[float]]:
-    """Output tokens per second, and mean requests that wait for a first token or get tokens, in equal steps of time."""
+def _steps(rows: list[RequestRow], duration_s: float, rate: Rate) -> dict[str, list[float]]:
+    """Throughput, and mean requests that wait for a first token or get tokens, in equal steps of time. What comes in one piece
+    counts when it has come."""
     edges = np.linspace(0, duration_s, min(NUM_STEPS, max(24, 2 * len(rows))) + 1)
     width_s = edges[1]
     tokens = np.zeros(len(edges) - 1)
@@ -85,11 +83,14 @@ def _steps(rows: list[RequestRow], duration_s: float) -> dict[str, list[float]]:
     for row in rows:
         moments = _moments(row)
         if moments.size:
-            tokens += np.histogram(np.clip(moments, 0, duration_s), edges)[0] * (row.output_tokens / moments.size)
+            if row.output_tokens:
+                tokens += np.histogram(np.clip(moments, 0, duration_s), edges)[0] * (row.output_tokens / moments.size)
             first_s = float(moments[0])
             running += _overlap(edges, first_s, _end_s(row))
         else:
             first_s = _end_s(row)
+        if rate.amount != "output_tokens" and row.failure is None:
+            tokens += np.histogram([min(_end_s(row), duration_s)], edges)[0] * (getattr(row, rate.amount) or 0)
         waiting += _overlap(edges, row.start_s, first_s)
     found = {"tokens": tokens / width_s, "waiting": waiting / width_s, "running": running / width_s}
     return {name: [round(float(value), 2) for value in values] for name, values in found.items()}
@@ -139,6 +140,8 @@ def _lane(row: RequestRow, low_ms: float, high_ms: float) -> list[Any]:
     words = {
         "failure": row.failure, "finish": row.finish_reason, "record": row.record, "changed": row.changed,
         "conversation": None if row.conversation is None else f"{row.conversation}, turn {row.turn}",
+        "items": None if row.items is None else str(row.items),
+        "audio": None if row.audio_s is None else f"{row.audio_s:.2f} s",
     }  # fmt: skip
     return [
         row.index, row.start_s, row.delay_ms, row.ttft_ms, row.e2el_ms, row.prompt_tokens, row.cached_tokens, row.output_tokens,

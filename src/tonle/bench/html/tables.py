@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tonle.bench.html.elements import Content, Html, element, joined, table, wide_table
+from tonle.bench.kinds.metrics import METRICS as KINDS
+from tonle.bench.kinds.metrics import KindMetrics, Quantity
 from tonle.bench.level_lines import saturation_line
 from tonle.bench.measure import LevelReport, RequestRow
 from tonle.bench.numbers import NOTHING, bytes_text, count_text, ms_text, rate_text, share_text
 from tonle.bench.report import Run
-from tonle.bench.slo import METRICS, duration_text
+from tonle.bench.slo import duration_text
 
 NUM_SLOWEST = 12
 MAX_CHANGED = 200
@@ -31,15 +33,17 @@ def _headline(run: Run, *, many: bool) -> Content:
     answered = [level for level in report.levels if level.succeeded]
     if not answered:
         return [name, "no request was answered." if many else "No request was answered."]
-    best = max(answered, key=lambda level: level.output_tokens_per_s)
+    metrics = report.metrics
+    best = max(answered, key=metrics.speed)
     parts: list[Content] = [
         name,
         "highest throughput " if many else "Highest throughput ",
-        element("b", f"{rate_text(best.output_tokens_per_s)} output tok/s"),
+        element("b", f"{rate_text(metrics.speed(best))} {metrics.speed_unit(best)}"),
         f" at {best.label}",
     ]
-    if best.ttft_ms is not None:
-        parts.append(f", with a TTFT of {duration_text(best.ttft_ms.p95)} (p95)")
+    latency = metrics.quantities[0]
+    if (spread := latency.of(best)) is not None:
+        parts.append(f", with a{'n' * (latency.name == 'E2EL')} {latency.name} of {duration_text(spread.p95)} (p95)")
     if best.tpot_ms is not None:
         parts.append(f" and {duration_text(best.tpot_ms.p50)} per token (p50)")
     parts.append(". ")
@@ -72,19 +76,21 @@ def summaries(runs: Sequence[Run]) -> Html:
 
 
 def _summary(run: Run, *, titled: bool) -> Html:
-    levels = run.report.levels
+    levels, metrics = run.report.levels, run.report.metrics
     letters = any(level.graphemes_per_s is not None for level in levels)
-    groups = [element("th", metric.upper(), colspan="3", scope="colgroup", class_="group") for metric in METRICS]
-    first = [
-        element("th", name, rowspan="2", scope="col") for name in ("Load", "requests", "failed", "req/s", "out tok/s")
+    groups = [
+        element("th", quantity.name, colspan=str(len(_columns(quantity))), scope="colgroup", class_="group")
+        for quantity in metrics.quantities
     ]
+    heads = ("Load", "requests", "failed", "req/s", *(rate.head for rate in metrics.rates))
+    first = [element("th", name, rowspan="2", scope="col") for name in heads]
     last = [element("th", "letters/s", rowspan="2", scope="col")] if letters else []
     percents = [
         element("th", text, scope="col", class_="edge" if text == "p50" else None)
-        for _ in METRICS
-        for text in ("p50", "p95", "p99")
+        for quantity in metrics.quantities
+        for text in _columns(quantity)
     ]
-    rows = [_summary_row(level, letters=letters) for level in levels]
+    rows = [_summary_row(level, metrics, letters=letters) for level in levels]
     content = wide_table(
         [element("tr", *first, *groups, *last), element("tr", *percents)],
         rows,
@@ -94,17 +100,21 @@ def _summary(run: Run, *, titled: bool) -> Html:
     return joined([element("h3", run.name) if titled else None, content, element("p", _warmup(run), class_="quiet")])
 
 
-def _summary_row(level: LevelReport, *, letters: bool) -> list[Content]:
+def _columns(quantity: Quantity) -> tuple[str, ...]:
+    return ("p50", "min") if quantity.more_is_better else ("p50", "p95", "p99")
+
+
+def _summary_row(level: LevelReport, metrics: KindMetrics, *, letters: bool) -> list[Content]:
     cells: list[Content] = [
         level.label,
         count_text(level.requests),
         element("b", count_text(level.failed), class_="bad") if level.failed else "0",
         rate_text(level.requests_per_s),
-        rate_text(level.output_tokens_per_s),
+        *(rate_text(rate.of(level)) for rate in metrics.rates),
     ]
-    for metric in METRICS:
-        found = getattr(level, f"{metric}_ms")
-        cells += [ms_text(None if found is None else getattr(found, f"p{percent}")) for percent in (50, 95, 99)]
+    for quantity in metrics.quantities:
+        found = quantity.of(level)
+        cells += [ms_text(None if found is None else getattr(found, column)) for column in _columns(quantity)]
     return [*cells, rate_text(level.graphemes_per_s)] if letters else cells
 
 
@@ -165,8 +175,18 @@ def slowest_requests(runs: Sequence[Run]) -> Html:
     if not found:
         return Html("")
     found.sort(key=lambda each: -(each[1].e2el_ms or 0))
+    metrics = runs[0].report.metrics
     heads = ["Request", "level", "start s", "TTFT", "TPOT", "ITL max", "E2EL", "prompt", "cached", "output tokens"]
     rows = [_request(name, row) for name, row in found[:NUM_SLOWEST]]
+    if metrics is not KINDS["chat"]:
+        heads = [
+            "Request",
+            "level",
+            "start s",
+            *(quantity.name for quantity in metrics.quantities),
+            *_contents(metrics),
+        ]
+        rows = [_kind_request(name, row, metrics) for name, row in found[:NUM_SLOWEST]]
     caption = f"The {len(rows)} requests with the longest E2EL of {count_text(len(found))}, times in milliseconds"
     return joined([table(heads, rows, class_="numbers", caption=caption), element("p", f"{caption}.", class_="quiet")])
 
@@ -177,6 +197,19 @@ def _request(name: str, row: RequestRow) -> list[Content]:
         ms_text(max(row.itl_ms, default=None)), ms_text(row.e2el_ms), _count(row.prompt_tokens),
         _count(row.cached_tokens), _count(row.output_tokens),
     ]  # fmt: skip
+
+
+def _contents(metrics: KindMetrics) -> list[str]:
+    """What a request of another kind holds."""
+    names = {"items": metrics.items or "items", "prompt_tokens": "tokens", "audio_s": "audio s"}
+    return [names[rate.amount] for rate in metrics.rates]
+
+
+def _kind_request(name: str, row: RequestRow, metrics: KindMetrics) -> list[Content]:
+    values = [getattr(row, quantity.field) for quantity in metrics.quantities]
+    held = [getattr(row, rate.amount) for rate in metrics.rates]
+    texts = [f"{each:.2f}" if isinstance(each, float) else _count(each) for each in held]
+    return [f"#{row.index}", name, f"{row.start_s:.2f}", *map(ms_text, values), *texts]
 
 
 def _count(value: int | None) -> str:
@@ -247,8 +280,9 @@ def conditions(runs: Sequence[Run]) -> Html:
     for run in runs:
         report, environment = run.report, run.report.environment
         facts.append({
-            "kind": report.kind, "model": report.model, "server": report.url, "started": report.started_at,
-            "prompts": report.prompt_kind, **{f"setting {name}": value for name, value in report.settings.items()},
+            "kind": report.kind, "requests": report.request_kind, "model": report.model, "server": report.url,
+            "started": report.started_at, "prompts": report.prompt_kind,
+            **{f"setting {name}": value for name, value in report.settings.items()},
             **{f"client {name}": getattr(environment, name) for name in environment.__struct_fields__},
         })  # fmt: skip
     names = list(dict.fromkeys(name for each in facts for name in each))

@@ -1,0 +1,36 @@
+"""Whether a server kept up with an open loop: how fast requests were due, and whether answers took longer and longer.
+
+Does: two numbers from a level's samples. Does not: judge them (`sweep.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tonle.bench.measure import Sample
+
+
+def offered_per_s(samples: list[Sample]) -> float | None:
+    """Requests per second as they were due; None of a closed loop."""
+    due_s = [sample.due_s for sample in samples if sample.due_s is not None]
+    span_s = max(due_s) - min(due_s) if due_s else 0.0
+    return (len(due_s) - 1) / span_s if span_s > 0 else None
+
+
+def falling_behind(good: list[Sample]) -> float | None:
+    """Slope of E2EL over the time at which requests were due, by least squares. With ρ times the rate that a server can answer,
+    what is due at t ends at ρ·t: its E2EL grows by ρ − 1 per second. The first quarter, when the server fills, is left out."""
+    due_s = [sample.due_s for sample in good if sample.due_s is not None]
+    if not due_s:
+        return None
+    from_s = min(due_s) + (max(due_s) - min(due_s)) / 4
+    points = [
+        (sample.due_s, sample.e2el_s)
+        for sample in good
+        if sample.due_s is not None and sample.e2el_s is not None and sample.due_s >= from_s
+    ]
+    if len(points) < 3 or len({moment_s for moment_s, _ in points}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
