@@ -1,0 +1,103 @@
+"""The kinds that come with Tonle by their short names, and which handler answers which path.
+
+Does: name classes and functions, import them when they are needed. Does not: import a kind in the HTTP process: only
+workers do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tonle.edge.client import Sink
+from tonle.errors import ConfigError
+from tonle.workers.worker_request import WorkerRequest
+
+if TYPE_CHECKING:
+    from tonle.workers.pool import WorkerPool
+
+OWN_PREFIX = "/v1/workers/"  # where a kind that is given by its import path is served, then its pool's name
+OWN_HANDLER = "tonle.workers.endpoints.own_kind:own_kind"
+
+Handler = Callable[[WorkerRequest, "WorkerPool", Sink], Awaitable[None]]
+
+
+class BuiltinKind(msgspec.Struct, frozen=True):
+    kind: str  # import path of the class
+    handlers: dict[str, str]  # by path; import paths of functions
+
+
+BUILTIN = {
+    "embeddings": BuiltinKind(
+        kind="tonle.workers.kinds.embeddings:Embeddings",
+        handlers={"/v1/embeddings": "tonle.workers.endpoints.embeddings:embeddings"},
+    ),
+    "rerank": BuiltinKind(
+        kind="tonle.workers.kinds.rerank:Rerank",
+        handlers={
+            path: "tonle.workers.endpoints.rerank:rerank" for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+        },
+    ),
+    "asr": BuiltinKind(
+        kind="tonle.workers.kinds.asr:Asr",
+        handlers={
+            "/v1/audio/transcriptions": "tonle.workers.endpoints.transcriptions:transcriptions",
+            "/v1/audio/translations": "tonle.workers.endpoints.transcriptions:translations",
+        },
+    ),
+    "tts": BuiltinKind(
+        kind="tonle.workers.kinds.tts:Tts",
+        handlers={"/v1/audio/speech": "tonle.workers.endpoints.speech:speech"},
+    ),
+    "images": BuiltinKind(
+        kind="tonle.workers.kinds.images:Images",
+        handlers={"/v1/images/generations": "tonle.workers.endpoints.images:images"},
+    ),
+}  # fmt: skip
+
+
+def kind_path(kind: str) -> str:
+    """The import path of a kind that is named, or given by its import path. Raises `ConfigError`."""
+    if kind in BUILTIN:
+        return BUILTIN[kind].kind
+    module, _, name = kind.partition(":")
+    if not module or not name.isidentifier():
+        raise ConfigError(
+            f"there is no kind of worker {kind!r}; it is one of {', '.join(BUILTIN)}, or an import path such as "
+            "package.module:Class",
+            param="kind",
+        )
+    return kind
+
+
+def handlers_of(kind: str, name: str) -> dict[str, str]:
+    """Import paths of handlers by path, of a pool with this name."""
+    return BUILTIN[kind].handlers if kind in BUILTIN else {f"{OWN_PREFIX}{name}": OWN_HANDLER}
+
+
+@functools.cache
+def load_handler(path: str) -> Handler:
+    handler: Handler = load_object(path)
+    return handler
+
+
+def load_object(path: str) -> Any:
+    """What `package.module:Name` names. Raises `ConfigError`, or what the module raises."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # something that the module needs
+        raise ConfigError(
+            f"there is no module {error.name!r} for {path}; it must be importable from where Tonle is started "
+            "(PYTHONPATH)",
+            param="kind",
+        ) from None
+    if not hasattr(module, name):
+        raise ConfigError(f"the module {module_name} has no {name!r}", param="kind")
+    return getattr(module, name)
