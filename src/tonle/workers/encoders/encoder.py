@@ -84,7 +84,9 @@ class Encoder:
         turns = {theta: self._turn(theta, positions, states.dtype) for theta in set(self.spec.rope_thetas)}
         for number, layer in enumerate(self._weights.layers):
             turn = turns[self.spec.rope_thetas[number]] if self.spec.rope_thetas else None
-            states = self._layer(layer, states, list(zip(rectangles, masks[self.spec.windows[number]], strict=True)), turn)
+            states = self._layer(
+                layer, states, list(zip(rectangles, masks[self.spec.windows[number]], strict=True)), turn
+            )
         return states if self._weights.final_norm is None else self._norm(states, self._weights.final_norm)
 
     def _embed(self, packed: Packed, positions: Tensor) -> Tensor:

@@ -102,7 +102,9 @@ def read_folder(path: Path, options: Mapping[str, Any] | None = None) -> Encoder
     options = options or {}
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
-            raise ModelError(f"{path} has no {name}. An encoder's folder has config.json, tokenizer.json and its weights")
+            raise ModelError(
+                f"{path} has no {name}. An encoder's folder has config.json, tokenizer.json and its weights"
+            )
     config = read_json(path / "config.json")
     onnx = path / "model.onnx"
     has_safetensors = any(path.glob("model*.safetensors"))
@@ -158,7 +160,9 @@ def _read_pooling(file: Path) -> tuple[str, ...]:
         raise ModelError(f"{file}: pooling without the prompt's tokens (include_prompt) cannot be served")
     given = config.get("pooling_mode")
     named = [given] if isinstance(given, str) else list(given or [])
-    found = tuple(mode for mode, (new, old) in _MODES.items() if new in named or (not named and config.get(old) is True))
+    found = tuple(
+        mode for mode, (new, old) in _MODES.items() if new in named or (not named and config.get(old) is True)
+    )
     if not found or not set(found) <= set(POOLINGS):
         raise ModelError(f"{file}: pooling {', '.join(map(str, found or named)) or 'of no kind'} cannot be served")
     return found

@@ -33,7 +33,8 @@ class OnnxEncoder:
         provider = "CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider"
         if provider not in onnxruntime.get_available_providers():
             raise ConfigError(
-                f"the installed onnxruntime cannot use {device}; install onnxruntime-gpu, or set device cpu", param="device"
+                f"the installed onnxruntime cannot use {device}; install onnxruntime-gpu, or set device cpu",
+                param="device",
             )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -44,7 +45,9 @@ class OnnxEncoder:
             raise ModelError(f"{file}: cannot be used by onnxruntime: {error}") from error
         self._inputs = {each.name for each in self._session.get_inputs()}
         if not {"input_ids"} <= self._inputs <= _INPUTS:
-            raise ModelError(f"{file}: has the inputs {', '.join(sorted(self._inputs))}; an encoder has {sorted(_INPUTS)}")
+            raise ModelError(
+                f"{file}: has the inputs {', '.join(sorted(self._inputs))}; an encoder has {sorted(_INPUTS)}"
+            )
         outputs = {each.name: len(each.shape) for each in self._session.get_outputs()}
         self.output = next((name for name in wanted if name in outputs), next(iter(outputs)))
         self.is_pooled = outputs[self.output] == 2  # one row for each input, not for each token

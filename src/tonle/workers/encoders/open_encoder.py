@@ -91,7 +91,9 @@ class OnnxScorer(_Onnx):
     def __init__(self, folder: EncoderFolder, device: torch.device) -> None:
         super().__init__(folder, device, ("logits",))
         if not self._encoder.is_pooled:
-            raise ModelError(f"{folder.onnx}: is no cross-encoder: its output {self._encoder.output} has a row for each token")
+            raise ModelError(
+                f"{folder.onnx}: is no cross-encoder: its output {self._encoder.output} has a row for each token"
+            )
         self.width = num_labels(folder.config)
 
     def rows(self, packed: Packed) -> Rows:

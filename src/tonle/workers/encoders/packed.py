@@ -74,7 +74,9 @@ def pack(inputs: Sequence[tuple[Ids, Types | None]]) -> Packed:
     """Ids and types of each; None: all 0."""
     order = sorted(range(len(inputs)), key=lambda place: len(inputs[place][0]))
     ids = [inputs[place][0] for place in order]
-    types = [np.zeros(len(inputs[place][0]), np.uint8) if inputs[place][1] is None else inputs[place][1] for place in order]
+    types = [
+        np.zeros(len(inputs[place][0]), np.uint8) if inputs[place][1] is None else inputs[place][1] for place in order
+    ]
     return Packed(
         np.concatenate(ids), np.concatenate([each for each in types if each is not None]), tuple(map(len, ids)),
         tuple(order),

@@ -111,12 +111,17 @@ class EncoderText:
             )  # fmt: skip
         return Tokens(ids)
 
+    @property
+    def num_special(self) -> int:
+        """Tokens that are put around a text."""
+        return int(self._tokenizer.num_special_tokens_to_add(False))
+
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[Encoding]:
         given = [text.lower() for text in texts] if self.facts.lower_case else list(texts)
         return list(self._tokenizer.encode_batch_fast(given, add_special_tokens=special))
 
     def _cut(self, encoding: Encoding, cut: Cut, special: bool) -> Encoding:
-        num_special = self._tokenizer.num_special_tokens_to_add(False) if special else 0
+        num_special = self.num_special if special else 0
         if cut.num_tokens <= num_special:
             raise InvalidRequest(
                 f"truncate_prompt_tokens must be at least {num_special + 1}: the model adds {num_special} tokens of its own",
@@ -127,13 +132,17 @@ class EncoderText:
 
     # -- pairs
 
-    def encode_pairs(self, query: str, documents: Sequence[str], names: Sequence[str], most: int | None) -> list[Tokens]:
+    def encode_pairs(
+        self, query: str, documents: Sequence[str], names: Sequence[str], most: int | None
+    ) -> list[Tokens]:
         """A query with each document; `most`: tokens of a document that are used. Raises `ContextOverflow`."""
         cut = None if most is None else Cut(most)
         asked = self._encode([query], special=False)[0]
         found = []
         for document, name in zip(
-            self._encode([each if cut is None else cut.text(each) for each in documents], special=False), names, strict=True
+            self._encode([each if cut is None else cut.text(each) for each in documents], special=False),
+            names,
+            strict=True,
         ):
             if most is not None:
                 document.truncate(most)

@@ -62,7 +62,7 @@ class Tensors:
         self._found: dict[str, Tensor] = {}
         for file in files:
             opened = open_safetensors(file)
-            for name in opened.keys():  # noqa: SIM118: not a dict
+            for name in opened.keys():  # noqa: SIM118 (it is no dict)
                 tensor = opened.get_tensor(name)
                 if tensor.is_floating_point():
                     self._found[_new_name(name)] = tensor.to(device=device, dtype=dtype)
@@ -72,7 +72,9 @@ class Tensors:
         for name in self._found:
             if name == ending or name.endswith("." + ending):
                 return name.removesuffix(ending)
-        raise ModelError(f"{self._folder}: the weights have no {ending}; they are not of the model that config.json names")
+        raise ModelError(
+            f"{self._folder}: the weights have no {ending}; they are not of the model that config.json names"
+        )
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Raises `ModelError`."""

@@ -106,4 +106,3 @@ class EncoderKind(Kind):
             "architecture": self.folder.config.get("model_type"), "max_tokens": self.max_tokens,
             "runtime": "torch" if self.folder.onnx is None else "onnxruntime",
         }  # fmt: skip
-
