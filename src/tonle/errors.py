@@ -15,7 +15,9 @@
     │   ├── AdapterUnavailable    the files of a LoRA adapter cannot be read again             503
     │   └── StoreLost             a store that several servers share is out of reach           503
     └── InternalError    our fault                                                             (500)
-        └── EngineDied            the engine's process ended while it worked on the request    500
+        ├── EngineDied            the engine's process ended while it worked on the request    500
+        ├── WorkerDied            so did the process of a worker                               500
+        └── WorkerTimedOut        a worker did not answer in time and was ended                504
 
 `protocol/errors.py` is the only place that turns these into HTTP.
 """
@@ -107,3 +109,12 @@ class InternalError(TonleError):
 
 class EngineDied(InternalError):
     code = "engine_died"
+
+
+class WorkerDied(InternalError):
+    code = "worker_died"
+
+
+class WorkerTimedOut(InternalError):
+    status = 504
+    code = "worker_timeout"

@@ -37,7 +37,7 @@ class HeapTrimmer:
 
     def __init__(self) -> None:
         self._trim = _glibc("malloc_trim")
-        self._least = _resident_bytes()  # it ever had
+        self._least = resident_bytes()  # it ever had
         self._num_skipped = 0  # looks until the next one that counts
         self._pause = 0
 
@@ -46,11 +46,11 @@ class HeapTrimmer:
         if self._num_skipped:
             self._num_skipped -= 1
             return False
-        before = _resident_bytes()
+        before = resident_bytes()
         if self._trim is None or before < GROWTH * self._least + GROWTH_BYTES:
             return False
         self._trim(0)
-        after = _resident_bytes()
+        after = resident_bytes()
         self._least = min(self._least, after)
         self._pause = 0 if before > GROWTH * after else min(2 * self._pause + 1, MAX_PAUSE)
         self._num_skipped = self._pause
@@ -66,7 +66,8 @@ def _glibc(name: str) -> Any:
     return None
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Memory that this process has; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

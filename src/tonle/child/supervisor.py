@@ -205,14 +205,9 @@ class Supervisor:
         return None
 
     async def _wait_exit(self) -> str:
-        """As `exit_reason`, but without a thread: there may be none to have when a child dies."""
         await self._lost.wait()
         assert self._process is not None
-        if await _has_ended(self._process, EXIT_S):
-            return code_reason(self._process.returncode)
-        kill_late(self._process, EXIT_S)
-        await _has_ended(self._process, EXIT_S)  # False: it hangs in the kernel, for example on a bad disk
-        return killed_reason(EXIT_S)
+        return await wait_exit(self._process)
 
     def _tell_owner(self, reason: str) -> Exception:
         """The owner's error. One of its own making is logged: the child is started again all the same."""
@@ -227,6 +222,15 @@ class Supervisor:
             self._is_ready = True
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(True)
+
+
+async def wait_exit(process: subprocess.Popen[bytes]) -> str:
+    """As `exit_reason`, but without a thread: there may be none to have when a child dies."""
+    if await _has_ended(process, EXIT_S):
+        return code_reason(process.returncode)
+    kill_late(process, EXIT_S)
+    await _has_ended(process, EXIT_S)  # False: it hangs in the kernel, for example on a bad disk
+    return killed_reason(EXIT_S)
 
 
 async def _has_ended(process: subprocess.Popen[bytes], wait_s: float) -> bool:

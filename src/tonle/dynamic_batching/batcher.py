@@ -114,6 +114,18 @@ class DynamicBatcher:
                     return self._form(now_s, most_items=0)
                 self._changed.wait(self._pause_s(now_s, ends_s, ready_s))
 
+    def ready_in_s(self) -> float | None:
+        """Seconds until a batch is ready, for an event loop, which cannot wait in `get_next_batch`: 0 if one is, None if
+        nothing waits. An item that is added or cancelled meanwhile may change it."""
+        with self._changed:
+            now_s = time.monotonic()
+            self._expire(now_s)
+            ready_s = self._ready_s(now_s)
+            if ready_s is None:
+                return None
+            next_deadline_s = self._deadlines[0][0] if self._deadlines else ready_s
+            return max(0.0, min(ready_s, next_deadline_s) - now_s)
+
     @property
     def closed(self) -> bool:
         """And empty: no batch will come any more."""

@@ -7,14 +7,15 @@ workers do.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tonle.edge.client import Sink
+from tonle.edge.client_connection import Sink
 from tonle.errors import ConfigError
+from tonle.protocol.embeddings import RERANK_PATHS
+from tonle.workers.import_path import load_object
 from tonle.workers.worker_request import WorkerRequest
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ BUILTIN = {
     ),
     "rerank": BuiltinKind(
         kind="tonle.workers.kinds.rerank:Rerank",
-        handlers={
-            path: "tonle.workers.endpoints.rerank:rerank" for path in ("/v1/rerank", "/rerank", "/v2/rerank")
-        },
+        handlers=dict.fromkeys(RERANK_PATHS, "tonle.workers.endpoints.rerank:rerank"),
     ),
     "asr": BuiltinKind(
         kind="tonle.workers.kinds.asr:Asr",
@@ -83,21 +82,3 @@ def handlers_of(kind: str, name: str) -> dict[str, str]:
 def load_handler(path: str) -> Handler:
     handler: Handler = load_object(path)
     return handler
-
-
-def load_object(path: str) -> Any:
-    """What `package.module:Name` names. Raises `ConfigError`, or what the module raises."""
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # something that the module needs
-        raise ConfigError(
-            f"there is no module {error.name!r} for {path}; it must be importable from where Tonle is started "
-            "(PYTHONPATH)",
-            param="kind",
-        ) from None
-    if not hasattr(module, name):
-        raise ConfigError(f"the module {module_name} has no {name!r}", param="kind")
-    return getattr(module, name)

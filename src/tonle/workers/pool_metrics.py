@@ -54,16 +54,15 @@ class PoolMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self.registry.collect()
-        gauges = {
-            "queue_length": ("Jobs that wait.", lambda pool: pool.num_waiting),
-            "running": ("Jobs in workers.", lambda pool: pool.num_running),
-            "instances_ready": ("Workers that are ready.", lambda pool: pool.num_ready),
-        }
-        for name, (text, read) in gauges.items():
-            family = GaugeMetricFamily(f"tonle_worker_{name}", text, labels=_LABELS)
-            for pool in self._pools:
-                family.add_metric([pool.name, pool.model], read(pool))
-            yield family
+        yield self._gauge("queue_length", "Jobs that wait.", [pool.num_waiting for pool in self._pools])
+        yield self._gauge("running", "Jobs in workers.", [pool.num_running for pool in self._pools])
+        yield self._gauge("instances_ready", "Workers that are ready.", [pool.num_ready for pool in self._pools])
+
+    def _gauge(self, name: str, text: str, values: list[int]) -> Metric:
+        family = GaugeMetricFamily(f"tonle_worker_{name}", text, labels=_LABELS)
+        for pool, value in zip(self._pools, values, strict=True):
+            family.add_metric([pool.name, pool.model], value)
+        return family
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"tonle_worker_{name}", text, _LABELS, registry=self.registry, buckets=buckets)

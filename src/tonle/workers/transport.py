@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +21,9 @@ from tonle.observe.trace_context import TraceContext
 from tonle.protocol.adapters import unknown_model
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
+from tonle.protocol.multipart import is_form, parse_form
 from tonle.protocol.replies import ModelEntry
-from tonle.workers.builtin import handlers_of, load_handler
+from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler
 from tonle.workers.pool import WorkerPool
 from tonle.workers.worker_request import WorkerRequest
 
@@ -97,7 +97,7 @@ class WorkersTransport:
         """Raises `UnknownModel`."""
         found = self._by_path[request.path]
         model = named_model(request)
-        if not model or request.path.startswith("/v1/workers/"):
+        if not model or request.path.startswith(OWN_PREFIX):
             return next(iter(found.values()))
         if model not in found:
             raise unknown_model(model, f"{request.path} has {', '.join(found)}")
@@ -182,26 +182,15 @@ class _TimedSink:
 
 
 def named_model(request: WorkerRequest) -> str | None:
-    """The model a request names, in JSON or in a form; None if it names none, or is neither (its endpoint will say so)."""
+    """The model a request names, in JSON or in a form; None if it names none, or its JSON is wrong (its endpoint will say so).
+    Raises `InvalidRequest`."""
     content_type = request.header("content-type")
-    if content_type.lower().startswith("multipart/form-data"):
-        return _form_model(request.body, content_type)
+    if is_form(content_type):
+        return parse_form(request.body, content_type).text("model")
     try:
         return msgspec.json.decode(request.body, type=_Named).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _form_model(body: bytes, content_type: str) -> str | None:
-    """The field `model` of a multipart form."""
-    boundary = re.search(r'boundary="?([^";,]{1,70})', content_type)
-    if boundary is None:
-        return None
-    for part in body.split(b"--" + boundary[1].encode())[1:]:
-        head, _, value = part.partition(b"\r\n\r\n")
-        if re.search(rb'(?i)content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;|\r|$)', head):
-            return value.removesuffix(b"\r\n").decode("utf-8", "replace").strip()
-    return None
 
 
 def _after(seconds: float) -> float | None:

@@ -11,14 +11,14 @@ CODE = """
 from tonle.child import heap
 {start}
 trimmer = heap.HeapTrimmer()
-calm = heap._resident_bytes()
+calm = heap.resident_bytes()
 blocks = [bytes(4096) for _ in range(40_000)]  # 160 MB in pieces
 kept = [bytes(4096) for _ in range(10)]  # above them
-peak = heap._resident_bytes()
+peak = heap.resident_bytes()
 assert peak - calm > 150e6, (calm, peak)
 del blocks
 {look}
-print((heap._resident_bytes() - calm) // 1_000_000)
+print((heap.resident_bytes() - calm) // 1_000_000)
 """
 
 

@@ -20,6 +20,8 @@ from tonle.protocol.errors import error_reply, no_such_path, wrong_method
         (errors.ShuttingDown("m", param="p"), 503, "service_unavailable_error", "shutting_down"),
         (errors.InternalError("m", param="p"), 500, "server_error", "internal_error"),
         (errors.EngineDied("m", param="p"), 500, "server_error", "engine_died"),
+        (errors.WorkerDied("m", param="p"), 500, "server_error", "worker_died"),
+        (errors.WorkerTimedOut("m", param="p"), 504, "server_error", "worker_timeout"),
     ],
 )
 def test_ours(error: errors.TonleError, status: int, kind: str, code: str) -> None:

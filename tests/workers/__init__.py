@@ -1,0 +1,1 @@
+"""Pools of real worker processes, with small kinds."""
