@@ -134,4 +134,7 @@ class KeptReply:
 
 def token_ids(count: int, lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, VOCAB_SIZE, (lengths[place % len(lengths)],), generator=generator).tolist() for place in range(count)]
+    return [
+        torch.randint(4, VOCAB_SIZE, (lengths[place % len(lengths)],), generator=generator).tolist()
+        for place in range(count)
+    ]

@@ -28,9 +28,7 @@ def loaded(kind: EncoderKind, folder: Path, **options: Any) -> Any:
 
 
 def job(ids: list[int], types: list[int] | None = None, **fields: Any) -> Job:
-    return token_job(
-        Tokens(np.array(ids, np.int32), None if types is None else np.array(types, np.uint8)), **fields
-    )
+    return token_job(Tokens(np.array(ids, np.int32), None if types is None else np.array(types, np.uint8)), **fields)
 
 
 def vectors(kind: EncoderKind, jobs: list[Job]) -> np.ndarray:
@@ -60,9 +58,9 @@ def pooled(states: torch.Tensor, pooling: str) -> torch.Tensor:
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_vectors_are_those_of_transformers(family: str, pooling: str, tmp_path: Path) -> None:
     theirs = save_encoder(family, tmp_path)
-    save_modules(tmp_path, {"pooling_mode_mean_tokens": False, **{
+    save_modules(tmp_path, {"pooling_mode_mean_tokens": False, 
         {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}[pooling]: True
-    }})  # fmt: skip
+    })  # fmt: skip
     ours = loaded(Embeddings(), tmp_path)
     inputs = token_ids(20, LENGTHS)
     found = vectors(ours, [job(ids, normalize=False) for ids in inputs])

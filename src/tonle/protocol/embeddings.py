@@ -82,11 +82,19 @@ class EncoderRequest(Struct, kw_only=True):
     other_fields: ClassVar = OtherFields(
         refused={
             **dict.fromkeys(
-                ("messages", "add_generation_prompt", "chat_template", "chat_template_kwargs", "continue_final_message"),
+                (
+                    "messages",
+                    "add_generation_prompt",
+                    "chat_template",
+                    "chat_template_kwargs",
+                    "continue_final_message",
+                ),
                 Refusal("encoders have no chat template; send the text as input", (False, {})),
             ),
             "pooling": Refusal("an encoder is pooled as it was trained; the pool's options can name another pooling"),
-            **dict.fromkeys(("instruction", "task"), Refusal("use prompt_name or input_type, or put it before the text")),
+            **dict.fromkeys(
+                ("instruction", "task"), Refusal("use prompt_name or input_type, or put it before the text")
+            ),
             "embedding_types": Refusal("use encoding_format", (["float"],)),
         },
         no_effect={**_PADDING, "priority": "has no effect: a pool of workers takes jobs as they come"},

@@ -134,7 +134,10 @@ def _modules(path: Path) -> tuple[tuple[str, ...], tuple[DenseFolder, ...]]:
     if not file.is_file():
         return ("mean",), ()
     try:
-        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in json.loads(file.read_bytes())]
+        listed = json.loads(file.read_bytes())
+        if not isinstance(listed, list):
+            raise TypeError(f"it is a {type(listed).__name__}")
+        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in listed]
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ModelError(f"{file}: is not a list of modules: {error}") from error
     pooling: tuple[str, ...] = ("mean",)

@@ -116,6 +116,10 @@ class EncoderText:
         """Tokens that are put around a text."""
         return int(self._tokenizer.num_special_tokens_to_add(False))
 
+    def num_before(self, prompt: str) -> int:
+        """Tokens of a prompt."""
+        return len(self._encode([prompt], special=False)[0].ids) if prompt else 0
+
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[Encoding]:
         given = [text.lower() for text in texts] if self.facts.lower_case else list(texts)
         return list(self._tokenizer.encode_batch_fast(given, add_special_tokens=special))

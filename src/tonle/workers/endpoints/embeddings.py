@@ -75,7 +75,9 @@ def _dimensions(asked: EncoderRequest, text: EncoderText) -> int:
             "embeddings, and the first numbers of a vector alone mean little", param="dimensions",
         )  # fmt: skip
     allowed = ", ".join(map(str, sorted({*trained, own}))) if trained else f"1 to {own}"
-    raise InvalidRequest(f"dimensions must be one of those that the model was trained for: {allowed}", param="dimensions")
+    raise InvalidRequest(
+        f"dimensions must be one of those that the model was trained for: {allowed}", param="dimensions"
+    )
 
 
 def _tokens(asked: EncoderRequest, inputs: list[str | list[int]], text: EncoderText) -> list[Tokens]:
@@ -103,7 +105,8 @@ def _cut(asked: EncoderRequest, text: EncoderText) -> Cut | None:
         return None
     if most == 0 or most < -1:
         raise InvalidRequest(
-            "truncate_prompt_tokens must be 1 or more, or -1 for as many as the model takes", param="truncate_prompt_tokens"
+            "truncate_prompt_tokens must be 1 or more, or -1 for as many as the model takes",
+            param="truncate_prompt_tokens",
         )
     longest = text.facts.max_tokens
     return Cut(longest if most == -1 else min(most, longest), asked.truncation_side == "left")

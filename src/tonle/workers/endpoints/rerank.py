@@ -53,7 +53,9 @@ async def score(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
 def _look(request: WorkerRequest, asked: ScoringFields, warnings: list[FieldWarning]) -> None:
     """At what is a decoder's. Raises `InvalidRequest`."""
     if asked.method is not None:
-        raise InvalidRequest("method is for language models; an encoder has one way to score: leave it out", param="method")
+        raise InvalidRequest(
+            "method is for language models; an encoder has one way to score: leave it out", param="method"
+        )
     if asked.priority is not None:
         warnings.append(FieldWarning("priority", "has no effect: a pool of workers takes jobs as they come"))
     check_strict(request, warnings)
@@ -97,10 +99,11 @@ async def _cosines(
 
     def tokens() -> list[Tokens]:
         names = [f"documents[{place}]" for place in range(len(documents))]
-        longest = text.facts.max_tokens
-        cut = None if most is None else Cut(min(most + text.num_special, longest))
-        return text.encode(asked, ["query"] * len(asked), prompt=text.prompt(None, "query")) + text.encode(
-            documents, names, prompt=text.prompt(None, "document"), cut=cut
+        ask, tell = text.prompt(None, "query"), text.prompt(None, "document")
+        around = text.num_special + text.num_before(tell)
+        cut = None if most is None else Cut(min(most + around, text.facts.max_tokens))
+        return text.encode(asked, ["query"] * len(asked), prompt=ask) + text.encode(
+            documents, names, prompt=tell, cut=cut
         )
 
     found = await on_thread(request, tokens)

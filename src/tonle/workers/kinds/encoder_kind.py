@@ -46,7 +46,9 @@ class EncoderKind(Kind):
             raise ConfigError(
                 f"there is no option {min(unknown)!r}; there are {', '.join(_OPTIONS)}", param=min(unknown)
             )
-        if threads := options.get("threads"):
+        if (threads := options.get("threads")) is not None:
+            if not isinstance(threads, int) or threads < 1:
+                raise ConfigError(f"threads must be an integer of at least 1, not {threads!r}", param="threads")
             torch.set_num_threads(threads)
         where = choose_device(device)
         self.folder = read_folder(find_folder(model), options)
