@@ -23,7 +23,7 @@ from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 from tonle.protocol.multipart import is_form, parse_form
 from tonle.protocol.replies import ModelEntry
-from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler
+from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler, other_handlers_of
 from tonle.workers.pool import WorkerPool
 from tonle.workers.worker_request import WorkerRequest
 
