@@ -173,9 +173,11 @@ async def measure(options: argparse.Namespace) -> None:
             await pool.wait_ready()
         sides = {STATIC: static.submit, **{name: submit_to(pool) for name, pool in pools.items()}}
         for submit in sides.values():
-            await drive(Side(submit), texts[: 2 * options.batch_size], None)  # not counted
+            await drive(Side(submit), texts[: options.batch_size], None)  # not counted
         about = f"{len(texts)} texts of 4 to {options.longest} tokens, {sum(map(len, texts)) / len(texts):.0f} on average"
         burst = await compare(sides, texts, options.repeats, None, f"{about}, all at once, batches of {options.batch_size}")
+        if not options.load:
+            return
         rate = options.load * statistics.median(burst[STATIC].texts_per_s)
         title = f"the same, {rate:.0f} arrive per second: {options.load:.0%} of what static batches reach"
         await compare(sides, texts, options.repeats, rate, title)
@@ -189,7 +191,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=256, help="tokens")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--wait-ms", type=float, default=5.0, help="how long the first text of a batch waits for others")
-    parser.add_argument("--load", type=float, default=0.8, help="arrivals over time, of what static batches reach")
+    parser.add_argument("--load", type=float, default=0.8, help="arrivals over time, of what static batches reach; 0: none")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
     asyncio.run(measure(parser.parse_args()))

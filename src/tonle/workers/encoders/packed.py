@@ -47,8 +47,8 @@ class Packed:
     @property
     def starts(self) -> NDArray[np.int64]:
         """The first token of each input."""
-        ends = np.cumsum(self.lengths)
-        return ends - np.asarray(self.lengths)
+        starts: NDArray[np.int64] = np.cumsum(self.lengths) - np.asarray(self.lengths)
+        return starts
 
     @property
     def positions(self) -> NDArray[np.int64]:
