@@ -129,6 +129,8 @@ class Instance:
             return
         if self.is_ready:
             self._end(Why.STOPPED)
+            if self._process is not None and self.jobs and all(job.is_over for job in self.jobs):
+                self._process.kill()  # nobody waits for what it works on
         elif self.state is not State.LEAVING:
             self._task.cancel()
         await asyncio.wait([self._task])

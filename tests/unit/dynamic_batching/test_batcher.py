@@ -157,3 +157,18 @@ def test_cancelled_items_do_not_pile_up() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys, tonle.dynamic_batching; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_event_loop_is_told_when_to_look_again() -> None:
+    batcher = DynamicBatcher(
+        BatchingConfig(strategy=BatchingStrategy.NAIVE, max_batch_size=2, batch_timeout_ms=3_600_000)
+    )
+    assert batcher.ready_in_s() is None
+    first = batcher.add_item("a", 1)
+    assert 3000 < (batcher.ready_in_s() or 0) <= 3600 and len(batcher.get_next_batch()[0]) == 0
+    batcher.add_item("b", 1, deadline_ms=60_000)
+    assert batcher.ready_in_s() == 0  # full
+    batcher.cancel(first)
+    assert 50 < (batcher.ready_in_s() or 0) <= 60  # until it expires
+    batcher.close()
+    assert batcher.ready_in_s() == 0 and list(batcher.get_next_batch()[0]) == ["b"]

@@ -18,6 +18,7 @@ from tonle.errors import InvalidRequest
 from tonle.protocol import sse
 from tonle.protocol.parse import decode_object
 from tonle.workers.kind import Job, Result
+from tonle.workers.pace import Pace
 from tonle.workers.pool import WorkerPool
 from tonle.workers.worker_request import WorkerRequest
 
@@ -38,12 +39,13 @@ async def own_kind(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None
 
 
 async def _stream(job: Job, pool: WorkerPool, sink: Sink) -> None:
-    began = False
+    pace, began = Pace(sink), False
     async with contextlib.aclosing(pool.stream(job)) as pieces:
         async for piece in pieces:
             if not began:
                 sink.head(200, {"content-type": sse.CONTENT_TYPE})
                 began = True
+            await pace.room()
             sink.data(sse.DATA + msgspec.json.encode(_reply(piece)) + sse.END)
     if not began:
         sink.head(200, {"content-type": sse.CONTENT_TYPE})
