@@ -174,8 +174,12 @@ async def measure(options: argparse.Namespace) -> None:
         sides = {STATIC: static.submit, **{name: submit_to(pool) for name, pool in pools.items()}}
         for submit in sides.values():
             await drive(Side(submit), texts[: options.batch_size], None)  # not counted
-        about = f"{len(texts)} texts of 4 to {options.longest} tokens, {sum(map(len, texts)) / len(texts):.0f} on average"
-        burst = await compare(sides, texts, options.repeats, None, f"{about}, all at once, batches of {options.batch_size}")
+        about = (
+            f"{len(texts)} texts of 4 to {options.longest} tokens, {sum(map(len, texts)) / len(texts):.0f} on average"
+        )
+        burst = await compare(
+            sides, texts, options.repeats, None, f"{about}, all at once, batches of {options.batch_size}"
+        )
         if not options.load:
             return
         rate = options.load * statistics.median(burst[STATIC].texts_per_s)
@@ -185,13 +189,19 @@ async def measure(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or hub name of a BERT that is pooled by the mean; the default model without")
+    parser.add_argument(
+        "--model", help="folder or hub name of a BERT that is pooled by the mean; the default model without"
+    )
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--lengths", choices=["mixed", "even"], default="mixed")
     parser.add_argument("--longest", type=int, default=256, help="tokens")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--wait-ms", type=float, default=5.0, help="how long the first text of a batch waits for others")
-    parser.add_argument("--load", type=float, default=0.8, help="arrivals over time, of what static batches reach; 0: none")
+    parser.add_argument(
+        "--wait-ms", type=float, default=5.0, help="how long the first text of a batch waits for others"
+    )
+    parser.add_argument(
+        "--load", type=float, default=0.8, help="arrivals over time, of what static batches reach; 0: none"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
     asyncio.run(measure(parser.parse_args()))
