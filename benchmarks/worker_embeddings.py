@@ -3,9 +3,9 @@
     python -m benchmarks.worker_embeddings                     # the default model; a burst, then arrivals over time
     python -m benchmarks.worker_embeddings --lengths even      # texts of all lengths alike; most others are short
 
-Static batches are what a script around `transformers` does: so many texts in the order of arrival, padded to the longest of them.
-Does: give both sides the same token ids in turns, print medians and ratios by repeat, check that vectors agree. Does not: tokenize,
-or measure HTTP.
+Static batches are what a script around `transformers` does: so many texts in the order of arrival, padded to the longest.
+Does: give both sides the same token ids in turns, print medians and ratios by repeat, check that vectors agree. Does not:
+tokenize, or measure HTTP.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,21 +97,27 @@ class InlinePool:
         self.kind = kind
         self.jobs: list[Job] = []
         self.num_inside = self.most_inside = 0
+        self._changed = asyncio.Event()
 
     async def run(self, job: Job, *, timeout_s: float | None = None) -> Result:
-        import asyncio
-
         self.num_inside += 1
         self.most_inside = max(self.most_inside, self.num_inside)
         try:
             await asyncio.sleep(0)
             self.jobs.append(job)
+            self._changed.set()
             (found,) = self.kind.run([job])
         finally:
             self.num_inside -= 1
         if isinstance(found, TonleError):
             raise found
         return found
+
+    async def until(self, num_jobs: int) -> None:
+        """So many have begun."""
+        while len(self.jobs) < num_jobs:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 class KeptReply:

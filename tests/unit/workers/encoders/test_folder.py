@@ -56,7 +56,8 @@ def test_pooling_that_cannot_be_served(config: dict[str, Any], words: str, folde
 
 @pytest.mark.parametrize(
     ("modules", "words"),
-    [([{"type": "x.WeightedLayerPooling", "path": ""}], "WeightedLayerPooling cannot be served"), ({}, "is not a list of modules"),
+    [([{"type": "x.WeightedLayerPooling", "path": ""}], "WeightedLayerPooling cannot be served"),
+     ({}, "is not a list of modules"),
      ([{"type": "x.Dense", "path": "../other"}], "outside of the model's folder"), ([1], "is not a list of modules"),
      ([{"type": "x.Normalize", "path": ""}, {"type": "x.Dense", "path": "2"}], "Normalize before other modules")],
 )  # fmt: skip

@@ -115,9 +115,11 @@ def test_dimensions_need_a_model_that_was_trained_for_them(kind: Embeddings, tmp
     ("body", "param"),
     [({}, "input"), ({"input": []}, "input"), ({"input": ""}, "input"), ({"input": ["cat", " "]}, "input[1]"),
      ({"input": [1, "x"]}, "input"), ({"input": [[5], [64]]}, "input[1]"), ({"input": [-1]}, "input"),
-     ({"input": [2**40]}, "input"), ({"input": [[]]}, "input"), ({"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+     ({"input": [2**40]}, "input"), ({"input": [[]]}, "input"),
+     ({"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
      ({"input": "x", "prompt_name": "none"}, "prompt_name"), ({"input": "x", "input_type": "none"}, "input_type"),
-     ({"input": "x", "input_type": "query", "prompt_name": "query"}, "prompt_name"), ({"input": "x", "pooling": "last"}, "pooling"),
+     ({"input": "x", "input_type": "query", "prompt_name": "query"}, "prompt_name"),
+     ({"input": "x", "pooling": "last"}, "pooling"),
      ({"input": "x", "encoding_format": "hex"}, "encoding_format"), ({"input": ["x"] * 2049}, "input"),
      ({"messages": [{"role": "user", "content": "x"}]}, "messages")],
 )  # fmt: skip
@@ -140,8 +142,7 @@ def test_a_large_request_leaves_room_for_small_ones(kind: Embeddings) -> None:
 
     async def both() -> tuple[int, Any]:
         large = asyncio.ensure_future(ask_async(pool, {"input": ["cat dog", "cat", "the cat purrs"] * 200}))
-        while len(pool.jobs) < 20:  # it is under way
-            await asyncio.sleep(0)
+        await pool.until(20)  # it is under way
         await ask_async(pool, {"input": "paris"})
         done = len(pool.jobs)
         assert not large.done()
@@ -161,8 +162,7 @@ def test_a_caller_who_leaves_withdraws_the_rest(kind: Embeddings) -> None:
 
     async def leave() -> None:
         large = asyncio.ensure_future(ask_async(pool, {"input": ["cat"] * 500}))
-        while len(pool.jobs) < 20:
-            await asyncio.sleep(0)
+        await pool.until(20)  # it is under way
         large.cancel()
         with pytest.raises(asyncio.CancelledError):
             await large

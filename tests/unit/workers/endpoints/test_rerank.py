@@ -116,7 +116,8 @@ def test_embeddings_rank_by_cosine_with_their_prompts(vectors: Embeddings) -> No
 @pytest.mark.parametrize(
     ("body", "param"),
     [({"query": "x", "documents": []}, "documents"), ({"query": " ", "documents": ["x"]}, "query"),
-     ({"query": "x", "documents": ["x"], "top_n": 0}, "top_n"), ({"query": "x", "documents": ["x"], "method": "yes_no"}, "method"),
+     ({"query": "x", "documents": ["x"], "top_n": 0}, "top_n"),
+     ({"query": "x", "documents": ["x"], "method": "yes_no"}, "method"),
      ({"query": "x", "documents": ["x"] * 1025}, "documents"), ({"query": "x"}, "documents"),
      ({"query": "x", "documents": ["x"], "max_tokens_per_doc": 0}, "max_tokens_per_doc")],
 )  # fmt: skip
