@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from rich.console import Console
 from transformers import AutoModel
@@ -102,15 +103,23 @@ def submit_to(pool: WorkerPool) -> Submit:
 @dataclass
 class Side:
     submit: Submit
+    pool: WorkerPool | None = None
+    cpu_s: list[float] = field(
+        default_factory=list
+    )  # of each repeat, in all its processes: what other programs do not change
     texts_per_s: list[float] = field(default_factory=list)  # of each repeat
     waits_s: list[float] = field(default_factory=list)
     vectors: np.ndarray | None = None
+
+    def cpu_used_s(self) -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in (self.pool.pids if self.pool else [])]
+        return time.process_time() + sum(each.user + each.system for each in times)
 
 
 async def drive(side: Side, texts: list[list[int]], rate: float | None) -> None:
     """All at once, or `rate` texts per second at random moments, the same for each side."""
     rng = random.Random(1)
-    began = time.monotonic()
+    began, used_s = time.monotonic(), side.cpu_used_s()
     due = 0.0
 
     async def one(ids: list[int], at_s: float) -> Vector:
@@ -126,12 +135,13 @@ async def drive(side: Side, texts: list[list[int]], rate: float | None) -> None:
         tasks.append(asyncio.ensure_future(one(ids, due)))
     side.vectors = np.stack(await asyncio.gather(*tasks))
     side.texts_per_s.append(len(texts) / (time.monotonic() - began))
+    side.cpu_s.append(side.cpu_used_s() - used_s)
 
 
 async def compare(
-    sides: dict[str, Submit], texts: list[list[int]], repeats: int, rate: float | None, title: str
+    sides: dict[str, Side], texts: list[list[int]], repeats: int, rate: float | None, title: str
 ) -> dict[str, Side]:
-    found = {name: Side(submit) for name, submit in sides.items()}
+    found = {name: Side(side.submit, side.pool) for name, side in sides.items()}
     for _ in range(repeats):
         for side in found.values():
             await drive(side, texts, rate)
@@ -143,14 +153,25 @@ async def compare(
         middle = statistics.median(side.texts_per_s)
         assert static.vectors is not None and side.vectors is not None
         p50, p95 = np.percentile(side.waits_s, [50, 95])
+        cpu_ms = 1000 * statistics.median(side.cpu_s) / len(texts)
+        apart = (static.vectors * side.vectors).sum(axis=1).min()
         rows.append([
             name, f"{middle:.0f}", f"{middle * num_tokens / len(texts):.0f}", f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f}–{max(ratios):.2f}", f"{p50 * 1000:.0f}", f"{p95 * 1000:.0f}",
-            f"{(static.vectors * side.vectors).sum(axis=1).min():.5f}",
+            f"{min(ratios):.2f}–{max(ratios):.2f}", f"{cpu_ms:.1f}", f"{p50 * 1000:.0f}", f"{p95 * 1000:.0f}", f"{apart:.5f}",
         ])  # fmt: skip
     console = Console()
     console.print(title, soft_wrap=True)
-    columns = ("", "texts/s", "tokens/s", "× static", "range", "wait p50, ms", "wait p95, ms", "furthest cosine")
+    columns = [
+        "",
+        "texts/s",
+        "tokens/s",
+        "× static",
+        "range",
+        "CPU ms/text",
+        "wait p50, ms",
+        "wait p95, ms",
+        "furthest cosine",
+    ]
     print_wide(markdown_table(columns, rows), console)
     return found
 
@@ -170,10 +191,11 @@ async def measure(options: argparse.Namespace) -> None:
         for pool in pools.values():
             await pool.start()
             stack.push_async_callback(pool.stop)
+        for pool in pools.values():
             await pool.wait_ready()
-        sides = {STATIC: static.submit, **{name: submit_to(pool) for name, pool in pools.items()}}
-        for submit in sides.values():
-            await drive(Side(submit), texts[: options.batch_size], None)  # not counted
+        sides = {STATIC: Side(static.submit)} | {name: Side(submit_to(pool), pool) for name, pool in pools.items()}
+        for side in sides.values():
+            await drive(side, texts[: options.batch_size], None)  # not counted
         about = (
             f"{len(texts)} texts of 4 to {options.longest} tokens, {sum(map(len, texts)) / len(texts):.0f} on average"
         )
