@@ -15,7 +15,7 @@ from tonle.workers.pool_config import PoolConfig
 
 SCRIPTED = "tests.workers.kinds:Scripted"
 ONE_BY_ONE = "tests.workers.kinds:OneByOne"
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 def short_pauses() -> Backoff:

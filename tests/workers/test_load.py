@@ -77,7 +77,6 @@ def test_instances_start_on_demand_and_end_when_idle(tmp_path: Path) -> None:
         async with running(ONE_BY_ONE, instances=3, min_instances=0, idle_unload_s=0.1) as pool:
             assert pool.num_ready == 0 and pool.why_not_ready() is None
             assert (await pool.run(Job({"name": "cold"}))).fields["name"] == "cold"
-            assert pool.num_ready == 1
             await until(lambda: pool.num_ready == 0)  # unloaded
             waits = Job({"do": "wait", "flag": str(flag)})
             waiting = asyncio.create_task(pool.run_all([waits] * 5))

@@ -104,8 +104,13 @@ def test_a_kind_of_ones_own_over_http(tmp_path: Path) -> None:
             body = {"reverse": True, "media": [base64.b64encode(one).decode() for one in media], "size": 3}
             found = (await ask(transport, "POST", path, body)).json["media"]
             assert [base64.b64decode(one) for one in found] == [one[::-1] for one in media]
-            for body, param in (({"media": "x"}, "media"), ({"media": ["é"]}, "media"), ({"size": 0}, "size")):
-                reply = await ask(transport, "POST", path, body)
+            wrong: list[tuple[dict[str, Any], str]] = [
+                ({"media": "x"}, "media"),
+                ({"media": ["é"]}, "media"),
+                ({"size": 0}, "size"),
+            ]
+            for asked, param in wrong:
+                reply = await ask(transport, "POST", path, asked)
                 assert reply.status == 400 and reply.json["error"]["param"] == param
             reply = await ask(transport, "POST", path, {"do": "refuse"})
             assert (reply.status, reply.json["error"]["message"]) == (400, "not like this")
