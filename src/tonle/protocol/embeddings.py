@@ -76,6 +76,57 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
     endianness: Annotated[Literal["native", "little"] | None, about("Of base64. Always little.")] = None
 
 
+class EncoderRequest(Struct, kw_only=True):
+    """/v1/embeddings of a pool of encoders: `EmbeddingRequest` without what is a decoder's, with prompts."""
+
+    other_fields: ClassVar = OtherFields(
+        refused={
+            **dict.fromkeys(
+                (
+                    "messages",
+                    "add_generation_prompt",
+                    "chat_template",
+                    "chat_template_kwargs",
+                    "continue_final_message",
+                ),
+                Refusal("encoders have no chat template; send the text as input", (False, {})),
+            ),
+            "pooling": Refusal("an encoder is pooled as it was trained; the pool's options can name another pooling"),
+            **dict.fromkeys(
+                ("instruction", "task"), Refusal("use prompt_name or input_type, or put it before the text")
+            ),
+            "embedding_types": Refusal("use encoding_format", (["float"],)),
+        },
+        no_effect={**_PADDING, "priority": "has no effect: a pool of workers takes jobs as they come"},
+    )
+    model: Annotated[str | None, about("Name of the pool's model; may be left out.")] = None
+    input: Annotated[
+        str | list[str | Integer | list[Integer]] | None,
+        about("Text, token ids, or a list of up to 2048 of either: one embedding for each."),
+    ] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None, about("base64: float32, little-endian. Default float.")
+    ] = None
+    dimensions: Annotated[
+        Integer | None, about("Accepted if equal to the model's own, or if it was trained for shorter ones.")
+    ] = None
+    input_type: Annotated[
+        str | None, about("query or document: the model's own prompt for it is put before each text.")
+    ] = None
+    prompt_name: Annotated[str | None, about("One of the model's prompts by its name.")] = None
+    normalize: Annotated[bool | None, about("Scale to length 1. Default true.")] = None
+    use_activation: Annotated[bool | None, about("vLLM's name for normalize.")] = None
+    truncate_prompt_tokens: Annotated[
+        Integer | None, about("Use this many tokens of a longer input; -1: as many as the model takes.")
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, about("Where a longer input is cut off. Default right: its beginning is used.")
+    ] = None
+    add_special_tokens: Annotated[bool | None, about("Let the tokenizer add its own. Default true.")] = None
+    embed_dtype: Annotated[Literal["float32"] | None, about("Of base64. Only float32.")] = None
+    endianness: Annotated[Literal["native", "little"] | None, about("Of base64. Always little.")] = None
+
+
 class ScoringFields(PoolingFields, kw_only=True):
     """What scores and rankings share."""
 

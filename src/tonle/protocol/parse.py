@@ -27,6 +27,7 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNINGS = 32
 MAX_NAME_CHARS = 100
 MAX_FIELDS = 1000  # of the body itself; no API has a tenth of that
+MAX_HEADER_CHARS = 256  # of X-Tonle-Warnings
 MAX_ANSWERS = 4096  # prompts x n of one request, whichever server answers; each may allow fewer
 
 _WORDS = {
@@ -70,6 +71,14 @@ def strict_refusal(warnings: list[FieldWarning]) -> InvalidRequest:
     """The error for `warnings` in strict mode. It says what would happen to each field otherwise."""
     what = "; ".join(f"{warning.param}: {warning.message}" for warning in warnings)
     return InvalidRequest(f"strict mode refuses this request; without it: {what}", param=warnings[0].param)
+
+
+def warning_headers(warnings: list[FieldWarning]) -> dict[str, str]:
+    """`X-Tonle-Warnings: 2; user, top_a`. Field names come from the caller: only plain ASCII goes into a header."""
+    if not warnings:
+        return {}
+    names = ", ".join(warning.param for warning in warnings).encode("unicode_escape").decode()
+    return {"x-tonle-warnings": f"{len(warnings)}; {names}"[:MAX_HEADER_CHARS].rstrip()}
 
 
 def decode_object(body: bytes) -> dict[str, Any]:

@@ -7,7 +7,6 @@ are withdrawn together if its caller leaves. Does not: pool (the engine does), o
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from dataclasses import dataclass
 
@@ -15,27 +14,22 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from tonle.engine.embedding import Embedding, Vector, check_fits, normalized
+from tonle.engine.embedding import Embedding, check_fits, normalized
 from tonle.engine.messages import ModelCard
 from tonle.engine.request import RequestPriority
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.adapters import ADAPTER_HEADER, header_value
-from tonle.protocol.embeddings import EmbeddingData, EmbeddingRequest, EncodedEmbeddings, PoolingUsage
-from tonle.protocol.openai import PromptTokensDetails
-from tonle.protocol.parse import parse
+from tonle.protocol.embeddings import EmbeddingRequest, EncodedEmbeddings
+from tonle.protocol.parse import parse, warning_headers
+from tonle.protocol.pooling_bodies import as_inputs, check_reply_size, encoded, pooling_usage
 from tonle.replica.endpoints import EndpointReply
 from tonle.replica.generate import THREAD_BYTES
-from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.template_messages import template_messages
 from tonle.replica.translate import check_prompt, read_priority_field
 
-MAX_INPUTS = 2048  # of one request, as OpenAI's
-MAX_REPLY_BYTES = 48 * 1024**2  # the gateway passes on 64 MiB
 CHARS_PER_TOKEN = 16  # of a text that is cut: as much of it is looked at for each token that is used
-_AT_ONCE = 64  # vectors encoded before other requests have a turn
-# A number in a reply: seventeen digits, sign, exponent and comma; or four bytes in base64.
-_BYTES_PER_NUMBER = {"float": 22.0, "base64": 16 / 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +79,7 @@ def embedding_order(asked: EmbeddingRequest, text: Text, card: ModelCard) -> Emb
     _check_dimensions(asked, card)
     encoding = asked.encoding_format or "float"
     prompts = _prompts(asked, text, card)
-    num_bytes = len(prompts) * card.hidden_size * _BYTES_PER_NUMBER[encoding]
-    if num_bytes > MAX_REPLY_BYTES:
-        most = int(MAX_REPLY_BYTES / (card.hidden_size * _BYTES_PER_NUMBER[encoding]))
-        hint = ", or ask for encoding_format base64" if encoding == "float" else ""
-        raise InvalidRequest(
-            f"the reply to {len(prompts)} inputs would be too long: an embedding has {card.hidden_size} numbers. Send at "
-            f"most {most} inputs in one request{hint}.", param="input",
-        )  # fmt: skip
+    check_reply_size(len(prompts), card.hidden_size, encoding)
     normalize = asked.normalize if asked.normalize is not None else asked.use_activation
     return EmbeddingOrder(
         prompts, asked.pooling or "last", normalize is not False, encoding, read_priority_field(asked.priority)
@@ -118,7 +105,7 @@ def _prompts(asked: EmbeddingRequest, text: Text, card: ModelCard) -> list[list[
             extra=asked.chat_template_kwargs,
         )
         return [_checked(prompt, "messages", cut, card)]
-    inputs = _as_inputs(asked.input)
+    inputs = as_inputs(asked.input)
     special = asked.add_special_tokens is not False
     prompts = []
     for place, each in enumerate(inputs):
@@ -126,23 +113,6 @@ def _prompts(asked: EmbeddingRequest, text: Text, card: ModelCard) -> list[list[
         prompt = each if isinstance(each, list) else _encode(each, name, text, cut, special)
         prompts.append(_checked(prompt, name, cut, card))
     return prompts
-
-
-def _as_inputs(given: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
-    """One input or a list of them; a list of integers is one."""
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise InvalidRequest("input is an empty list", param="input")
-    if all(isinstance(item, int) for item in given):
-        return [given]  # type: ignore[list-item]
-    if len(given) > MAX_INPUTS:
-        raise InvalidRequest(
-            f"input has {len(given)} entries; one request may have at most {MAX_INPUTS}", param="input"
-        )
-    if all(isinstance(item, str) for item in given) or all(isinstance(item, list) for item in given):
-        return given  # type: ignore[return-value]
-    raise InvalidRequest("input must hold only texts, only token ids, or only lists of token ids", param="input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +162,6 @@ def _checked(prompt: list[int], name: str, cut: _Cut, card: ModelCard) -> list[i
     check_prompt(prompt, name, card)
     check_fits(prompt, card.context_length, name)
     return prompt
-
-
-async def encoded(vectors: Vector, encoding: str) -> list[msgspec.Raw]:
-    """The entries of `data` as JSON; other requests have their turn in between."""
-    data = []
-    for index, vector in enumerate(vectors):
-        if index % _AT_ONCE == _AT_ONCE - 1:
-            await asyncio.sleep(0)
-        numbers = base64.b64encode(vector.astype("<f4")).decode() if encoding == "base64" else vector.tolist()
-        data.append(msgspec.Raw(msgspec.json.encode(EmbeddingData(index, numbers))))
-    return data
-
-
-def pooling_usage(counts: list[tuple[int, int]]) -> PoolingUsage:
-    """Of prompts: their tokens, and those of them found in the prefix cache."""
-    total = sum(tokens for tokens, _ in counts)
-    return PoolingUsage(total, total, PromptTokensDetails(sum(cached for _, cached in counts)))
 
 
 def _time_headers(found: list[Embedding]) -> dict[str, str]:

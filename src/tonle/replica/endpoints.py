@@ -27,7 +27,7 @@ from tonle.protocol.openai import (
     TokenizeRequest,
     Tokens,
 )
-from tonle.protocol.parse import parse
+from tonle.protocol.parse import parse, warning_headers
 from tonle.replica.api_catalog import openapi
 from tonle.replica.chat_prompt import chat_prompt
 from tonle.replica.chat_style import ChatStyle
@@ -35,7 +35,7 @@ from tonle.replica.docs_page import docs_page
 from tonle.replica.generate import THREAD_BYTES
 from tonle.replica.read_thinking import read_thinking
 from tonle.replica.read_tools import read_tools
-from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.replica import Replica, ReplicaRequest
 
 # A conversation at /tokenize is read as the chat it would be.
 _OF_CHAT = [name for name in TokenizeRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]

@@ -28,11 +28,11 @@ from tonle.protocol.openai import (
     FieldWarning,
     SamplingFields,
 )
-from tonle.protocol.parse import parse
+from tonle.protocol.parse import parse, warning_headers
 from tonle.replica.answer_parts import AnswerFormat
 from tonle.replica.prompt_blocks import block_headers
 from tonle.replica.read_transfer import parse_from_router, read_transfer
-from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.submission import Submission
 from tonle.replica.translate import EngineRequest, ServedModel
 from tonle.telemetry.metrics import Metrics

@@ -20,7 +20,6 @@ from tonle.replica.chat_style import chat_style
 from tonle.telemetry.metrics import Metrics
 
 RETRY_AFTER_S = 5.0  # a guess at how long loading or a restart takes
-_HEADER_CHARS = 256  # of X-Tonle-Warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +147,3 @@ class Replica:
         strict = self.options.strict or request.header("x-tonle-strict").lower() in ("1", "true")
         if strict and warnings:
             raise strict_refusal(warnings)
-
-
-def warning_headers(warnings: list[FieldWarning]) -> dict[str, str]:
-    """`X-Tonle-Warnings: 2; user, top_a`. Field names come from the caller: only plain ASCII goes into a header."""
-    if not warnings:
-        return {}
-    names = ", ".join(warning.param for warning in warnings).encode("unicode_escape").decode()
-    return {"x-tonle-warnings": f"{len(warnings)}; {names}"[:_HEADER_CHARS].rstrip()}

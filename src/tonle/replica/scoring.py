@@ -24,9 +24,7 @@ from tonle.engine.request import GenerationConfig, GenerationResult, RequestPrio
 from tonle.engine.text import Text
 from tonle.errors import ContextOverflow, InvalidRequest
 from tonle.protocol.embeddings import (
-    Document,
     PoolingUsage,
-    RankedDocument,
     Ranking,
     RerankRequest,
     ScoreData,
@@ -35,14 +33,14 @@ from tonle.protocol.embeddings import (
     ScoringFields,
 )
 from tonle.protocol.openai import FieldWarning
-from tonle.protocol.parse import parse
-from tonle.replica.embeddings import CHARS_PER_TOKEN, pooling_usage
+from tonle.protocol.parse import parse, warning_headers
+from tonle.protocol.pooling_bodies import check_documents, documents_of, pairs_of, pooling_usage, ranked
+from tonle.replica.embeddings import CHARS_PER_TOKEN
 from tonle.replica.endpoints import EndpointReply
 from tonle.replica.generate import THREAD_BYTES
-from tonle.replica.replica import Replica, ReplicaRequest, warning_headers
+from tonle.replica.replica import Replica, ReplicaRequest
 from tonle.replica.translate import read_priority_field
 
-MAX_PAIRS = 1024  # of a query and a document, in one request
 _ROUNDS = 2  # batches of the engine that one request may fill, as embeddings do
 _QUESTION = "\n\nQuestion:"
 _INTRODUCTION = "Query: {query}\nDocument: "
@@ -75,7 +73,7 @@ class Scored:
 
 async def score(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     asked, warnings = parse(request.body, ScoreRequest)
-    queries, documents = _pairs_of(asked)
+    queries, documents = pairs_of(asked)
     model, scored = await _compute(replica, request, asked, queries, documents, warnings)
     reply = ScoreList(
         id=request.answer_id("score"), created=int(time.time()), model=model,
@@ -87,46 +85,13 @@ async def score(replica: Replica, request: ReplicaRequest) -> EndpointReply:
 
 async def rerank(replica: Replica, request: ReplicaRequest) -> EndpointReply:
     asked, warnings = parse(request.body, RerankRequest)
-    if not asked.documents:
-        raise InvalidRequest("documents is an empty list", param="documents")
-    if asked.top_n is not None and asked.top_n < 1:
-        raise InvalidRequest("top_n must be at least 1", param="top_n")
-    documents = [each.text if isinstance(each, Document) else each for each in asked.documents]
+    documents = documents_of(asked)
     model, scored = await _compute(replica, request, asked, [asked.query] * len(documents), documents, warnings)
-    best = sorted(range(len(documents)), key=lambda index: -scored.scores[index])[: asked.top_n]
-    shown = asked.return_documents is not False
-    results = [
-        RankedDocument(index, scored.scores[index], Document(text=documents[index]) if shown else UNSET)
-        for index in best
-    ]
+    results = ranked(scored.scores, documents, asked)
     reply = Ranking(
         id=request.answer_id("rerank"), model=model, results=results, usage=_usage(scored), warnings=warnings or UNSET
     )
     return EndpointReply(msgspec.json.encode(reply), headers=warning_headers(warnings))
-
-
-def _pairs_of(asked: ScoreRequest) -> tuple[list[str], list[str]]:
-    """Queries and documents, as many of each: one query goes with every document."""
-    given = {"text_1": asked.text_1, "queries": asked.queries, "text_2": asked.text_2, "documents": asked.documents}
-    sides: list[tuple[str, list[str]]] = []
-    for names in (("text_1", "queries"), ("text_2", "documents")):
-        found = [(name, value) for name in names if (value := given[name]) is not None]
-        if len(found) != 1:
-            raise InvalidRequest(f"give either {names[0]} or {names[1]}", param=names[0])
-        name, value = found[0]
-        texts = [value] if isinstance(value, str) else value
-        if not texts:
-            raise InvalidRequest(f"{name} is an empty list", param=name)
-        sides.append((name, texts))
-    (first, queries), (second, documents) = sides
-    if len(queries) == 1:
-        queries = queries * len(documents)
-    if len(queries) != len(documents):
-        raise InvalidRequest(
-            f"{first} has {len(queries)} texts and {second} has {len(documents)}: give one query, or one for each document",
-            param=first,
-        )
-    return queries, documents
 
 
 async def _compute(
@@ -201,12 +166,7 @@ def scoring_order(
     asked: ScoringFields, queries: list[str], documents: list[str], text: Text, card: ModelCard
 ) -> ScoringOrder:
     """Raises `CallerError`."""
-    if len(documents) > MAX_PAIRS:
-        raise InvalidRequest(
-            f"{len(documents)} documents are more than the {MAX_PAIRS} one request may have", param="documents"
-        )
-    if asked.max_tokens_per_doc is not None and asked.max_tokens_per_doc < 1:
-        raise InvalidRequest("max_tokens_per_doc must be at least 1", param="max_tokens_per_doc")
+    check_documents(documents, asked.max_tokens_per_doc)
     method = asked.method or "likelihood"
     write = told_likelihood if method == "likelihood" else told_yes_no
     pairs = []

@@ -2,6 +2,7 @@
 
 kind.py            what a worker process runs; a kind of your own is a small class
 kinds/             those that come with Tonle
+encoders/          the forward pass of BERT and the like, their files and tokenizers
 endpoints/         HTTP bodies into jobs, results into replies
 transport.py       pools as a backend of the gateway's pipeline
 pool.py            WorkerPool: which jobs run where, and once more

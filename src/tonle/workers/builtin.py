@@ -14,7 +14,7 @@ import msgspec
 
 from tonle.edge.client_connection import Sink
 from tonle.errors import ConfigError
-from tonle.protocol.embeddings import RERANK_PATHS
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.workers.import_path import load_object
 from tonle.workers.worker_request import WorkerRequest
 
@@ -30,16 +30,23 @@ Handler = Callable[[WorkerRequest, "WorkerPool", Sink], Awaitable[None]]
 class BuiltinKind(msgspec.Struct, frozen=True):
     kind: str  # import path of the class
     handlers: dict[str, str]  # by path; import paths of functions
+    others: dict[str, str] = {}  # the same of paths that it answers after the kinds that are made for them
 
+
+_RANKING = {
+    **dict.fromkeys(RERANK_PATHS, "tonle.workers.endpoints.rerank:rerank"),
+    **dict.fromkeys(SCORE_PATHS, "tonle.workers.endpoints.rerank:score"),
+}
 
 BUILTIN = {
     "embeddings": BuiltinKind(
         kind="tonle.workers.kinds.embeddings:Embeddings",
         handlers={"/v1/embeddings": "tonle.workers.endpoints.embeddings:embeddings"},
+        others=_RANKING,  # by the cosine of vectors
     ),
     "rerank": BuiltinKind(
         kind="tonle.workers.kinds.rerank:Rerank",
-        handlers=dict.fromkeys(RERANK_PATHS, "tonle.workers.endpoints.rerank:rerank"),
+        handlers=_RANKING,
     ),
     "asr": BuiltinKind(
         kind="tonle.workers.kinds.asr:Asr",
@@ -76,6 +83,11 @@ def kind_path(kind: str) -> str:
 def handlers_of(kind: str, name: str) -> dict[str, str]:
     """Import paths of handlers by path, of a pool with this name."""
     return BUILTIN[kind].handlers if kind in BUILTIN else {f"{OWN_PREFIX}{name}": OWN_HANDLER}
+
+
+def other_handlers_of(kind: str) -> dict[str, str]:
+    """The same of paths that other kinds are made for."""
+    return BUILTIN[kind].others if kind in BUILTIN else {}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
 from tonle.protocol.multipart import is_form, parse_form
 from tonle.protocol.replies import ModelEntry
-from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler
+from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler, other_handlers_of
 from tonle.workers.pool import WorkerPool
 from tonle.workers.worker_request import WorkerRequest
 
@@ -46,8 +46,10 @@ class WorkersTransport:
         self.pools = list(pools)
         self._created = int(time.time())
         self._by_path: dict[str, dict[str, tuple[WorkerPool, str]]] = {}  # by path, by model: the pool, its handler
-        for pool in self.pools:
-            for path, handler in handlers_of(pool.config.kind, pool.name).items():
+        made_for = [(pool, handlers_of(pool.config.kind, pool.name)) for pool in self.pools]
+        others = [(pool, other_handlers_of(pool.config.kind)) for pool in self.pools]
+        for pool, handlers in made_for + others:
+            for path, handler in handlers.items():
                 self._by_path.setdefault(path, {}).setdefault(pool.model, (pool, handler))
 
     @property
