@@ -69,7 +69,10 @@ def test_one_model_under_several_names_need_not_be_named(tmp_path: Path) -> None
     run(main())
 
 
-LIMITS = {"requests_per_minute": None, "tokens_per_minute": None, "max_concurrent": None, "tokens_per_day": None}
+LIMITS = {
+    "requests_per_minute": None, "tokens_per_minute": None, "max_concurrent": None, "tokens_per_day": None,
+    "audio_seconds_per_minute": None, "images_per_minute": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

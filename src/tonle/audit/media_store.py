@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tonle.audit import day_ledger
+from tonle.audit.audit_options import AuditOptions
 from tonle.audit.disk import Disk
 from tonle.audit.findings import Findings
 from tonle.audit.ledger_reader import texts_of
+from tonle.audit.record import Record
 from tonle.audit.regular_file import OddFileError, hash_regular
 
 FOLDER_NAME = "media"
@@ -33,6 +35,13 @@ References = dict[tuple[str, str], tuple[str, ...]]  # day and file of a record 
 def media_name(sha256: str) -> str:
     """Relative to the trail's directory."""
     return f"{FOLDER_NAME}/{sha256[:2]}/{sha256}"
+
+
+def write_media_of(records: Iterable[Record], disk: Disk, options: AuditOptions) -> None:
+    """Raises `OSError`."""
+    for record in records:
+        if record.media_data:
+            write_media(disk, options.directory, record.media_data, durable=options.fsync == "always")
 
 
 def write_media(disk: Disk, directory: Path, media: Mapping[str, bytes], *, durable: bool) -> None:

@@ -24,7 +24,7 @@ from tonle.audit.chain import Chain
 from tonle.audit.disk import Disk
 from tonle.audit.gaps import Gaps
 from tonle.audit.intents import FOLDER_NAME, Intents
-from tonle.audit.media_store import write_media
+from tonle.audit.media_store import write_media_of
 from tonle.audit.record import Record
 from tonle.audit.record_queue import RecordQueue
 from tonle.audit.recover import recover
@@ -251,9 +251,9 @@ class AuditTrail:
             try:
                 if again and self._intents is not None:
                     self._intents.restore()
-                self._write_media(batch)
+                write_media_of(batch, self._disk, self.options)
                 self._append(batch, again=again)
-                self._write_media(batch)  # again: until a record referred to them, they could have been removed
+                write_media_of(batch, self._disk, self.options)  # until a record referred to it, it could be removed
                 break
             except OSError as error:
                 num_deaths = num_deaths + 1 if isinstance(error, WriterDiedError) else 0
@@ -277,12 +277,6 @@ class AuditTrail:
             self._forget(record)
             record.media_data = {}
         self.stats.written += len(batch)
-
-    def _write_media(self, batch: list[Record]) -> None:
-        for record in batch:
-            if record.media_data:
-                durable = self.options.fsync == "always"
-                write_media(self._disk, self.options.directory, record.media_data, durable=durable)
 
     def _suspect(self, batch: list[Record]) -> None:
         """Writers die over these records. Of several, find the one; of one, keep what can always be written."""
