@@ -54,7 +54,9 @@ async def images(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
 def _check_served(pool: WorkerPool) -> None:
     """Of a pool that starts with its first job. Raises `NotServedHere`."""
     if importlib.util.find_spec("diffusers") is None:
-        raise NotServedHere("pictures need diffusers, which is not installed on this server: pip install 'tonle[images]'")
+        raise NotServedHere(
+            "pictures need diffusers, which is not installed on this server: pip install 'tonle[images]'"
+        )
     if pool.config.model is None:
         raise NotServedHere(
             "the images pool of this server has no model: start it with a diffusers folder or a hub name, such as "

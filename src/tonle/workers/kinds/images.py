@@ -33,15 +33,16 @@ class Images(Kind):
         if unknown := set(options) - set(_OPTIONS):
             raise ConfigError(f"images has no option {min(unknown)!r}; it has {', '.join(_OPTIONS)}", param="options")
         try:
+            import diffusers
             import torch
-            from diffusers import DiffusionPipeline
         except ImportError as error:
             raise ConfigError(f"pictures need {error.name or 'diffusers'}: {INSTALL}", param="kind") from error
         dtype = getattr(torch, options.get("dtype", "float16" if device.startswith("cuda") else "float32"), None)
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"dtype must be float32, float16 or bfloat16, not {options['dtype']!r}", param="options")
         try:
-            self._pipeline = DiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
+            pipelines: Any = diffusers.DiffusionPipeline
+            self._pipeline = pipelines.from_pretrained(model, torch_dtype=dtype).to(device)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{model} cannot be loaded as a diffusers pipeline: {error}", param="model") from error
         self._pipeline.set_progress_bar_config(disable=True)
