@@ -64,6 +64,12 @@ class Speculator:
         self._least_chance, self._num_left = self._cost.least_chance(len(plan.rows), sum(plan.starts))
         return self._least_chance < 1.0
 
+    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.propose(sequence, most) for sequence, most in wanted]
+
+    def release_memory(self) -> None:
+        """Text that was seen stays of use."""
+
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         tokens = sequence.tokens
         own: OwnText | None = sequence.own_text
