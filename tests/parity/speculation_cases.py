@@ -59,7 +59,7 @@ GRAMMARS = (
     StructuredOutput(choice=["yes, of course", "yes, if so", "no"]),
     StructuredOutput(json_object=True),
 )
-STOPS = ("e", "th", "1", "ab", '", "', ", ", "is", "\n", "tr")
+STOPS = ("e", "a", "n", "th", "1", "5", "ab", '", "', ", ", "is", "\n", "tr", "0")
 
 
 @dataclass
@@ -188,7 +188,10 @@ def _has_same_bits(model: RandomModel, decoder: CpuDecoder) -> bool:
 
 def _answer(generation: Generation) -> Answer:
     deltas = list(generation._deltas)
-    assert generation._error is None and deltas, f"{generation._error} after {deltas}"
+    if (
+        generation._error is not None
+    ):  # a token that must come, and may not by `min_tokens`: how far it came does not matter
+        return Answer([], "", [], ("error", type(generation._error)))
     return Answer(
         [token for delta in deltas for token in delta.tokens],
         "".join(delta.text for delta in deltas),
@@ -229,7 +232,7 @@ def _random_request(rng: random.Random, adapted: bool) -> tuple[list[int], Gener
         config.min_tokens = rng.randint(0, length)
     if rng.random() < 0.3:
         config.logprobs = rng.randint(0, 3)
-    if rng.random() < 0.25:
+    if rng.random() < 0.4:
         config.stop = rng.sample(STOPS, rng.randint(1, 3))
         config.include_stop_text = rng.random() < 0.3
     if rng.random() < 0.3:

@@ -74,8 +74,8 @@ _NO_PIPELINE = (
     "machine, which takes as little memory on each"
 )
 _OTHER_DRAFTS = (
-    "of the methods, suffix (or ngram: guesses from text seen before) and draft_model (a smaller model with the same tokenizer) are "
-    "supported. Use one of them, or leave it out"
+    "methods are suffix (or ngram: guesses from text seen before) and draft_model (a smaller model with the same tokenizer); use "
+    "one of them, or leave it out"
 )
 _GUESSING = ("ngram", "suffix")  # methods of speculation that need no second model
 _NO_DATA_PARALLEL = (
