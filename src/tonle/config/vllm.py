@@ -205,7 +205,7 @@ _TABLE = (
     VllmFlag("num_gpu_blocks_override", refusal="use --kv-cache-memory SIZE"),
     VllmFlag("structured_outputs_config", refusal="structured output has nothing to configure; leave it out"),
     VllmFlag("speculative_model", read_all=_speculative_model),
-    VllmFlag("draft_tensor_parallel_size", anyway=("1",), refusal="a draft model runs on one device; leave it out"),
+    VllmFlag("draft_tensor_parallel_size", refusal="a draft model runs on one device; leave it out"),
     VllmFlag("limit_mm_per_prompt", refusal="this server reads and writes text only"),
     VllmFlag("compilation_config", short="-cc", refusal=_COMPILED),
     VllmFlag("attention_backend", refusal="attention has one implementation per device; there is nothing to choose"),
