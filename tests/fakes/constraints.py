@@ -40,6 +40,21 @@ class RuleConstraint:
             return []
         return run
 
+    def fits(self, tokens: list[int]) -> int:
+        history = list(self.tokens)
+        for count, token in enumerate(tokens):
+            allowed = self.rule(tuple(history))
+            if isinstance(allowed, str) or (allowed is not None and token not in allowed):
+                return count
+            history.append(token)
+        return len(tokens)
+
+    def save(self) -> tuple[list[int], str | None]:
+        return list(self.tokens), self._error
+
+    def restore(self, saved: tuple[list[int], str | None]) -> None:
+        self.tokens, self._error = list(saved[0]), saved[1]
+
     def fill(self, mask: np.ndarray) -> bool:
         allowed = self.allowed
         if not isinstance(allowed, frozenset):

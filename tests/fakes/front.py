@@ -100,6 +100,8 @@ class FakeGeneration:
         self.usage = Usage(prompt_tokens=len(prompt), cached_tokens=min(CACHED_TOKENS, len(prompt)))
         self.timings = Timings(time.monotonic())
         self.spent = front.spent.pop(0) if front.spent else None
+        self.draft_tokens = self.spent.draft_tokens if self.spent is not None else 0
+        self.accepted_tokens = self.spent.accepted_tokens if self.spent is not None else 0
         self.prompt_logprobs = None
         if config.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(_logprob(token, config.prompt_logprobs) for token in prompt[1:])]

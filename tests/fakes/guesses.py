@@ -18,7 +18,13 @@ class Oracle:
     def begin_step(self, plan: Plan) -> bool:
         return self._rng.random() < 0.9
 
-    def propose(self, sequence: Sequence, most: int) -> list[int]:
+    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self._propose(sequence, most) for sequence, most in wanted]
+
+    def release_memory(self) -> None:
+        pass
+
+    def _propose(self, sequence: Sequence, most: int) -> list[int]:
         rng = self._rng
         count, right = rng.randint(0, most), rng.choice([0, 1, 2, 3, 5, 8, 32])
         known = self.answers.get(sequence.request.handle, [])[sequence.num_output :]

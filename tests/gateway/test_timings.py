@@ -11,6 +11,7 @@ import pytest
 from tests.gateway.running_gateway import RunningGateway, Upstream, run, running_gateway, until
 
 TIMES = [("x-queue-time", "0.250000"), ("x-prefill-time", "0.500000"), ("x-decode-time", "2.000000")]
+GUESSES = [("x-draft-tokens", "12"), ("x-accepted-tokens", "7")]
 
 
 def latency(place: RunningGateway) -> dict[str, Any]:
@@ -22,9 +23,11 @@ def latency(place: RunningGateway) -> dict[str, Any]:
 def test_a_replicas_times_of_a_whole_answer_are_on_record(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m", owned_by="tonle")
-        upstream.extra_headers = TIMES
+        upstream.extra_headers = TIMES + GUESSES
         async with running_gateway(tmp_path, upstream) as place:
-            assert (await place.ask()).headers["x-prefill-time"] == "0.500000"
+            headers = (await place.ask()).headers
+            assert headers["x-prefill-time"] == "0.500000"
+            assert (headers["x-draft-tokens"], headers["x-accepted-tokens"]) == ("12", "7")
         found = latency(place)
         assert (found["prefill"], found["decode"]) == (500.0, 2000.0)
         assert 250.0 <= found["queue"] < 5000.0

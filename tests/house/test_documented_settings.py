@@ -94,6 +94,8 @@ def test_the_page_for_users_of_vllm_has_every_flag_and_says_the_same_of_it() -> 
     for name, flag in theirs.items():
         if flag.setting is not None:
             assert name in renamed and SERVE_SETTINGS[flag.setting].flag[2:] in renamed | {"model"}, name
+        elif flag.read_all is not None:
+            assert name in renamed, name
         elif name in refused:
             assert set(flag.anyway) <= {"false", "none"}, f"{name} is accepted with {flag.anyway}"
         else:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.front import BEGIN, END, FakeFront
 from tests.http.serving import events
+from tonle.telemetry.time_spent import TimeSpent
 
 PATH = "/v1/completions"
 REPLY = "សួស្តី, I am scripted."
@@ -194,6 +195,14 @@ def test_best_of_computes_more_answers_than_it_returns(client: httpx.Client, fro
     assert all(choice["logprobs"] is None for choice in reply["choices"])
     assert reply["usage"]["completion_tokens"] == (4 + 5 + 6) + (3 + 4 + 5), "all that were computed count"
     assert [generation.config.best_of for generation, _ in front.submitted] == [3, 3]
+
+
+def test_a_whole_answer_tells_how_many_guesses_were_right(client: httpx.Client, front: FakeFront) -> None:
+    front.spent = [TimeSpent(draft_tokens=12, accepted_tokens=7)]
+    headers = client.post(PATH, json={"prompt": "a"}).headers
+    assert (headers["x-draft-tokens"], headers["x-accepted-tokens"]) == ("12", "7")
+    plain = client.post(PATH, json={"prompt": "a"}).headers
+    assert "x-draft-tokens" not in plain and "x-decode-time" in plain
 
 
 def test_speculation_can_be_switched_off_for_a_request(client: httpx.Client, front: FakeFront) -> None:

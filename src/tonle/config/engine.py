@@ -43,7 +43,10 @@ class EngineConfig:
     target_ttft_ms: float | None = None  # from a request's arrival to its first token, 95 of 100 times
 
     # Speculative decoding: guesses that a step checks besides, so that it may bring several tokens; answers stay the same
-    speculation: str = "auto"  # auto = suffix on a CPU, off on a GPU | suffix: guesses from text seen before | off
+    speculation: str = (
+        "auto"  # auto = suffix on a CPU, off on a GPU | suffix: guesses from text seen before | draft_model | off
+    )
+    speculation_model: str | None = None  # a smaller model with the same tokenizer, whose guesses are checked; on a CPU
     speculation_length: int | None = None  # most guesses for one sequence in a step; None = 32; fewer where fewer pay
     enable_speculative_decoding: bool | None = None  # another name: True = suffix, False = off, None = as `speculation`
 
@@ -230,8 +233,22 @@ class EngineConfig:
             )
 
     def _check_speculation(self) -> None:
-        if self.speculation not in ("auto", "suffix", "off"):
-            raise ConfigError(f"speculation must be auto, suffix or off, not {self.speculation!r}", param="speculation")
+        if self.speculation not in ("auto", "suffix", "draft_model", "off"):
+            raise ConfigError(
+                f"speculation must be auto, suffix, draft_model or off, not {self.speculation!r}", param="speculation"
+            )
+        if self.speculation == "draft_model" and self.speculation_model is None:
+            raise ConfigError("speculation draft_model needs a speculation_model", param="speculation_model")
+        if self.speculation_model is not None and self.guesses_by != "draft_model":
+            raise ConfigError(
+                f"speculation_model is for speculation draft_model, which is {self.guesses_by}; leave one of them out",
+                param="speculation_model",
+            )
+        if self.speculation_model is not None and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "speculation_model is for a model on one device; leave it out, or tensor_parallel_size",
+                param="speculation_model",
+            )
         length = self.speculation_length
         if length is not None and not 1 <= length <= MAX_DRAFT:
             raise ConfigError(
@@ -248,9 +265,9 @@ class EngineConfig:
 
     @property
     def guesses_by(self) -> str:
-        """auto, suffix or off: `speculation`, by either of its names."""
+        """auto, suffix, draft_model or off: `speculation`, by any of its names."""
         if self.enable_speculative_decoding is None:
-            return self.speculation
+            return "draft_model" if self.speculation == "auto" and self.speculation_model else self.speculation
         return "suffix" if self.enable_speculative_decoding else "off"
 
     def _check_kv(self) -> None:

@@ -63,7 +63,7 @@ def _adapters(engine_field: str, type: ValueType, help: str) -> Any:
 
 
 _OWN_CONTEXT = values.optional(values.tokens(2), none="the model's own context", also=("auto", "-1"))
-_GUESSES = values.choice("auto", "suffix", "off", also={"ngram": "suffix"})
+_GUESSES = values.choice("auto", "suffix", "draft_model", "off", also={"ngram": "suffix"})
 _DRAFT = values.optional(values.integer(1, MAX_DRAFT), none="32")
 
 # What one process must do for all requests, so that it does not go with several front ends.
@@ -176,6 +176,11 @@ class ServeConfig(WorkerSettings):
     )
     speculation: str = _engine(
         "speculation", _GUESSES, "Speculative decoding: steps check guesses from text seen before. auto: on a CPU."
+    )
+    speculation_model: str | None = _engine(
+        "speculation_model",
+        values.optional(values.text(), none="none"),
+        "A smaller model with the same tokenizer (a folder, a .gguf file or a hub name) whose guesses steps check. On a CPU.",
     )
     speculation_length: int | None = _engine("speculation_length", _DRAFT, "Most guesses per request and step.")
     prefix_caching: bool = _engine(

@@ -73,8 +73,9 @@ _NO_PIPELINE = (
     "layers are not spread over GPUs one after the other. --tensor-parallel-size N divides every layer between N GPUs of this "
     "machine, which takes as little memory on each"
 )
-_NO_DRAFT_MODEL = (
-    "draft models are not supported. Use --speculation suffix, which guesses from text seen before, or leave it out"
+_OTHER_DRAFTS = (
+    "methods are suffix (or ngram: guesses from text seen before) and draft_model (a smaller model with the same tokenizer); use "
+    "one of them, or leave it out"
 )
 _GUESSING = ("ngram", "suffix")  # methods of speculation that need no second model
 _NO_DATA_PARALLEL = (
@@ -101,21 +102,26 @@ def _speculative_config(text: str) -> dict[str, object]:
         config = None
     if not isinstance(config, dict):
         raise ValueError(f'must be a JSON object such as \'{{"method": "suffix"}}\', not {text!r}')
-    if config.pop("method", None) not in _GUESSING or "model" in config:
-        raise ValueError(_NO_DRAFT_MODEL)
-    found: dict[str, object] = {"speculation": "suffix"}
+    model = config.pop("model", None)
+    method = config.pop("method", None if model is None else "draft_model")
+    if method == "draft_model" and isinstance(model, str):
+        found: dict[str, object] = {"speculation": "draft_model", "speculation_model": model}
+    elif method in _GUESSING and model is None:
+        found = {"speculation": "suffix"}
+    else:
+        raise ValueError(_OTHER_DRAFTS)
     if (length := config.pop("num_speculative_tokens", None)) is not None:
         found["speculation_length"] = length
     if config:
-        raise ValueError(f"{', '.join(sorted(config))}: how far text is matched is not a setting here; leave it out")
+        raise ValueError(f"{', '.join(sorted(config))}: how guesses are made is not a setting here; leave it out")
     return found
 
 
-def _speculative_model(text: str) -> object:
-    """`[ngram]` in older versions of vLLM."""
-    if text.strip("[]") not in _GUESSING:
-        raise ValueError(_NO_DRAFT_MODEL)
-    return "suffix"
+def _speculative_model(text: str) -> dict[str, object]:
+    """`[ngram]` in older versions of vLLM, or a model."""
+    if text.strip("[]") in _GUESSING:
+        return {"speculation": "suffix"}
+    return {"speculation": "draft_model", "speculation_model": text}
 
 
 _TABLE = (
@@ -198,8 +204,8 @@ _TABLE = (
              refusal="/docs and /openapi.json cannot be switched off; block them in the proxy in front"),
     VllmFlag("num_gpu_blocks_override", refusal="use --kv-cache-memory SIZE"),
     VllmFlag("structured_outputs_config", refusal="structured output has nothing to configure; leave it out"),
-    VllmFlag("speculative_model", "speculation", read=_speculative_model),
-    VllmFlag("draft_tensor_parallel_size", refusal=_NO_DRAFT_MODEL),
+    VllmFlag("speculative_model", read_all=_speculative_model),
+    VllmFlag("draft_tensor_parallel_size", refusal="a draft model runs on one device; leave it out"),
     VllmFlag("limit_mm_per_prompt", refusal="this server reads and writes text only"),
     VllmFlag("compilation_config", short="-cc", refusal=_COMPILED),
     VllmFlag("attention_backend", refusal="attention has one implementation per device; there is nothing to choose"),

@@ -20,9 +20,10 @@ from tonle.engine.device import DTYPES, choose_device, quantization_of
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.kv.block_pool import BlockPool
 from tonle.engine.loop import Loop
-from tonle.engine.machine import Machine, default_pool_bytes, device_name, gpu_uuid, kv_cache
+from tonle.engine.machine import Machine, block_bytes, default_pool_bytes, device_name, gpu_uuid, kv_cache
 from tonle.engine.mailbox import Mailbox
 from tonle.engine.messages import ModelCard
+from tonle.engine.open_draft import OpenDraft, open_draft
 from tonle.engine.outside_blocks import open_outside_blocks
 from tonle.engine.ranks.leading_decoder import LeadingDecoder, open_parallel
 from tonle.engine.ranks.ranks import OnLost
@@ -99,7 +100,8 @@ def _wire(
         check_takes_adapters(decoder, config)
     whole = decoder.whole if isinstance(decoder, LeadingDecoder) else spec  # what adapters are made for
     given, config = read_given(config, whole)
-    machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag)
+    draft = None if config.guesses_by != "draft_model" else open_draft(model, config, decoder, lag, text)
+    machine = _cuda_machine(decoder, config) or _torch_machine(decoder, config, lag, draft)
     if isinstance(decoder, LeadingDecoder):
         decoder.begin(machine.kv, config, on_rank_lost)
     kv, context_length, runner = machine.kv, machine.context_length, machine.runner
@@ -115,7 +117,7 @@ def _wire(
     scheduler = Scheduler(limits, pool, spec.eos_ids, None if adapters is None else adapters.host)
     if adapters is not None:
         adapters.host.is_used, runner.adapters = scheduler.uses_adapter, adapters.host
-    scheduler.drafts = _drafts(config, runner, limits, device)
+    scheduler.drafts = _drafts(config, machine, limits, decoder, draft)
     compiler = _grammar_compiler(model, config, text, spec)
     loop_type: Any = Loop if config.step_log is None else _logged_loop(model, decoder, machine, limits, config)
     outside = open_outside_blocks(model, config, decoder, kv, scheduler, adapters)
@@ -195,15 +197,19 @@ def _limits(machine: Machine, config: EngineConfig, targets: Targets | None) -> 
     )
 
 
-def _drafts(config: EngineConfig, runner: Runner, limits: SchedulerLimits, device: torch.device) -> Drafts | None:
+def _drafts(
+    config: EngineConfig, machine: Machine, limits: SchedulerLimits, decoder: LoadedDecoder, draft: OpenDraft | None
+) -> Drafts | None:
     """Guesses for steps to check. None: there are none, as asked for, or as this device has it."""
-    if config.guesses_by == "off" or (config.guesses_by == "auto" and device.type != "cpu"):
+    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu"):
         return None
-    if not runner.checks_drafts:
+    if not machine.runner.checks_drafts:
         log.warning("speculative decoding is not available on this device yet: tokens are generated one by one")
         return None
-    speculator = Speculator(limits.max_num_seqs, limits.max_num_batched_tokens)
-    return Drafts(speculator, config.speculation_length or MAX_DRAFT)
+    length = config.speculation_length or MAX_DRAFT
+    if draft is not None:
+        return Drafts(draft.drafter(machine, limits, decoder.spec.vocab_size, length), length)
+    return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
 
 
 def _grammar_compiler(
@@ -285,13 +291,15 @@ def _cuda_machine(decoder: LoadedDecoder, config: EngineConfig) -> Machine | Non
     return cuda_machine(decoder, config)
 
 
-def _torch_machine(decoder: LoadedDecoder, config: EngineConfig, lag: int) -> Machine:
+def _torch_machine(decoder: LoadedDecoder, config: EngineConfig, lag: int, draft: OpenDraft | None = None) -> Machine:
     spec, device = decoder.spec, decoder.device
     if config.uses_adapters:
         enable_adapters(decoder, config)
     num_bytes = config.memory_pool_size or default_pool_bytes(device, config)
     if isinstance(decoder, LeadingDecoder):
         num_bytes = decoder.pool_bytes
+    if draft is not None:  # whose cache has as many blocks, out of the same memory
+        num_bytes = draft.share(num_bytes, block_bytes(decoder, config, _kv_dtype(decoder, config)), config)
     kv, context_length = kv_cache(decoder, config, num_bytes, _kv_dtype(decoder, config))
     max_num_seqs, max_num_batched_tokens = config.batch_limits(gpu=device.type == "cuda")
     max_num_seqs = min(max_num_seqs, kv.num_blocks)

@@ -7,7 +7,7 @@ when a step is committed, `fill` after that, for the step that has been launched
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,15 @@ class Constraint(Protocol):
 
     def fill(self, mask: np.ndarray) -> bool:
         """Which tokens may come next, one bit each, into (words,) int32. False: any may, and nothing was written."""
+
+    def fits(self, tokens: list[int]) -> int:
+        """How many of these, guessed, may come one after the other. Nothing changes. Too many are no mistake, but time lost."""
+
+    def save(self) -> Any:
+        """Where it stands, for `restore`. Not while `fits` says 0 of any tokens."""
+
+    def restore(self, saved: Any) -> None:
+        """As it was when this was saved. An `error` stays."""
 
     @property
     def is_complete(self) -> bool:

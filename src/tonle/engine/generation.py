@@ -39,6 +39,8 @@ class Generation:
         self.timings = Timings(arrived_s)
         # Where its time went, of its slowest continuation; None until one has ended in the engine.
         self.spent: TimeSpent | None = None
+        # Of all continuations that have ended in the engine: guesses that steps computed, and those that were right.
+        self.draft_tokens = self.accepted_tokens = 0
         # Complete when the first delta arrives; nothing stands before the first token, so it has none.
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if config.prompt_logprobs is None else [None] * len(prompt)
@@ -149,6 +151,8 @@ class Generation:
 
     def add_spent(self, spent: TimeSpent) -> None:
         """One of its continuations has ended in the engine."""
+        self.draft_tokens += spent.draft_tokens
+        self.accepted_tokens += spent.accepted_tokens
         if self.spent is None or spent.total_s > self.spent.total_s:
             self.spent = spent
 

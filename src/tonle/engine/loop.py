@@ -35,10 +35,11 @@ from tonle.engine.messages import (
     UnloadAdapter,
 )
 from tonle.engine.outside_blocks import OutsideBlocks
-from tonle.engine.plan import Masks, Plan, StepResult
+from tonle.engine.plan import AfterGuesses, Masks, Plan, StepResult
 from tonle.engine.request import Request
 from tonle.engine.run.runner import LaunchedStep, Runner
 from tonle.engine.schedule import (
+    BoundDrafts,
     Controller,
     Scheduler,
     Sequence,
@@ -175,6 +176,8 @@ class Loop:
                     self._outside.release_memory()
                     if not self._scheduler.pool.num_held:  # else another engine may still fetch what is there
                         self._runner.release_memory()
+                        if self._scheduler.drafts is not None:
+                            self._scheduler.drafts.release_memory()
                         if self._ranks is not None:
                             self._ranks.release_memory()
                 case LoadAdapter() | UnloadAdapter():
@@ -257,7 +260,8 @@ class Loop:
             has_others = self._runner.lag > 0 and sum(plan.samples) > len(plan.bound)
             try:
                 filled = self._compiler.fill(constraints, allowed, _MASK_S if has_others else None) if entries else []
-                self._runner.draw_bound(self._launched[-1], self._in_time(plan, entries, allowed, filled))
+                with BoundDrafts(plan, self._compiler.mask_words, self._scheduler.limits.min_forced) as after:
+                    self._runner.draw_bound(self._launched[-1], self._in_time(plan, entries, allowed, filled, after))
             except Exception:
                 self._launched.pop()
                 self._break(plan)
@@ -265,7 +269,9 @@ class Loop:
             if outcome is not None:
                 self._publish(outcome)
 
-    def _in_time(self, plan: Plan, entries: list[int], allowed: np.ndarray, filled: list[bool | None]) -> Masks:
+    def _in_time(
+        self, plan: Plan, entries: list[int], allowed: np.ndarray, filled: list[bool | None], after: AfterGuesses
+    ) -> Masks:
         """The masks that are there. The sequences of the others miss the step."""
         places = [place for place, is_filled in enumerate(filled) if is_filled is not None]
         if len(places) < len(entries):
@@ -273,7 +279,10 @@ class Loop:
             for place, old in enumerate(places):
                 allowed[place] = allowed[old]
         return Masks(
-            [entries[place] for place in places], allowed[: len(places)], [bool(filled[place]) for place in places]
+            [entries[place] for place in places],
+            allowed[: len(places)],
+            [bool(filled[place]) for place in places],
+            after,
         )
 
     def _call_late(self) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tonle.engine.request import ResolvedConfig, TokenLogprob
+
+
+def num_equal(tokens: list[int], others: list[int]) -> int:
+    """At the beginning of both."""
+    count = min(len(tokens), len(others))
+    return next((n for n in range(count) if tokens[n] != others[n]), count)
 
 
 @dataclass(slots=True)
@@ -63,6 +69,16 @@ class Plan:
         return chunk[-self.drafts[i] :]
 
 
+class AfterGuesses(Protocol):
+    """What bound entries of a plan may sample behind their guesses, place after place, as far as these are right."""
+
+    def follow(self, i: int, token: int) -> list[int] | None:
+        """Entry `i` has got `token`, as guessed. The tokens that must follow, and are not drawn; None: it ends here."""
+
+    def mask(self, i: int) -> np.ndarray | None:
+        """(words,) as in `Masks.allowed`, for the place after all that. None: any token."""
+
+
 @dataclass(slots=True)
 class Masks:
     """What bound entries of a plan may sample. Those of the plan that are not here are not sampled at all."""
@@ -70,6 +86,7 @@ class Masks:
     entries: list[int]  # plan indices
     allowed: np.ndarray  # (entries, words) int32: one bit per token of the vocabulary, the lowest bits first
     is_filled: list[bool]  # False: any token; its row of `allowed` says nothing
+    after: AfterGuesses | None = None  # None: no bound entry has guesses
 
 
 @dataclass(slots=True)

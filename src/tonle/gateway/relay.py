@@ -32,7 +32,9 @@ from tonle.protocol.errors import ErrorReply
 from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")
-PASSED_HEADERS = ("retry-after", "x-queue-time", "x-prefill-time", "x-decode-time")
+PASSED_HEADERS = (
+    "retry-after", "x-queue-time", "x-prefill-time", "x-decode-time", "x-draft-tokens", "x-accepted-tokens",
+)  # fmt: skip
 CHAIN_HEADER = "x-tonle-chain"
 FALLBACK_HEADER = "x-tonle-fallback"
 REGION_HEADER = "x-tonle-region"

@@ -254,6 +254,7 @@ class Delivery:
         self._began = True
         headers = {"content-type": "application/json", **self._headers}
         headers |= {f"x-{name}-time": f"{seconds:.6f}" for name, seconds in self._submission.engine_s.items()}
+        headers |= {f"x-{name.replace('_', '-')}": str(count) for name, count in self._submission.guesses.items()}
         self._sink.head(200, headers)
         whole = self._format.whole()
         if (params := self._submission.transfer_params) is not None:
@@ -274,9 +275,7 @@ class Delivery:
         if self._submission.generations:
             answer.usage = msgspec.to_builtins(self._submission.wire_usage)
             answer.engine_s, answer.spent = self._submission.engine_s, self._submission.spent
-            if answer.spent is not None and answer.spent.draft_tokens:
-                answer.usage["draft_tokens"] = answer.spent.draft_tokens
-                answer.usage["accepted_tokens"] = answer.spent.accepted_tokens
+            answer.usage |= self._submission.guesses
 
     def _observe(self, *, failed: bool) -> None:
         metrics, order = self._metrics, self._submission.order

@@ -105,6 +105,13 @@ class Submission:
         return {name: max(values) for name, values in known.items() if values}
 
     @property
+    def guesses(self) -> dict[str, int]:
+        """Of speculative decoding, over all answers; empty: there were none."""
+        drafted = sum(generation.draft_tokens for generation in self.generations)
+        accepted = sum(generation.accepted_tokens for generation in self.generations)
+        return {"draft_tokens": drafted, "accepted_tokens": accepted} if drafted else {}
+
+    @property
     def spent(self) -> TimeSpent | None:
         """Of the slowest that has ended in the engine."""
         found = [generation.spent for generation in self.generations if generation.spent is not None]

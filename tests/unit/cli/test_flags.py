@@ -39,7 +39,7 @@ ALL = {
     "requests_per_minute": "1", "tokens_per_minute": "2", "max_concurrent_per_key": "3", "tokens_per_day": "4",
     "cache": "off", "cache_max_size": "5", "cache_ttl": "6s", "cache_max": "7MiB", "cache_dir": "/somewhere",
     "state_db": "keys.db",
-    "speculation": "suffix", "speculation_length": "5", "lora": "khmer-qa=/adapters/khmer",
+    "speculation": "draft_model", "speculation_length": "5", "speculation_model": "org/small", "lora": "khmer-qa=/adapters/khmer",
     "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "3",
     "history_db": "history.db", "price_per_hour": "2.5", "sla_ttft_p95": "200ms", "sla_itl_p95": "50ms",
     "alert_webhook": "https://hooks.example/tonle", "alert_secret": "s", "otlp_endpoint": "http://127.0.0.1:4318",

@@ -30,23 +30,26 @@ def test_flags_that_a_refusal_names_exist() -> None:
 @pytest.mark.parametrize(
     ("text", "settings"),
     [('{"method": "ngram"}', {"speculation": "suffix"}),
-     ('{"method": "suffix", "num_speculative_tokens": 5}', {"speculation": "suffix", "speculation_length": 5})],
+     ('{"method": "suffix", "num_speculative_tokens": 5}', {"speculation": "suffix", "speculation_length": 5}),
+     ('{"method": "draft_model", "model": "org/small", "num_speculative_tokens": 3}',
+      {"speculation": "draft_model", "speculation_model": "org/small", "speculation_length": 3}),
+     ('{"model": "org/small"}', {"speculation": "draft_model", "speculation_model": "org/small"})],
 )  # fmt: skip
-def test_speculation_that_needs_no_second_model_is_taken(text: str, settings: dict[str, object]) -> None:
+def test_speculation_by_text_or_by_a_draft_model_is_taken(text: str, settings: dict[str, object]) -> None:
     assert VLLM_FLAGS["speculative_config"].translate(text) == settings
     for name, value in settings.items():
         assert SETTINGS[name].type.read(value) == value
     assert VLLM_FLAGS["speculative_model"].translate("[ngram]") == {"speculation": "suffix"}
+    taken = {"speculation": "draft_model", "speculation_model": "org/small-model"}
+    assert VLLM_FLAGS["speculative_model"].translate("org/small-model") == taken
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [('{"method": "eagle3", "model": "x"}', "draft models are not supported"), ('{"model": "x"}', "draft models"),
+    [('{"method": "eagle3", "model": "x"}', "methods are suffix"), ('{"method": "draft_model"}', "methods are suffix"),
      ('{"method": "ngram", "prompt_lookup_max": 4}', "prompt_lookup_max"), ("ngram", "must be a JSON object"),
      ("[1]", "must be")],
 )  # fmt: skip
 def test_other_speculation_is_refused_with_what_to_do(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         VLLM_FLAGS["speculative_config"].translate(text)
-    with pytest.raises(ValueError, match="--speculation suffix"):
-        VLLM_FLAGS["speculative_model"].translate("org/small-model")

@@ -43,20 +43,21 @@ class Pace:
 
 
 class GrammarConstraint:
-    __slots__ = ("_debt_s", "_ends", "_run", "matcher", "pace")
+    __slots__ = ("_debt_s", "_ends", "_num_pushed", "_run", "matcher", "pace")
 
     def __init__(self, matcher: LLMatcher, ends: Set[int], pace: Pace | None = None) -> None:
         self.pace = pace or Pace()  # of all constraints that are copies of one
         self.matcher = matcher  # its own: a copy of the compiled one
         self._ends = ends  # tokens that end an answer
         self._debt_s = 0.0  # time it took beyond what its tokens allow
+        self._num_pushed = 0  # tokens that the matcher has taken
         self._run: list[int] = []  # tokens without a choice that come next, the last one first; empty: not known
 
     def push(self, token: int) -> None:
         if self.matcher.is_stopped():
             return
         began = time.thread_time()
-        self.matcher.consume_token(token)
+        self._num_pushed += self.matcher.consume_token(token)
         if self._run and self._run.pop() != token:
             self._run.clear()
         self.charge(time.thread_time() - began - _TOKEN_S)
@@ -70,6 +71,7 @@ class GrammarConstraint:
             tokens = tokens[: next(i for i, token in enumerate(tokens) if token in self._ends)]
         if len(tokens) >= max(least, 1):
             self.matcher.consume_tokens(tokens)
+            self._num_pushed += len(tokens)
             self._run.clear()
         else:
             tokens = []
@@ -96,9 +98,27 @@ class GrammarConstraint:
     def allows(self, token: int) -> bool:
         return self.matcher.validate_tokens([token]) == 1
 
+    def fits(self, tokens: list[int]) -> int:
+        if self.matcher.is_stopped():
+            return 0
+        began = time.thread_time()
+        count = self.matcher.validate_tokens(tokens)
+        self.charge(time.thread_time() - began)
+        return count
+
+    def save(self) -> tuple[int, list[int]]:
+        return self._num_pushed, list(self._run)
+
+    def restore(self, saved: tuple[int, list[int]]) -> None:
+        num_pushed, self._run = saved
+        if (count := self._num_pushed - num_pushed) and not self.matcher.is_error():
+            self.matcher.rollback(count)
+        self._num_pushed = num_pushed
+
     def restart(self) -> None:
         """As if nothing had been pushed."""
         self.matcher.reset()
+        self._num_pushed = 0
         self._run.clear()
 
     @property

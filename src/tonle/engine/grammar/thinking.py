@@ -7,6 +7,7 @@ grammar of the answer. Does not: bind the thoughts themselves.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,23 @@ class ThinkingConstraint:
         word, bit = divmod(self._due[0], 32)
         mask.view(np.uint32)[word] |= np.uint32(1 << bit)
         return True
+
+    def fits(self, tokens: list[int]) -> int:
+        match self._phase:
+            case _Phase.ANSWER:
+                return len(tokens) if self.answer is None else self.answer.fits(tokens)
+            case _Phase.THINKING:  # any thought may come, and be its last
+                return len(tokens)
+        return 0
+
+    def save(self) -> tuple[Any, ...]:
+        answer = None if self.answer is None else self.answer.save()
+        return self._phase, self._left, self._recent, self._due, self._answer_fits, answer
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        self._phase, self._left, self._recent, self._due, self._answer_fits, answer = saved
+        if self.answer is not None:
+            self.answer.restore(answer)
 
     @property
     def binds_now(self) -> GrammarConstraint | None:

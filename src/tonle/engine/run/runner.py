@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tonle.engine.plan import Join, Masks, Plan, StepResult
+from tonle.engine.plan import AfterGuesses, Join, Masks, Plan, StepResult
 from tonle.engine.run.batch_rows import Rows
-from tonle.engine.run.drafts import DraftedRows
+from tonle.engine.run.drafts import DraftedRows, apply_mask
 from tonle.engine.run.pooling import Embeddings, RowPools, token_indices
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs, token_logprobs
@@ -148,15 +148,14 @@ class Runner:
         place_of = {i: place for place, i in enumerate(launched.order)}
         for i, allowed, is_filled in zip(masks.entries, masks.allowed, masks.is_filled, strict=True):
             if is_filled:
-                bits = np.unpackbits(allowed.view(np.uint8), count=logits.shape[1], bitorder="little")
-                logits[place_of[i]].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+                apply_mask(logits[place_of[i]], allowed)
         passed_over = set(plan.bound).difference(masks.entries)
         places = [place for place, i in enumerate(launched.order) if i not in passed_over]
         launched.tokens = torch.zeros(len(launched.order), dtype=torch.int64, device=logits.device)
         if places:
             entries = [launched.order[place] for place in places]
             launched.tokens[places] = self._draw(plan, entries, logits if not passed_over else logits[places])
-        self._verify(launched)
+        self._verify(launched, masks.after)
         launched.logits = None
 
     def _join_prompt(self, join: Join) -> None:
@@ -256,12 +255,12 @@ class Runner:
                 self._verify(launched)
         return launched
 
-    def _verify(self, launched: LaunchedStep) -> None:
+    def _verify(self, launched: LaunchedStep, after: AfterGuesses | None = None) -> None:
         """The step's first tokens are drawn: see which of its drafts were right."""
         if (drafted := launched.drafted) is None:
             return
         tokens = dict(zip(launched.order, launched.tokens.tolist(), strict=True))
-        drafted.verify(launched.plan, tokens, self._sampler)
+        drafted.verify(launched.plan, tokens, self._sampler, after)
         plan, ends = launched.plan, {i: more[-1] for i, more in drafted.more.items() if more}
         if ends:
             self._rows.remember([plan.rows[i] for i in ends], torch.tensor(list(ends.values())))

@@ -49,6 +49,11 @@ class Sampler:
                 if adjuster is not None and (chunk := plan.known_chunk(i)) is not None:
                     adjuster.catch_up(start, chunk)
 
+    def give(self, row: int, tokens: list[int]) -> None:
+        """The row has got these, and they were not drawn."""
+        if (adjuster := self._adjusters.get(row)) is not None:
+            adjuster.push_forced(tokens)
+
     def sample(self, logits: torch.Tensor, rows: list[int], positions: list[int]) -> torch.Tensor:
         """(S, V) float32 logits, the rows they belong to and the positions the new tokens will take; (S,) tokens.
 

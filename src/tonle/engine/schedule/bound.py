@@ -8,6 +8,8 @@ there is passed over.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tonle.engine.constraint import Constraint
 from tonle.engine.plan import Plan
 from tonle.engine.schedule.outcome import Ending, StepOutcome
@@ -32,14 +34,23 @@ def begin(sequence: Sequence) -> StepOutcome | None:
     return outcome if _tell(sequence, len(sequence.request.prompt), end, outcome) else None
 
 
-def push(sequence: Sequence, token: int, least: int, outcome: StepOutcome) -> bool:
-    """`token` was drawn, and is the sequence's last. Appends what it forces, if that is `least` tokens. Whether the sequence
-    ends."""
-    assert sequence.constraint is not None
-    first = len(sequence.tokens) - 1 - sequence.num_unsent
+def push(sequence: Sequence, token: int, least: int, outcome: StepOutcome, more: Iterable[int] = ()) -> bool:
+    """`token` was drawn, and is the sequence's last. Appends what it forces, if that is `least` tokens; then `more`, which follow
+    as they were guessed, up to an end. Whether the sequence ends."""
+    constraint, place = sequence.constraint, len(sequence.tokens)
+    assert constraint is not None
+    first = place - 1 - sequence.num_unsent
     sequence.num_unsent = 0
-    sequence.constraint.push(token)
-    return _tell(sequence, first, ending(sequence, token) or _force(sequence, least), outcome)
+    constraint.push(token)
+    end = ending(sequence, token) or _force(sequence, least)
+    for at, each in enumerate(more, place):
+        if end is not None or constraint.error is not None:
+            break
+        if not is_known(sequence, at):  # else it was forced
+            sequence.tokens.append(each)
+            constraint.push(each)
+            end = ending(sequence, each) or _force(sequence, least)
+    return _tell(sequence, first, end, outcome)
 
 
 def _tell(sequence: Sequence, first: int, end: Ending | None, outcome: StepOutcome) -> bool:

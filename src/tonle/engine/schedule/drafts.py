@@ -9,12 +9,13 @@ Does not: guess, or say what pays (a `Drafter` does).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tonle.config.engine import MAX_DRAFT
-from tonle.engine.plan import Plan, StepResult
-from tonle.engine.schedule.bound import ending
+from tonle.engine.plan import Plan, StepResult, num_equal
+from tonle.engine.schedule.bound import ending, push
+from tonle.engine.schedule.bound_drafts import peek_forced
 from tonle.engine.schedule.outcome import Ending, StepOutcome
 from tonle.engine.schedule.sequence import Sequence
 
@@ -28,14 +29,17 @@ class Drafter(Protocol):
     def begin_step(self, plan: Plan) -> bool:
         """This step is to be computed. Whether drafts may pay in it; if not, nothing is asked about its sequences."""
 
-    def propose(self, sequence: Sequence, most: int) -> list[int]:
-        """At most `most` tokens that may follow `sequence.tokens`."""
+    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        """For each sequence, at most so many tokens that may follow its `tokens`."""
 
     def step_ended(self, plan: Plan, seconds: float) -> None:
         """A step has been computed. Before its tokens are known."""
 
     def ended(self, sequence: Sequence) -> None:
         """It gets no more tokens."""
+
+    def release_memory(self) -> None:
+        """Nothing runs: what can be computed again need not be kept."""
 
 
 class Drafts:
@@ -51,23 +55,63 @@ class Drafts:
 
     def add(self, plan: Plan, budget: int, grow: Grow) -> None:
         """Guesses for the sequences of the plan that decode: at most `budget` tokens."""
-        if not plan.rows or not self._drafter.begin_step(plan):
+        if not plan.rows:
             return
-        prompts = set(plan.prompts)
-        for i, sequence in enumerate(plan.sequences):
-            if budget == 0:
-                break
-            chunk = plan.chunks[i]
-            if chunk is None or len(chunk) > 1 or not plan.samples[i] or i in prompts or not _may_draft(sequence):
-                continue
-            # One token at least is drawn without a guess, and may be the last.
-            most = min(self._max_draft, budget, sequence.max_tokens - len(sequence.tokens) - 1)
-            if most <= 0 or not (guesses := self._drafter.propose(sequence, most)):
-                continue
-            if count := grow(sequence, len(guesses), plan):
+        may_pay = self._drafter.begin_step(plan)
+        if not may_pay and not plan.bound:
+            return
+        certain: list[tuple[int, list[int]]] = []  # place in the plan, guesses
+        wanted: list[tuple[int, tuple[Sequence, int]]] = []
+        for i, most in self._candidates(plan, budget):
+            if forced := _certain(plan.sequences[i], most):
+                certain.append((i, forced))
+            elif may_pay:
+                wanted.append((i, (plan.sequences[i], most)))
+        found = self._drafter.propose_all([each for _, each in wanted]) if wanted else []
+        for i, guesses in [*certain, *((i, guesses) for (i, _), guesses in zip(wanted, found, strict=True))]:
+            constraint, chunk = plan.sequences[i].constraint, plan.chunks[i]
+            if guesses and constraint is not None:
+                guesses = guesses[: constraint.fits(guesses)]
+            if count := grow(plan.sequences[i], min(budget, len(guesses)), plan):
+                assert chunk is not None
                 plan.chunks[i] = chunk + guesses[:count]
                 plan.drafts[i] = count
                 budget -= count
+
+    def _candidates(self, plan: Plan, budget: int) -> Iterator[tuple[int, int]]:
+        """Places in the plan whose sequences may have guesses, and how many at most."""
+        prompts = set(plan.prompts)
+        for i, sequence in enumerate(plan.sequences):
+            if plan.chunks[i] is None or not plan.samples[i] or i in prompts or not _may_draft(sequence):
+                continue
+            # One token at least is drawn without a guess, and may be the last.
+            most = min(self._max_draft, budget, sequence.max_tokens - len(sequence.tokens) - 1)
+            if most > 0:
+                yield i, most
+
+    def take_bound(
+        self,
+        sequence: Sequence,
+        token: int,
+        guesses: list[int],
+        least: int,
+        result: StepResult,
+        i: int,
+        outcome: StepOutcome,
+    ) -> bool:
+        """As `take`, for a sequence that is bound and has got `token`. Whether it ends. Forced tokens are not counted as
+        guesses, though a step may have computed them as such."""
+        place, num_forced, handle = len(sequence.tokens) - 1, sequence.num_forced, sequence.request.handle
+        ends = push(sequence, token, least, outcome, result.more.get(i, ()))
+        num_right = min(num_equal(guesses, sequence.tokens[place:]), len(sequence.tokens) - 1 - place)
+        if sequence.row is not None:
+            sequence.num_computed += num_right
+        num_forced = sequence.num_forced - num_forced
+        num_taken = len(sequence.tokens) - 1 - place - num_forced
+        if i in result.logprobs:
+            outcome.logprobs[handle] = [result.logprobs[i], *result.more_logprobs.get(i, ())][: 1 + num_taken]
+        self._count(sequence, max(num_taken, len(guesses) - num_forced), num_taken)
+        return ends
 
     def take(
         self, sequence: Sequence, num_drafted: int, end: Ending | None, result: StepResult, i: int, outcome: StepOutcome
@@ -101,11 +145,20 @@ class Drafts:
     def step_ended(self, plan: Plan, seconds: float) -> None:
         self._drafter.step_ended(plan, seconds)
 
+    def release_memory(self) -> None:
+        self._drafter.release_memory()
+
     def ended(self, sequence: Sequence) -> None:
         if _may_draft(sequence):
             self._drafter.ended(sequence)
 
 
 def _may_draft(sequence: Sequence) -> bool:
-    """What a bound sequence may get is known for its next token alone."""
-    return sequence.constraint is None and sequence.request.config.speculate and not sequence.pooling
+    return sequence.request.config.speculate and not sequence.pooling
+
+
+def _certain(sequence: Sequence, most: int) -> list[int]:
+    """Tokens without a choice that are drawn all the same, for their log-probabilities: what is drawn is known."""
+    if sequence.constraint is None or sequence.request.config.logprobs is None:
+        return []
+    return peek_forced(sequence.constraint, most)

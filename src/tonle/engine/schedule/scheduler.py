@@ -257,7 +257,11 @@ class Scheduler(LoadingPlaces):
             if i in result.logprobs:
                 outcome.logprobs[handle] = [result.logprobs[i]]
             if sequence.constraint is not None:
-                ends = push(sequence, token, self.limits.min_forced, outcome)
+                least = self.limits.min_forced
+                if i in plan.drafts and self.drafts is not None:
+                    ends = self.drafts.take_bound(sequence, token, plan.draft(i), least, result, i, outcome)
+                else:
+                    ends = push(sequence, token, least, outcome)
             else:
                 end = ending(sequence, token)
                 if i in plan.drafts and self.drafts is not None:

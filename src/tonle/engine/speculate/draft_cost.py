@@ -35,9 +35,13 @@ class DraftCost:
             return 1.0, None
         return max(_MIN_CHANCE, _MARGIN * self._cost.per_token_s * rows / step_s), None
 
+    def token_s(self, rows: int, reads: int) -> float:
+        """What a token is worth in such a step; 0: not known."""
+        return self._cost.expected_s(Work(rows, 0, reads)) / rows
+
     def learn(self, plan: Plan, seconds: float) -> None:
         """A step without prompts."""
-        guesses = sum(plan.drafts.values())
-        self._num_without = 0 if guesses else self._num_without + 1
+        self._num_without = 0 if plan.drafts else self._num_without + 1
         if seconds > 0:
-            self._cost.learn(Work(len(plan.rows), guesses, sum(plan.starts)), seconds)
+            more = plan.num_tokens - len(plan.rows)  # guesses, and tokens that a grammar forced
+            self._cost.learn(Work(len(plan.rows), more, sum(plan.starts)), seconds)

@@ -20,8 +20,8 @@ def class_of(length: int) -> int:
 class HitRates:
     """Of all requests together."""
 
-    def __init__(self) -> None:
-        self.rates = list(_FIRST)
+    def __init__(self, first: tuple[float, ...] = _FIRST) -> None:
+        self.rates = list(first)
 
     def learn(self, number: int, hit: bool) -> None:
         self.rates[number] += _STEP * (hit - self.rates[number])

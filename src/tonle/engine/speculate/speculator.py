@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 _MAX_OWN = 16_384  # tokens of a request that are looked through: its last
 _MIN_ANSWER = 8  # tokens of an answer that is kept for later requests
+_FEW_ROWS = 7  # with more than so many sequences in a step, what it takes to look for all of them counts:
+_PATIENCE = ((32, 8), (12, 4))  # after so many looks in vain, a sequence is looked at again after so many tokens
 
 
 class OwnText:
     """What the speculator knows of one sequence."""
 
-    __slots__ = ("at", "guesses", "index", "length", "num_passed", "rates")
+    __slots__ = ("at", "guesses", "index", "length", "next_look", "num_in_vain", "num_passed", "rates",
+                 "was_computed")  # fmt: skip
 
     def __init__(self, rates: OwnRates, num_passed: int) -> None:
         self.index = TextIndex()
@@ -33,15 +36,28 @@ class OwnText:
         self.guesses: list[int] = []  # of the last time, from the place `at` on, whether or not a step computed them
         self.at = 0
         self.length = 0  # tokens that were equal then
+        self.was_computed = False  # they were worth it
+        self.num_in_vain = 0  # looks since the last one that brought a token
+        self.next_look = 0  # not before it has so many tokens
 
     def learn(self, tokens: list[int]) -> None:
         """What came in place of the last guesses."""
         came = tokens[self.at : self.at + len(self.guesses)]
+        if self.was_computed and came[:1] == self.guesses[:1]:
+            self.num_in_vain = 0
         for number, (token, guess) in enumerate(zip(came, self.guesses, strict=False)):
             self.rates.learn(self.length + number, token == guess)
             if token != guess:
                 break
         self.guesses = []
+
+    def wait(self, num_tokens: int) -> None:
+        """It was looked at once more. The next time when it has some tokens more, if looks were in vain so far."""
+        self.num_in_vain += 1
+        for looks, tokens in _PATIENCE:
+            if self.num_in_vain >= looks:
+                self.next_look = num_tokens + tokens
+                break
 
     def catch_up(self, tokens: list[int]) -> None:
         if (have := self.num_passed + len(self.index)) < len(tokens):
@@ -55,22 +71,34 @@ class Speculator:
         self.answers = RecentAnswers()
         self._rates = HitRates()
         self._cost = DraftCost(max_rows, max_tokens)
+        self._has_many = False  # sequences in the step that is planned
         self._least_chance = 1.0  # of a guess in the step that is planned
         self._num_left: int | None = None  # guesses that it may still have; None: any number
 
     def begin_step(self, plan: Plan) -> bool:
+        self._has_many = len(plan.rows) > _FEW_ROWS
         if plan.prompts:  # a step with prompts is long anyway, and what guesses cost in it is not known
             return False
         self._least_chance, self._num_left = self._cost.least_chance(len(plan.rows), sum(plan.starts))
         return self._least_chance < 1.0
+
+    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self.propose(sequence, most) for sequence, most in wanted]
+
+    def release_memory(self) -> None:
+        """Text that was seen stays of use."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         tokens = sequence.tokens
         own: OwnText | None = sequence.own_text
         if own is None:
             own = sequence.own_text = OwnText(OwnRates(self._rates), max(0, len(tokens) - _MAX_OWN))
+        elif len(tokens) < own.next_look:
+            return []
         elif own.guesses:
             own.learn(tokens)
+        if self._has_many:
+            own.wait(len(tokens))
         own.catch_up(tokens)
         match = self._find(sequence, own)
         if match is None:
@@ -79,6 +107,7 @@ class Speculator:
             most = min(most, self._num_left)
         own.at, own.length = len(tokens), match.length
         guesses, own.guesses = self._guess(match, own.rates, most)
+        own.was_computed = bool(guesses)
         if self._num_left is not None:
             self._num_left -= len(guesses)
         return guesses

@@ -23,9 +23,9 @@ def sequence(tokens: list[int], salt: bytes = b"", num_prompt: int = 1) -> Seque
 
 
 def step(rows: int, guesses: int = 0) -> Plan:
-    plan = Plan(rows=list(range(rows)), starts=[100] * rows)
+    plan = Plan(rows=list(range(rows)), starts=[100] * rows, chunks=[[0]] * rows)
     if guesses:
-        plan.drafts = {0: guesses}
+        plan.drafts, plan.chunks[0] = {0: guesses}, [0] * (1 + guesses)
     return plan
 
 

@@ -1,0 +1,206 @@
+"""`DraftModel`: guesses by a second, smaller model with the same tokenizer: the tokens that it finds most likely, one after the
+other.
+
+Does: follow the sequences that decode, guess as long as a guess pays, learn from what came. Does not: change an answer; its
+guesses are checked as all others are. It computes without adapters, and every sequence from its first token on.
+Its cache has the blocks of the engine's cache: block b of a sequence is block b here, so there is one allocator. What it writes
+behind a sequence's last token goes to blocks of its own if the sequence has none there yet.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from tonle.engine.plan import Plan
+from tonle.engine.speculate.draft_cost import DraftCost
+from tonle.engine.speculate.hit_rates import NUM_CLASSES, HitRates, OwnRates
+from tonle.models.inputs import KVCache, StepInputs
+
+if TYPE_CHECKING:
+    from tonle.engine.schedule.sequence import Sequence
+
+_FIRST_RATE = 0.7  # of guesses that are right, before any was seen
+_KEEP = 0.9  # of what a pass took, with each one
+_MAX_CHUNK = 256  # tokens of sequences that it has to catch up with, in all, per step
+
+
+class DraftDecoder(Protocol):
+    """What is needed of a model."""
+
+    def forward(self, inputs: StepInputs, kv: KVCache) -> torch.Tensor: ...
+
+
+class _Part(NamedTuple):
+    """Tokens of one sequence in one pass."""
+
+    tokens: list[int]
+    start: int  # their place in the sequence
+    table: list[int]  # its blocks
+
+
+class Followed:
+    """What is known of one sequence."""
+
+    __slots__ = ("at", "blocks", "guesses", "num_computed", "rates")
+
+    def __init__(self, rates: OwnRates) -> None:
+        self.rates = rates
+        self.blocks: list[int] | None = None  # the list that its tokens were computed in: another one, they are lost
+        self.num_computed = 0
+        self.guesses: list[int] = []  # of the last time, from the place `at` on
+        self.at = 0
+
+    def learn(self, tokens: list[int]) -> None:
+        """What came in place of the last guesses."""
+        for place, (token, guess) in enumerate(zip(tokens[self.at :], self.guesses, strict=False)):
+            self.rates.learn(place, token == guess)
+            if token != guess:
+                break
+        self.guesses = []
+
+
+class DraftModel:
+    """The `Drafter` of a scheduler."""
+
+    def __init__(
+        self, decoder: DraftDecoder, kv: KVCache, *, num_blocks: int, max_rows: int, max_tokens: int, max_length: int,
+        context_length: int, vocab_size: int,
+    ) -> None:  # fmt: skip
+        """`num_blocks`: of the engine's cache. `max_length`: guesses for one sequence in a step. `vocab_size`: of the model whose
+        tokens are guessed. `context_length`: tokens that the decoder can follow."""
+        self._decoder = decoder
+        self._kv = kv
+        self._num_blocks = num_blocks
+        self._num_own = own_blocks(max_length, kv.block_size)
+        self._context_length = context_length
+        self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
+        self._rates = HitRates((_FIRST_RATE,) * NUM_CLASSES)
+        self._cost = DraftCost(max_rows, max_tokens)
+        self._least_chance, self._num_left = 1.0, 0
+        self._pass_s = 0.0  # per token of a pass of single tokens
+        self._spent_s = 0.0  # in the step that is planned
+
+    def begin_step(self, plan: Plan) -> bool:
+        self._spent_s = 0.0
+        if plan.prompts:
+            return False
+        rows, reads = len(plan.rows), sum(plan.starts)
+        self._least_chance, most = self._cost.least_chance(rows, reads)
+        self._num_left = self._max_tokens if most is None else most
+        if most is None and (token_s := self._cost.token_s(rows, reads)) > 0:
+            self._least_chance += self._pass_s / token_s
+        return self._least_chance < 1.0
+
+    def propose_all(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
+        began = time.perf_counter()
+        found: list[list[int]] = [[] for _ in wanted]
+        counts, parts, owns = {}, {}, {}
+        left = _MAX_CHUNK
+        for n, (sequence, most) in enumerate(wanted):
+            own = owns[n] = self._follow(sequence)
+            count = min(self._num_to_guess(own, most), self._context_length - len(sequence.tokens))
+            if count <= 0 or left == 0:
+                continue
+            start = own.num_computed = min(own.num_computed, len(sequence.tokens) - 1)
+            tokens = sequence.tokens[start : start + left]
+            left -= len(tokens)
+            parts[n] = _Part(tokens, start, self._table(sequence))
+            own.num_computed += len(tokens)
+            if own.num_computed == len(sequence.tokens):  # else it catches up in the next steps
+                counts[n] = count
+                self._num_left -= count
+        while parts:
+            drawn = self._pass(list(parts.values()))
+            following = {}
+            for (n, part), token in zip(parts.items(), drawn, strict=True):
+                if n in counts and token < self._vocab_size:
+                    found[n].append(token)
+                    if len(found[n]) < counts[n]:
+                        following[n] = _Part([token], part.start + len(part.tokens), part.table)
+            parts = following
+        for n, (sequence, _) in enumerate(wanted):
+            owns[n].at, owns[n].guesses = len(sequence.tokens), found[n]
+        self._spent_s += time.perf_counter() - began
+        return found
+
+    def _follow(self, sequence: Sequence) -> Followed:
+        own: Followed | None = sequence.own_text
+        if own is None:
+            own = sequence.own_text = Followed(OwnRates(self._rates))
+        elif own.guesses:
+            own.learn(sequence.tokens)
+        if own.blocks is not sequence.blocks:
+            own.blocks, own.num_computed = sequence.blocks, 0
+        return own
+
+    def _num_to_guess(self, own: Followed, most: int) -> int:
+        count, chance = 0, 1.0
+        for place in range(min(most, self._num_left)):
+            chance *= own.rates.rate(place)
+            if chance < self._least_chance:
+                break
+            count += 1
+        return count
+
+    def _table(self, sequence: Sequence) -> list[int]:
+        assert sequence.row is not None
+        first = self._num_blocks + sequence.row * self._num_own
+        return sequence.blocks + list(range(first, first + self._num_own))
+
+    def _pass(self, parts: list[_Part]) -> list[int]:
+        """The most likely token after each part."""
+        began = time.perf_counter()
+        order = sorted(range(len(parts)), key=lambda n: len(parts[n].tokens) > 1)  # rows with one token come first
+        logits = self._decoder.forward(_inputs([parts[n] for n in order], self._kv.block_size), self._kv)
+        best = logits.argmax(dim=-1).tolist()
+        if all(len(part.tokens) == 1 for part in parts):
+            token_s = (time.perf_counter() - began) / len(parts)
+            self._pass_s = token_s if not self._pass_s else _KEEP * self._pass_s + (1 - _KEEP) * token_s
+        drawn = dict(zip(order, best, strict=True))
+        return [drawn[n] for n in range(len(parts))]
+
+    def step_ended(self, plan: Plan, seconds: float) -> None:
+        if not plan.prompts:
+            self._cost.learn(plan, seconds - self._spent_s)
+
+    def ended(self, sequence: Sequence) -> None:
+        sequence.own_text = None
+
+    def release_memory(self) -> None:
+        self._kv.release_memory()
+
+
+def own_blocks(max_length: int, block_size: int) -> int:
+    """Blocks that each row has behind those of its sequence, for guesses."""
+    return -(-max_length // block_size) + 1
+
+
+def _inputs(parts: list[_Part], block_size: int) -> StepInputs:
+    """Of one pass. The logits of the last token of each part are wanted."""
+    sizes = np.array([len(part.tokens) for part in parts])
+    starts = np.array([part.start for part in parts])
+    row_starts = np.concatenate(([0], np.cumsum(sizes)))  # (R + 1,)
+    row_of = np.repeat(np.arange(len(parts)), sizes)  # (T,)
+    positions = np.arange(row_starts[-1]) - row_starts[row_of] + starts[row_of]
+    context = starts + sizes
+    width = -(-int(context.max()) // block_size)
+    tables = np.zeros((len(parts), width), dtype=np.int32)
+    for row, part in enumerate(parts):
+        table = part.table[:width]
+        tables[row, : len(table)] = table
+    slots = tables[row_of, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return StepInputs(
+        tokens=torch.tensor([token for part in parts for token in part.tokens], dtype=torch.int64),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots),
+        row_starts=row_starts.tolist(),
+        context_lens=context.tolist(),
+        block_tables=torch.from_numpy(tables),
+        num_decode=int((sizes == 1).sum()),
+        logit_indices=torch.from_numpy(row_starts[1:] - 1),
+    )
