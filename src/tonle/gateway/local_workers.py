@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from tonle.edge.buffered_reply import BufferedReply
 from tonle.edge.client import Sink
 from tonle.gateway.backends.transport import TRUST_SALT_HEADER, Transport
+from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.protocol.replies import ModelEntry
 
 _JSON = {"content-type": "application/json"}
@@ -95,14 +96,14 @@ class EngineAndWorkers:
     def _is_for_pools(self, method: str, path: str, body: bytes) -> bool:
         if method == "GET":
             return path.removeprefix("/v1/models/") in self._workers.models()
-        models = self._workers.by_path.get(path)
-        if models is None or path not in OF_BOTH:
-            return models is not None
+        is_theirs = path in self._workers.by_path
+        if path not in OF_BOTH:
+            return is_theirs
         try:
             named = msgspec.json.decode(body, type=_Named).model
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return True  # its endpoint says what is wrong
-        return named is None or named in models
+            return is_theirs  # the endpoint says what is wrong
+        return is_theirs if named is None else named in self._workers.models()
 
     def close(self) -> None:
         self._engine.close()
@@ -110,7 +111,7 @@ class EngineAndWorkers:
 
 
 # Paths that an engine answers, too: the model that is named decides.
-OF_BOTH = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank")
+OF_BOTH = ("/v1/embeddings", *RERANK_PATHS, *SCORE_PATHS)
 
 
 def _list(engine: BufferedReply, pools: BufferedReply) -> tuple[int, Any]:

@@ -90,6 +90,7 @@ class ReplicaTransport:
                 await generate(self._replica, request, kind, sink, first_s=first_s)
                 return
             if method == "POST" and (endpoint := COMPUTING.get(path)) is not None:
+                sink.attach(_no_pressure)  # from here on it costs something
                 reply = await _within(first_s, endpoint(self._replica, request))
             else:
                 reply = await self._endpoint(method, path)(self._replica, request)
@@ -110,6 +111,10 @@ class ReplicaTransport:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _no_pressure(is_full: bool) -> None:
+    """The reply comes in one piece: there is nothing to hold back."""
 
 
 def _about(headers: dict[str, str]) -> dict[str, Any]:
