@@ -177,7 +177,7 @@ def levels(
     ] = True,
     quiet: Annotated[bool, _report("--quiet", "-q", metavar="", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Measure an OpenAI-compatible server: time to first token, time per token, throughput; or, with --kind, other requests.
+    """Measure an OpenAI-compatible server: time to first token, time per token, throughput.
 
     [dim]Example:[/dim]  tonle bench --concurrency 1,4,16 --input-tokens 128 --output-tokens 64 --json report.json
 

@@ -6,13 +6,13 @@ cannot diverge.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from tonle.config import values
 from tonle.config.adapter_names import check_not_models
 from tonle.config.adapter_settings import adapters
+from tonle.config.behind_gateway import behind_gateway
 from tonle.config.engine import MAX_DRAFT, EngineConfig
 from tonle.config.server import cache_by_default_setting, log_level_setting
 from tonle.config.setting import (
@@ -358,42 +358,13 @@ class ServeConfig(WorkerSettings):
     def _check_frontends(self) -> None:
         for name in _OF_ONE_PROCESS:
             if getattr(self, name):
-                serve, gateway = self._behind_gateway()
+                serve, gateway = behind_gateway(self, SETTINGS, _OF_ONE_PROCESS)
                 raise ConfigError(
                     f"--frontends {self.frontends} does not work with {name}: keys, limits, records and alerts are the "
                     f"work of one process. Let that be a gateway in front of the server, with these two commands:\n"
                     f"  {serve}\n  {gateway}",
                     param="frontends",
                 )
-
-    def _behind_gateway(self) -> tuple[str, str]:
-        """The two commands that serve these settings with several front ends. Keys are not repeated."""
-        port = self.port or 8000
-        words = [*([self.model] if self.model else []), *self._adapter_flags()]
-        own = "".join(f" {shlex.quote(word)}" for word in words)
-        flags = [] if self.loopback else [f"--host {self.host}"]
-        for name in _OF_ONE_PROCESS:
-            if value := getattr(self, name):
-                hidden = {"api_key": "KEY", "admin_key": "KEY", "alert_webhook": "URL"}.get(name)
-                shown = hidden or (",".join(value) if isinstance(value, tuple) else value)
-                flags.append(f"{SETTINGS[name].flag} {shown}")
-        return (
-            f"tonle serve{own} --frontends {self.frontends} --host 127.0.0.1 --port {port} --trust-salt",
-            f"tonle gateway --backend http://127.0.0.1:{port} {' '.join(flags)}",
-        )
-
-    def _adapter_flags(self) -> list[str]:
-        """Those that differ from the defaults, as words of a command."""
-        words: list[str] = []
-        for each in SETTINGS.values():
-            value = getattr(self, each.field)
-            if each.group != ADAPTERS or value == each.default:
-                continue
-            if each.field == "lora":
-                words += [word for name, path in value for word in (each.flag, f"{name}={path}")]
-            else:
-                words += [each.flag] if value is True else [each.flag, str(value)]
-        return words
 
     def engine(self) -> EngineConfig:
         """The engine's share of the settings."""
