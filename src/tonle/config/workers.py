@@ -47,6 +47,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     strategy: Strategy | None = None
     options: dict[str, Any] = {}  # the kind's own
 
+    def __str__(self) -> str:
+        """As a flag gives it."""
+        plain = {"kind": self.kind} | ({} if self.model is None else {"model": self.model})
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, {})}
+        return "=".join(plain.values()) if given == plain else msgspec.json.encode(given).decode()
+
     def pool_values(self) -> dict[str, Any]:
         """Under the names of `PoolConfig`, what is set. Raises `ValueError`."""
         found = {name: getattr(self, name) for name in _SAME}

@@ -46,6 +46,8 @@ ALL = {
     "otlp_sample": "10%",
     "role": "prefill", "kv_transfer_host": "10.0.0.1", "kv_transfer_port": "8101", "kv_transfer_timeout": "3s", "kv_lease": "60s",
     "sla_p95": "1s", "context_window": "8", "max_context_length": "32k",
+    "workers": "asr,tts=/voices/km", "max_upload": "5MiB", "audio_seconds_per_minute": "60", "images_per_minute": "6",
+    "audit_media": "none",
 }  # fmt: skip
 SWITCHES = {
     "strict": "--strict",

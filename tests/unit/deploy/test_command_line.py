@@ -14,6 +14,7 @@ from tests.unit.deploy.matrix import workload_of
 from tonle.cli.flags import SERVE_FLAGS, with_flags
 from tonle.config.load_settings import load
 from tonle.config.serve import SETTINGS, ServeConfig
+from tonle.config.workers import WorkerConfig
 from tonle.deploy.command_line import _NOT_IN_A_POD, _OF_THE_PLATFORM, tonle_flags, vllm_flags
 from tonle.errors import ConfigError
 
@@ -47,6 +48,16 @@ def test_every_setting_arrives() -> None:
     }
     config = replace(ServeConfig(), **wanted)
     assert len(tonle_flags(config)) > 30
+    assert read_back(tonle_flags(config)) == config
+
+
+def test_settings_of_a_pool_arrive() -> None:
+    pools = (
+        WorkerConfig(kind="asr", instances=2, options={"language": "en"}),
+        WorkerConfig(kind="tts", model="/voices/km", idle_unload="10m"),
+        WorkerConfig(kind="embeddings"),
+    )
+    config = replace(ServeConfig(), workers=pools)
     assert read_back(tonle_flags(config)) == config
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from llguidance import LLTokenizer
 
 from tonle.engine.text import Text
-from tonle.errors import InvalidRequest
+from tonle.errors import ContextOverflow, InvalidRequest
 
 
 def make_vocabulary(text: Text, vocab_size: int, eos_ids: Iterable[int]) -> LLTokenizer:
@@ -48,7 +48,10 @@ class _Tokens:
         """Tokens whose bytes are exactly those of `text`: as the model's own tokenizer writes it wherever that is so."""
         data = text.encode() if isinstance(text, str) else text
         written = data.decode(errors="replace")
-        tokens = self._text.encode(written, add_special_tokens=False)
+        try:
+            tokens = self._text.encode(written, add_special_tokens=False)
+        except ContextOverflow:  # longer than any answer: how it is written does not matter
+            return self._longest(data)
         if self._stand_for(tokens, data):
             return tokens
         before = self._text.encode(_BEFORE, add_special_tokens=False)  # a tokenizer that puts a space before each text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.fakes import grammars
-from tests.fakes.checkpoints import VOCAB_SIZE
+from tests.fakes.checkpoints import VOCAB_SIZE, tiny_tokenizer
 from tests.fakes.grammars import BOMBS, ENDS, WORDS, deep, request, take_all
 from tonle.engine.grammar import compiler as module
 from tonle.engine.grammar.compiler import GrammarCompiler
@@ -215,6 +215,15 @@ class TestMistakes:
     def test_they_are_told_in_words(self, compiler: GrammarCompiler, structured: StructuredOutput, words: str) -> None:
         error = error_of(compiler, grammar_text(structured))
         assert words in error and "<non-verbose" not in error
+
+    def test_what_is_forced_may_be_longer_than_the_context(self) -> None:
+        """The tokenizer of a served model refuses texts that are far too long."""
+        text = Text.from_live(tiny_tokenizer())
+        text.max_tokens = 16
+        compiler = GrammarCompiler(lambda: text, VOCAB_SIZE, ENDS)
+        endless = StructuredOutput(json={"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})
+        assert "an answer would not end" in error_of(compiler, grammar_text(endless))
+        compiler.close()
 
 
 @pytest.mark.parametrize("name", BOMBS)
