@@ -110,7 +110,7 @@ def test_forced_tokens_take_fewer_steps(lag: int) -> None:
     for least in (1, 99):
         own = driver(lag, lambda said: frozenset([30] if said else [30, 31]))
         object.__setattr__(own.loop._scheduler.limits, "min_forced", least)
-        config = GenerationConfig(max_length=8, do_sample=False, early_stopping=False)
+        config = GenerationConfig(max_length=8, do_sample=False, early_stopping=False, speculate=False)
         [output] = own.run([own.ask(PROMPTS[0], config, grammar="x")])
         assert len(output) == 8 and set(output[1:]) == {30}
         steps.append(own.stats.num_steps)
