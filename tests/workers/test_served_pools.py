@@ -108,7 +108,7 @@ def test_an_engine_and_pools_are_one_server(tmp_path: Path) -> None:
             own = await http.post("/v1/workers/echo", json={"name": "n", "media": [base64.b64encode(b"abc").decode()]})
             assert own.json()["name"] == "n" and own.json()["media"] == [base64.b64encode(b"abc").decode()]
             missing = await http.post("/v1/images/generations", json={"prompt": "x"})
-            assert missing.status_code == 404 and "--worker images" in missing.json()["error"]["message"]
+            assert missing.status_code == 501 and "--worker images" in missing.json()["error"]["message"]
             metrics = (await http.get("/metrics")).text
             assert 'tonle_worker_jobs_total{model_name="whisper",outcome="success",pool="asr"} 2.0' in metrics
             assert "vllm:num_requests_running" in metrics

@@ -37,6 +37,7 @@ class ServerInfo:
     dashboard: bool = True  # it is served
     frontends: int = 1
     audit_dir: str | None = None
+    workers: tuple[str, ...] = ()  # kinds of the pools beside the model
     adapters: tuple[str, ...] = ()  # names of those given at the start
     enable_lora: bool = False
 
@@ -52,6 +53,7 @@ class ServerInfo:
             dashboard=settings.dashboard,
             frontends=settings.frontends,
             audit_dir=settings.audit_dir,
+            workers=tuple(pool.kind for pool in settings.workers),
             adapters=tuple(name for name, _ in settings.lora),
             enable_lora=settings.enable_lora,
         )
@@ -147,6 +149,8 @@ def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, cha
         facts["Dashboard"] = server.dashboard_fact
     if server.lora is not None:
         facts["LoRA"] = server.lora
+    if server.workers:
+        facts["Workers"] = ", ".join(server.workers)
     lines = [f"\n[bold green]Tonle {__version__} is ready[/bold green] after {screen.duration(took_s)}\n"]
     lines += [f"  [dim]{label:<9}[/dim] {escape(fact)}" for label, fact in facts.items()]
     how = "Try it, with a key in TONLE_API_KEY:" if server.has_keys else "Try it:"

@@ -47,7 +47,7 @@ def not_supported_yet(feature: str, hint: str) -> ErrorReply:
 def not_switched_on(path: str, advice: str) -> ErrorReply:
     """For a path that a worker pool would answer. `advice` says how to start one."""
     message = f"No worker pool answers {path} here. {advice}"
-    return ErrorReply(404, _body(message, "invalid_request_error", code="not_switched_on"), [])
+    return ErrorReply(501, _body(message, "invalid_request_error", code="not_switched_on"), [])
 
 
 def wrong_method(method: str, path: str, allowed: list[str]) -> ErrorReply:
