@@ -148,7 +148,7 @@ def voice_server_in_thread() -> Iterator[tuple[VoiceServer, Callable[[Callable[[
 def wav_head(num_bytes: int = 2 * SAMPLES) -> bytes:
     """One channel of 16-bit samples; with a chunk that readers must pass over."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
-    other = struct.pack("<4sI4s", b"LIST", 3, b"abc\0")
+    other = struct.pack("<4sI4s", b"junk", 3, b"abc\0")
     chunks = form + other + struct.pack("<4sI", b"data", num_bytes)
     return struct.pack("<4sI4s", b"RIFF", 4 + len(chunks) + num_bytes, b"WAVE") + chunks
 
