@@ -95,7 +95,9 @@ def test_openais_client(client: openai.OpenAI, models: dict[str, Any]) -> None:
         for text, each in zip(TEXTS, reply.data, strict=True):
             wanted = unit(expected(models["m"], tokens_of(text), "last"))
             np.testing.assert_allclose(each.embedding, wanted, atol=1e-4)
-    np.testing.assert_array_equal(*(np.float32([each.embedding for each in reply.data]) for reply in replies))
+    # Computed twice, perhaps by torch once and then by the kernels that were compiled meanwhile.
+    base64s, floats = ([each.embedding for each in reply.data] for reply in replies)
+    np.testing.assert_allclose(base64s, floats, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["m", "adapted"])
