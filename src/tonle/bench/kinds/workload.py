@@ -6,6 +6,7 @@ Does not: read answers (`answers.py`) or send.
 
 from __future__ import annotations
 
+import abc
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def kind_workload(options: BenchOptions, model: str) -> KindWorkload:
     return TextWorkload(options, model)
 
 
-class KindWorkload:
+class KindWorkload(abc.ABC):
     """Owns how far a file has been sent. Levels go on where the one before stopped, and around at the end."""
 
     kind: str  # of prompts, for the report
@@ -78,9 +79,9 @@ class KindWorkload:
             yield self._job(index, place, random.Random(f"{self._options.seed}/{level}/{phase}/{index}"))
             index += 1
 
+    @abc.abstractmethod
     def _job(self, index: int, place: int, rng: random.Random) -> Job:
         """The `index`-th of a level, the `place`-th of the run."""
-        raise NotImplementedError
 
     def num_requests(self, level: int, num_jobs: int | None) -> int | None:
         return num_jobs
