@@ -1,4 +1,4 @@
-"""Every Python block of the documents runs here, with the import path changed and nothing else.
+"""Every Python block of the documents runs here, changed as a reader would change it (code_blocks.adapted) and no further.
 
 The documents are not part of the project: `TONLE_SEED_DOCS` names the folder that holds them. The project's own tests of the
 same calls are test_inference_engine.py, unit/dynamic_batching, unit/performance_optimizer and unit/inference_optimizer.
@@ -38,7 +38,7 @@ NUM_BLOCKS = {"001": 19, "002": 11}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("documents") / "your-model"
     save_folder("llama", path)
-    # It was never taught to end an answer; the documents' own tests expect one within two seconds.
+    # It was never taught to end an answer.
     (path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 16, "eos_token_id": TURN_END}))
     return path
 
