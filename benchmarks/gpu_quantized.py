@@ -26,7 +26,7 @@ from benchmarks.quantizers import FORMS, quantize
 from benchmarks.workload import READ_BYTES_PER_S, SHAPES
 from tonle.models.cuda import quantized_matrix
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import Fp8Tiling, fp8_product, fp8_rows, fp8_tiling
+from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_product, fp8_rows, fp8_tiling
 from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.quantized_dot import DotTiling, dot_tiling, quantized_dot
 from tonle.models.cuda.quantized_gemv import QuantizedTiling, quantized_gemv, quantized_gemv_tiling
@@ -71,6 +71,7 @@ class Case:
         self.gain = torch.rand(product.inputs, device=device, dtype=dtype) + 0.5 if product.norm else None
         self.old = torch.randn(rows, product.outputs, device=device, dtype=dtype)
         self.scratch = SplitScratch([(product.outputs, SkinnyTiling(64, 0, 0, split=64))], device)
+        self.fp8_scratch = Fp8Scratch([], 0, device)
         self.bytes = packed.numbers.nbytes + packed.scale.nbytes
         self.floor_us = self.bytes / READ_BYTES_PER_S * 1e6
         copies = max(4, -(-_ROTATION_BYTES // self.bytes)) if on_gpu else 1
@@ -131,7 +132,9 @@ class Case:
     def rounded(self, tilings: list[Fp8Tiling]) -> Iterator[Way]:
         """e4m3 times e4m3; gated products leave their activation to another kernel, which is not counted."""
         width = self.packed.num_blocks * 128
-        rule = fp8_tiling(self.product.weight_rows, self.rows)
+        rule = fp8_tiling(self.product.weight_rows, width, self.rows)
+        self.fp8_scratch.parts = torch.zeros(2**23, device=self.x.device)
+        self.fp8_scratch.arrived = torch.zeros(4096, dtype=torch.int32, device=self.x.device)
         rows = torch.empty(self.rows, width, dtype=torch.float8_e4m3fn, device=self.x.device)
         scale = torch.empty(self.rows, dtype=torch.float32, device=self.x.device)
         fp8_rows(self.x, rows, scale, gain=self.gain, eps=_EPS)
@@ -183,7 +186,7 @@ class Case:
         self, rows: torch.Tensor, scale: torch.Tensor, tiling: Fp8Tiling, packed: Packed, out: torch.Tensor
     ) -> None:
         wide = self._wide(out)
-        fp8_product(rows, scale, packed, wide, add=self.product.add, tiling=tiling)
+        fp8_product(rows, scale, packed, wide, add=self.product.add, tiling=tiling, scratch=self.fp8_scratch)
         self._gated(wide, out)
 
     def _scaled_mm(self, rows: torch.Tensor, scale: torch.Tensor, packed: Packed, out: torch.Tensor) -> None:
@@ -206,7 +209,7 @@ def _text(tiling: Any) -> str:
             return f"{shape}, {tiling.warps} warps, {tiling.fetch} fetched"
         case _:
             shape = f"fp8 {tiling.block_n} x {tiling.block_m} x {tiling.block_k}, {tiling.stages} stages"
-            return f"{shape}, {tiling.warps} warps"
+            return f"{shape}, {tiling.warps} warps, split {tiling.split}, {tiling.fetch} fetched"
 
 
 def _fits_registers(tiling: QuantizedTiling, packed: Packed, *, glu: bool) -> bool:
@@ -230,9 +233,18 @@ FEW = [
 MANY = [DotTiling(64, 64, 3), DotTiling(128, 64, 3), DotTiling(64, 128, 3), DotTiling(128, 128, 3, warps=8),
         DotTiling(128, 128, 4, warps=8), DotTiling(128, 256, 3, warps=8), DotTiling(64, 128, 4),
         DotTiling(64, 32, 4)]  # fmt: skip
-ROUNDED = [Fp8Tiling(64, 64, 4), Fp8Tiling(64, 64, 6), Fp8Tiling(64, 32, 6), Fp8Tiling(128, 64, 4), Fp8Tiling(64, 128, 4),
-           Fp8Tiling(128, 128, 3), Fp8Tiling(128, 128, 4, warps=8), Fp8Tiling(128, 256, 3, warps=8),
-           Fp8Tiling(64, 256, 3), Fp8Tiling(64, 128, 3, block_k=256), Fp8Tiling(64, 64, 3, block_k=256)]  # fmt: skip
+ROUNDED = [
+    Fp8Tiling(outputs, rows, stages, warps, split=split, fetch=fetch)
+    for outputs, rows, warps, stages in (
+        (128, 64, 4, 6),
+        (64, 64, 4, 6),
+        (64, 128, 4, 6),
+        (128, 128, 8, 5),
+        (128, 128, 4, 3),
+    )
+    for split in (1, 2, 3, 4)
+    for fetch in (0, 4)
+]
 
 
 def ways_of(case: Case, part: str) -> list[Way]:
@@ -270,6 +282,7 @@ def cublas_line(product: Product, rows: int, device: torch.device) -> None:
     x = torch.randn(rows, product.inputs, device=device, dtype=torch.bfloat16)
     weights = torch.randn(8, product.weight_rows, product.inputs, device=device, dtype=torch.bfloat16)
     out = x.new_empty(rows, product.weight_rows)
+    torch.mm(x, weights[0].t(), out=out)  # cuBLAS cannot be set up while a graph is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for turn in range(24):

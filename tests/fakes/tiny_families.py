@@ -43,7 +43,7 @@ TINY: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gemma2": (
         hf.Gemma2Config, hf.Gemma2ForCausalLM,
         {"head_dim": 16, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 8.0,
-         "sliding_window": 48, **_UNTIED},
+         "sliding_window": 48, "attn_implementation": "eager", **_UNTIED},  # other ways leave the soft cap out
     ),
     "gemma3": (
         hf.Gemma3TextConfig, hf.Gemma3ForCausalLM,

@@ -20,7 +20,7 @@ class Bound:
     """What rounding may do to one text, in spreads."""
 
     mean: float  # of its tokens' log-probabilities
-    most: float  # of one token's; also how far below the reference's best token one may be that was chosen
+    most: float  # of one token's; one that was chosen may be twice as far below the reference's best: either may be off
 
 
 # Measured with transformers in bfloat16 against itself in float32 on models of 2 and 3 layers (`python -m
@@ -77,7 +77,7 @@ def judge(texts: list[Text], logits: Logits, bound: Bound, by: str) -> None:
     found = [distance(text, logits) for text in texts]
     for number, each in enumerate(found):
         where = f"text {number} of {len(found)}, {len(texts[number].prompt)} tokens long, by {by}: {each}"
-        assert each.below <= bound.most, f"a token is not the reference's best: {where}"
+        assert each.below <= 2 * bound.most, f"a token is not the reference's best: {where}"
         assert each.most <= bound.most, f"a log-probability is wrong: {where}"
         assert each.mean <= bound.mean, f"log-probabilities are wrong: {where}"
     tokens = sum(len(text.output) for text in texts)

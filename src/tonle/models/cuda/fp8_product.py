@@ -10,6 +10,7 @@ Rows are written in the order in which packed words have their inputs (`models/p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ import triton.language as tl
 
 from tonle.models.cuda.gpu_features import INTERPRETED
 from tonle.models.cuda.launch import follow, launch
+from tonle.models.cuda.skinny import _joined, _leave
 from tonle.models.packed import Packed
 
 MOST = 448.0  # the largest e4m3 number
@@ -68,22 +70,48 @@ class Fp8Tiling:
     stages: int
     warps: int = 4
     block_k: int = 128
+    split: int = 1  # programs that share the inputs of one tile
+    fetch: int = 0  # blocks of 128 inputs asked for before the kernel ahead has ended: they come as far as L2
+
+
+class Fp8Scratch:
+    """Where programs that share a tile leave their parts. One serves all products, one after another."""
+
+    def __init__(self, shapes: Iterable[tuple[int, int]], rows: int, device: torch.device) -> None:
+        """Enough for all these (outputs, inputs) with up to so many rows."""
+        tiles, parts = 1, 1
+        for outputs, inputs in shapes:
+            for count in range(1, min(rows, _SPLIT_ROWS) + 1):
+                tiling = fp8_tiling(outputs, inputs, count)
+                if tiling.split > 1:
+                    many = _num_tiles(tiling, outputs, count)
+                    tiles = max(tiles, many)
+                    parts = max(parts, many * tiling.split * tiling.block_n * tiling.block_m)
+        self.parts = torch.zeros(parts, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # 0 between kernels
 
 
 @triton.jit(do_not_specialize=["M"])
-def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, M, STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-                 BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-                 PDL: tl.constexpr):  # fmt: skip
+def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, PARTS, ARRIVED, M, STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+                 BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+                 FETCH: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """One tile (BN outputs, BM rows), or with SPLIT one part of its inputs."""
+    PART: tl.constexpr = (K + SPLIT * BK - 1) // (SPLIT * BK) * BK  # inputs of a part
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
-    w_scale = tl.load(SCALE + n, mask=n < N, other=0.0).to(tl.float32)
+    low = tl.program_id(2) * PART
+    k = low + tl.arange(0, BK)
     own = W + tl.minimum(n, N - 1)[:, None] * K + k[None, :]  # (BN, BK)
     own_x = X + tl.minimum(m, M - 1)[:, None] * K + k[None, :]  # (BM, BK)
+    if FETCH > 0:
+        lines = W + tl.minimum(n, N - 1)[:, None] * K + tl.minimum(low + tl.arange(0, FETCH) * 128, K - 128)[None, :]
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False,
+                                  pack=1)  # fmt: skip
+    w_scale = tl.load(SCALE + n, mask=n < N, other=0.0).to(tl.float32)
     follow(PDL)
     acc = tl.zeros([BN, BM], tl.float32)
-    for first in tl.range(0, K, BK, num_stages=STAGES):
-        if K % BK == 0:
+    for first in tl.range(0, PART, BK, num_stages=STAGES):
+        if K % (SPLIT * BK) == 0:
             w = tl.load(own + first)
             x = tl.load(own_x + first)
         else:
@@ -94,6 +122,19 @@ def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, M, STRIDE: tl.constexpr, N: tl.
             acc += tl.dot(w.to(tl.float32), tl.trans(x.to(tl.float32)))
         else:
             acc = tl.dot(w, tl.trans(x), acc)
+    if SPLIT == 1:
+        _fp8_finish(acc, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE, N, HAS_BIAS, ADD)
+    else:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if _leave(acc, PARTS, ARRIVED, tile, tl.program_id(2), BM, BN, BM, SPLIT):
+            total = _joined(PARTS, ARRIVED, tile, BM, BN, BM, SPLIT)
+            _fp8_finish(total, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE, N, HAS_BIAS, ADD)
+
+
+@triton.jit
+def _fp8_finish(acc, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
+                ADD: tl.constexpr):  # fmt: skip
+    """Scales, bias and residual on float32 sums (BN, BM)."""
     x_scale = tl.load(XSCALE + m, mask=m < M, other=0.0)
     y = acc * w_scale[:, None] * x_scale[None, :]
     if HAS_BIAS:
@@ -106,19 +147,25 @@ def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, M, STRIDE: tl.constexpr, N: tl.
 
 
 _MANY = 100  # tiles of 128 x 128 that keep an H200 busy
+_PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
+_SPLIT_ROWS = 256  # with more, there are tiles enough
 
 
-def fp8_tiling(outputs: int, rows: int) -> Fp8Tiling:
+def fp8_tiling(outputs: int, inputs: int, rows: int) -> Fp8Tiling:
+    if rows > few_rows(outputs):
+        return Fp8Tiling(128, 128, stages=4, warps=8)
     if rows <= 64:
         return Fp8Tiling(64, 64, stages=4)
-    if rows <= few_rows(outputs):
-        return Fp8Tiling(64, 128, stages=4)
-    return Fp8Tiling(128, 128, stages=4, warps=8)
+    return Fp8Tiling(64, 128, stages=4)
 
 
 def few_rows(outputs: int) -> int:
     """Up to so many, tiles are cut smaller, so that there are more of them."""
     return 128 * (-(-_MANY // -(-outputs // 128)) - 1)
+
+
+def _num_tiles(tiling: Fp8Tiling, outputs: int, rows: int) -> int:
+    return int(triton.cdiv(rows, tiling.block_m) * triton.cdiv(outputs, tiling.block_n))
 
 
 def fp8_product(
@@ -130,15 +177,24 @@ def fp8_product(
     bias: torch.Tensor | None = None,
     add: bool = False,
     tiling: Fp8Tiling | None = None,
+    scratch: Fp8Scratch | None = None,
 ) -> None:
-    """x (T, K padded), x_scale (T,) of `fp8_rows`; packed (N, K), a scale per output; out (T, N), whose rows may be apart."""
+    """x (T, K padded), x_scale (T,) of `fp8_rows`; packed (N, K), a scale per output; out (T, N), whose rows may be apart.
+    `scratch` for tilings that split."""
     rows, padded = x.shape
     outputs = packed.shape[0]
-    tiling = tiling or fp8_tiling(outputs, rows)
+    tiling = tiling or fp8_tiling(outputs, padded, rows)
+    parts = arrived = None
+    if tiling.split > 1:
+        tiles = _num_tiles(tiling, outputs, rows)
+        assert scratch is not None and scratch.arrived.numel() >= tiles
+        assert scratch.parts.numel() >= tiles * tiling.split * tiling.block_n * tiling.block_m
+        parts, arrived = scratch.parts, scratch.arrived
     weight = packed.numbers.view(torch.float8_e4m3fn)  # (N, K padded)
     assert x.numel() < 2**31 and weight.numel() < 2**31  # places are 32-bit
     launch(
-        _fp8_product, (triton.cdiv(rows, tiling.block_m), triton.cdiv(outputs, tiling.block_n)),
-        x, x_scale, weight, packed.scale, bias, out, rows, out.stride(0), outputs, padded, tiling.block_n, tiling.block_m,
-        tiling.block_k, tiling.stages, bias is not None, add, num_warps=tiling.warps,
+        _fp8_product, (triton.cdiv(rows, tiling.block_m), triton.cdiv(outputs, tiling.block_n), tiling.split),
+        x, x_scale, weight, packed.scale, bias, out, parts, arrived, rows, out.stride(0), outputs, padded, tiling.block_n,
+        tiling.block_m, tiling.block_k, tiling.stages, tiling.split, 0 if INTERPRETED else tiling.fetch, bias is not None, add,
+        num_warps=tiling.warps,
     )  # fmt: skip

@@ -152,23 +152,29 @@ def _both_scales(SCALE, SHIFT, n, b, live, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _added(acc, w, xs, offsets, total, scales, shifts, begin_: tl.constexpr, SCALE, SHIFT, TABLE, DTYPE: tl.constexpr,
-           LAYOUT: tl.constexpr):  # fmt: skip
+def _added(acc, w, xs, scales, begin_: tl.constexpr, SCALE, TABLE, DTYPE: tl.constexpr, LAYOUT: tl.constexpr):
     """acc (BB, BN, 32) and what a span of words adds to it: scaled where each group has a scale of its own."""
     if LAYOUT.group > 0:
-        part = tl.zeros(acc.shape, tl.float32) + offsets[:, None, :]
-        if LAYOUT.minimum:
-            part += total[:, None, :] * _scale(shifts, begin_, SHIFT.dtype.element_ty, LAYOUT)[:, :, None]
-        part = _dotted(part, w, xs, begin_, TABLE, DTYPE, LAYOUT)
+        part = _dotted(tl.zeros(acc.shape, tl.float32), w, xs, begin_, TABLE, DTYPE, LAYOUT)
         return acc + part * _scale(scales, begin_, SCALE.dtype.element_ty, LAYOUT)[:, :, None]
     else:
         return _dotted(acc, w, xs, begin_, TABLE, DTYPE, LAYOUT)
 
 
 @triton.jit
-def _summed(acc, one, LAYOUT: tl.constexpr):
-    """Sums (BN,) of acc (BB, BN, 32), times their outputs' scales if they have one each."""
-    y = tl.sum(tl.sum(acc, 2), 0)
+def _beside(rest, offsets, total, scales, shifts, begin_: tl.constexpr, SCALE, SHIFT, LAYOUT: tl.constexpr):
+    """rest (BB, BN) and what all inputs of a span add to it, whatever its numbers are: offsets and minimums times x, of which
+    `offsets` and `total` (BB,) are the sums. Added apart from the numbers: once for all words of a block."""
+    both = offsets[:, None]
+    if LAYOUT.minimum:
+        both += total[:, None] * _scale(shifts, begin_, SHIFT.dtype.element_ty, LAYOUT)
+    return rest + both * _scale(scales, begin_, SCALE.dtype.element_ty, LAYOUT)
+
+
+@triton.jit
+def _summed(acc, rest, one, LAYOUT: tl.constexpr):
+    """Sums (BN,) of acc (BB, BN, 32) and rest (BB, BN), times their outputs' scales if they have one each."""
+    y = tl.sum(tl.sum(acc, 2) + rest, 0)
     if LAYOUT.form == _FP8 and not LAYOUT.native:
         y *= _FACTOR
     if LAYOUT.group == 0:
@@ -226,6 +232,8 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
         before = tl.load(OUT + n, mask=live, other=0.0)
     acc = tl.zeros([BB, BN, 32], tl.float32)
     up = tl.zeros([BB, BN, 32], tl.float32)
+    rest = tl.zeros([BB, BN], tl.float32)
+    rest_up = tl.zeros([BB, BN], tl.float32)
     squares = tl.zeros([BB, 32], tl.float32)
     offsets = tl.zeros([BB, 32], tl.float32)  # what is in all sums of numbers and x, per output alike
     for first in tl.static_range(0, BLOCKS, BB):
@@ -254,9 +262,15 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
                     offsets -= x * offset(p, FORM)
                 total += x
                 xs += (x,)
-            acc = _added(acc, w, xs, offsets, total, scales, shifts, begin_, SCALE, SHIFT, TABLE, DTYPE, LAYOUT)
+            acc = _added(acc, w, xs, scales, begin_, SCALE, TABLE, DTYPE, LAYOUT)
             if GLU:
-                up = _added(up, u, xs, offsets, total, scales_up, shifts_up, begin_, SCALE, SHIFT, TABLE, DTYPE, LAYOUT)
+                up = _added(up, u, xs, scales_up, begin_, SCALE, TABLE, DTYPE, LAYOUT)
+            if GROUPED and (WHOLE or LAYOUT.minimum):
+                offsets_sum = tl.sum(offsets, 1)
+                total_sum = tl.sum(total, 1)
+                rest = _beside(rest, offsets_sum, total_sum, scales, shifts, begin_, SCALE, SHIFT, LAYOUT)
+                if GLU:
+                    rest_up = _beside(rest_up, offsets_sum, total_sum, scales_up, shifts_up, begin_, SCALE, SHIFT, LAYOUT)
     if CUT is not None:  # first read here: mostly it is there, and read by the time the sums are
         words = words_of(WORDS_, tile * BN, CUT)
         if GLU:
@@ -269,8 +283,8 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(tl.reshape(squares, (BB * 32,)), 0) / K + eps)
-    y = _summed(acc, one, LAYOUT)
-    y_up = _summed(up, one_up, LAYOUT)
+    y = _summed(acc, rest, one, LAYOUT)
+    y_up = _summed(up, rest_up, one_up, LAYOUT)
     if CUT is not None:
         y += expanded(words, b, WORDS_, tile * BN, CUT)
         if GLU:

@@ -14,7 +14,7 @@ import torch
 
 from tonle.models.cuda.activation import gate_of
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import few_rows, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import Fp8Scratch, few_rows, fp8_product, fp8_rows
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.gpu_features import multiplies_fp8
 from tonle.models.cuda.matrix import Matrix, Norm
@@ -46,6 +46,8 @@ class Room:
         self._rows = torch.zeros(tokens * max(rounded, default=0), dtype=torch.uint8, device=like.device)
         self._scale = torch.zeros(tokens, dtype=torch.float32, device=like.device)
         self.weights = like.new_zeros(max(unpacked, default=0))
+        shapes = [(m.outputs, WORDS * 4 * m.packed.num_blocks) for m in every if m.rounds_rows]
+        self.split = Fp8Scratch(shapes, tokens, like.device)
 
     def fp8_rows(self, x: torch.Tensor, norm: Norm | None, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """x (n, K), normed if there is a norm, as (n, width) e4m3 and scales (n,)."""
@@ -139,7 +141,7 @@ class QuantizedMatrix:
             assert self.room is not None
             width = WORDS * 4 * self.packed.num_blocks
             rounded, scale = self.room.fp8_rows(x, norm, width)
-            fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add)
+            fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add, scratch=self.room.split)
             return
         x = x if norm is None else norm(x)
         if rows <= UNPACK_ROWS:
