@@ -222,7 +222,7 @@ ONE = [
     QuantizedTiling(outputs, blocks, warps, ahead)
     for outputs in (2, 4, 8)
     for blocks, warps in ((4, 1), (8, 2), (16, 4))
-    for ahead in (1, 2, 3)
+    for ahead in (1, 2)
 ]
 FEW = [
     DotTiling(outputs, rows, 5, split, warps, fetch)

@@ -81,7 +81,7 @@ class Fp8Scratch:
         """Enough for all these (outputs, inputs) with up to so many rows."""
         tiles, parts = 1, 1
         for outputs, inputs in shapes:
-            for count in range(1, min(rows, _SPLIT_ROWS) + 1):
+            for count in range(1, min(rows, SWITCHES[-1]) + 1):
                 tiling = fp8_tiling(outputs, inputs, count)
                 if tiling.split > 1:
                     many = _num_tiles(tiling, outputs, count)
@@ -148,15 +148,22 @@ def _fp8_finish(acc, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE: tl.constexpr, 
 
 _MANY = 100  # tiles of 128 x 128 that keep an H200 busy
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
-_SPLIT_ROWS = 256  # with more, there are tiles enough
+_WIDE = 4096  # outputs
+SWITCHES = (64, 128, 256)  # more rows than each of these may be cut otherwise
 
 
 def fp8_tiling(outputs: int, inputs: int, rows: int) -> Fp8Tiling:
-    if rows > few_rows(outputs):
-        return Fp8Tiling(128, 128, stages=4, warps=8)
-    if rows <= 64:
-        return Fp8Tiling(64, 64, stages=4)
-    return Fp8Tiling(64, 128, stages=4)
+    """Found by trying some forty on an H200. Rows are read again for each tile of outputs, from L2: that is what bounds it."""
+    if rows <= SWITCHES[0]:
+        return Fp8Tiling(64, 64, stages=6, split=2 if inputs > 4096 else 1)
+    if outputs >= _WIDE and rows <= SWITCHES[2]:
+        busy = triton.cdiv(outputs, 128) * triton.cdiv(rows, 128) > _PROGRAMS
+        return Fp8Tiling(128, 128, stages=3) if busy else Fp8Tiling(128, 128, stages=5, warps=8)
+    if rows <= SWITCHES[1]:
+        return Fp8Tiling(128, 64, stages=6, fetch=4)
+    if rows <= few_rows(outputs):
+        return Fp8Tiling(64, 128, stages=6, fetch=4)
+    return Fp8Tiling(128, 128, stages=4, warps=8)
 
 
 def few_rows(outputs: int) -> int:

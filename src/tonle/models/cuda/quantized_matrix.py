@@ -14,7 +14,7 @@ import torch
 
 from tonle.models.cuda.activation import gate_of
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import Fp8Scratch, few_rows, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_product, fp8_rows
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.gpu_features import multiplies_fp8
 from tonle.models.cuda.matrix import Matrix, Norm
@@ -221,5 +221,5 @@ def share_room(matrices: Iterable[AnyMatrix], tokens: int, like: torch.Tensor) -
 def row_switches(matrices: Iterable[AnyMatrix]) -> set[int]:
     """More rows than each of these may launch other kernels."""
     quantized = [matrix for matrix in matrices if isinstance(matrix, QuantizedMatrix)]
-    found = {few_rows(matrix.outputs) for matrix in quantized if matrix.rounds_rows}
+    found = {rows for m in quantized if m.rounds_rows for rows in (few_rows(m.outputs), *SWITCHES)}
     return found | {MAX_ROWS, UNPACK_ROWS} if quantized else set()
