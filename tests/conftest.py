@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tonle-test-state-")
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.fakes.server import Server, tonle_serve
 from tonle.config.cache_dir import cache_dir
@@ -28,6 +29,10 @@ from tonle.models import default_model as pinned
 from tonle.models.source import ModelSource, resolve
 
 STATE_HOME = os.environ["XDG_STATE_HOME"]
+
+# Where a test says nothing else, httpx gives up after 5 s: on a busy machine a right answer may take longer.
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _phase, 120.0)
 
 
 def pytest_unconfigure() -> None:

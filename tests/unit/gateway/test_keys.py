@@ -73,7 +73,7 @@ def test_a_ring_follows_what_another_process_does(tmp_path: Path, monkeypatch: p
         ring.start()
         key, secret = draw("dave")
         await SqliteKeys(tmp_path / "db").add(key)
-        for _ in range(500):
+        for _ in range(12_000):
             if ring.find(secret) is not None:
                 break
             await asyncio.sleep(0.01)

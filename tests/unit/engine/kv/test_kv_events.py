@@ -236,7 +236,7 @@ def test_what_waits_is_sent_before_it_closes(subscribe: Callable[..., zmq.Socket
 
 def test_a_full_queue_is_told_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(event_publisher, "encode", lambda *_: str(gate.wait(20)).encode())
+    monkeypatch.setattr(event_publisher, "encode", lambda *_: str(gate.wait(120)).encode())
     publisher = EventPublisher(config(max_queue_size=1))
     try:
         fits = [publisher.put(0.0, EVENTS) for _ in range(3)]  # one is being sent, perhaps; one waits
@@ -257,7 +257,7 @@ def test_an_engine_tells_what_it_has(tmp_path: Path, subscribe: Callable[..., zm
         engine.optimize_memory()
         asking = subscribe(zmq.DEALER, wanted["replay_endpoint"])
         batches: list[Any] = []
-        for _ in range(200):
+        for _ in range(6000):
             asking.send_multipart((b"", bytes(8)))
             batches.clear()
             while (frames := asking.recv_multipart()[1:])[0]:
