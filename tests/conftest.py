@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What servers remember of audit trails and keys goes to a folder of this run, not to the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="tonle-test-state-")
 
+import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
@@ -29,6 +30,16 @@ from tonle.models import default_model as pinned
 from tonle.models.source import ModelSource, resolve
 
 STATE_HOME = os.environ["XDG_STATE_HOME"]
+
+# Generated cases take the time they take, and are the same in every run: `make fuzz` is for new ones.
+hypothesis.settings.register_profile(
+    "tonle",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tonle")
 
 # Where a test says nothing else, httpx gives up after 5 s: on a busy machine a right answer may take longer.
 for _phase in ("connect", "read", "write", "pool"):

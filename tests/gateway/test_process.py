@@ -144,12 +144,14 @@ def test_a_killed_gateway_leaves_a_trail_that_verifies(tmp_path: Path, slow: str
     with gateway(tmp_path, slow) as (process, url):
         refused = httpx.post(url + CHAT, json=BODY)
         assert refused.status_code == 401
-        time.sleep(0.3)
+        for _ in range(2400):
+            if read_records(tmp_path / "audit"):
+                break
+            time.sleep(0.05)
         with contextlib.suppress(httpx.TransportError), \
                 httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=120) as reply:  # fmt: skip
             pieces = reply.iter_text()
             assert "one" in next(pieces)
-            time.sleep(0.3)
             os.kill(process.pid, signal.SIGKILL)
             assert "[DONE]" not in "".join(pieces)
         process.wait()
