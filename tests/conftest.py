@@ -46,6 +46,39 @@ for _phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _phase, 120.0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also the tests marked `long`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One case of each truth is in every run; those marked `long` only with --long, or asked for by name or mark."""
+    for item in items:
+        if item.get_closest_marker("crossed") and _num_changed(item) > 1:
+            item.add_marker("long")
+    if config.getoption("--long") or "long" in config.getoption("-m") or any("::" in each for each in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _num_changed(item: pytest.Item) -> int:
+    """How many of its lists of values this case takes another value from than the first."""
+    case = getattr(item, "callspec", None)
+    if case is None:
+        return 0
+    num_changed = 0
+    for mark in item.iter_markers("parametrize"):
+        names, values = mark.args
+        names = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+        first = next(iter(values))
+        first = getattr(first, "values", first)  # of pytest.param
+        wanted = list(first) if len(names) > 1 else [first]
+        num_changed += repr([case.params[name] for name in names]) != repr(wanted)
+    return num_changed
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(STATE_HOME, ignore_errors=True)
 
