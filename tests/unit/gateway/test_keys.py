@@ -100,6 +100,16 @@ def test_usage_adds_up(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_usage_that_is_added_at_once_adds_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteKeys(tmp_path / "db")
+        for _ in range(100):
+            await asyncio.gather(*(store.add_usage("2026-01-01", {"a": 1, "b": 1}) for _ in range(8)))
+        assert await store.usage("2026-01-01") == {"a": 800, "b": 800}
+
+    asyncio.run(main())
+
+
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="file"):
