@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat bench test test-browser fuzz chaos ray structured examples model check format clean
+.PHONY: help serve chat bench test test-long test-browser fuzz chaos ray structured examples model check format clean
 
 help: ## Show this
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(INSTALLED) ## Measure a running server: make bench ARGS="--concurrency 
 # longest single tests, and one process would wait for the other.
 test: check model ## Checks, then all tests
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: check model ## All tests, with every case of long lists
+	@$(BIN)/python -m pytest --long --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-browser: model ## The dashboard in a real browser; installs Chromium if there is none
 	@$(BIN)/python -m tests.browser.chromium

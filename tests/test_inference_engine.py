@@ -563,7 +563,7 @@ def _wait_idle(engine: InferenceEngine) -> None:
 
 
 def _wait(condition: Any) -> None:
-    for _ in range(1000):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.01)

@@ -145,7 +145,7 @@ def _hold(scene: Scene, pieces: list[bytes], words: str) -> Effect:
     socks: list[socket.socket] = []
     for _ in range(NUM_HALF_OPEN):
         with contextlib.suppress(OSError):  # refused: as good
-            socks.append(socket.create_connection(("127.0.0.1", scene.stack.gateway.port), timeout=5))
+            socks.append(socket.create_connection(("127.0.0.1", scene.stack.gateway.port), timeout=120))
     until_s, waiting = time.monotonic() + HALF_OPEN_S, list(pieces)
     while time.monotonic() < until_s:
         piece = waiting.pop(0) if waiting else b""

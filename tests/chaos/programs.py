@@ -69,7 +69,7 @@ class Program:
             raise RuntimeError(f"{self.name} did not become ready:\n{self.log.read_text()[-3000:]}")
 
     def is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", self._ready)
             return connection.getresponse().status == 200

@@ -14,7 +14,7 @@ from tests.chaos.client import Outcome
 from tests.chaos.load import wait_until
 from tests.chaos.programs import TONLE
 
-SETTLE_S = 30.0  # for records that wait to be written
+SETTLE_S = 120.0  # for records that wait to be written
 SURELY_READ_S = 0.5  # a request sent this long before a kill has been read
 
 

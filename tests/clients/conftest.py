@@ -58,7 +58,7 @@ def tonle_gateway(folder: Path, backend: str) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(40)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

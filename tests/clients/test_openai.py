@@ -79,7 +79,7 @@ def test_an_answer_is_parsed_into_a_type(client: openai.OpenAI, place: Place) ->
 
 def chain(place: Place, name: str, num_records: int) -> list[Row]:
     """Records are written a moment after their answers."""
-    for _ in range(600):
+    for _ in range(2400):
         with Index(place.audit_dir) as index:
             rows = list(index.find(Query(chain=name)))
         if len(rows) >= num_records:

@@ -19,7 +19,7 @@ from tonle.edge.listening import bind
 from tonle.edge.server import CheckHead, HttpServer, ServerLimits
 from tonle.errors import TonleError
 
-WAIT_S = 30.0  # a test that waits longer has failed
+WAIT_S = 120.0  # a test that waits longer has failed
 
 ResultT = TypeVar("ResultT")
 

@@ -231,7 +231,7 @@ def test_an_answer_to_no_request_is_not_taken_for_the_next_one(runner: Callable[
             assert (await post(client)).body == b"{}"
             idle = list(client._idle)
             go_on.set()
-            for _ in range(6000):
+            for _ in range(120_000):
                 if all(not each.reusable for each in idle):
                     break
                 await asyncio.sleep(0.001)

@@ -114,7 +114,7 @@ def test_pipelined_requests_are_all_answered_and_only_the_last_answer_says_so(lo
 @pytest.mark.usefixtures("patient")
 def test_a_request_that_was_on_its_way_to_an_idle_connection_is_answered(loop: str) -> None:
     with running_server(loop) as place:
-        caller = http.client.HTTPConnection("127.0.0.1", place.port, timeout=30)
+        caller = http.client.HTTPConnection("127.0.0.1", place.port, timeout=120)
         caller.request("GET", "/a")
         assert caller.getresponse().read() == b"/a "
         drain(place)
@@ -144,7 +144,7 @@ def test_connections_that_the_kernel_has_accepted_are_served(loop: str) -> None:
             caller.sendall(GET % b"/a")
         place.loop.call_soon_threadsafe(lambda: place.loop.create_task(place.server.stop(drain_s=30)))
         place.unblock.set()
-        blocked.result(30)
+        blocked.result(120)
         for caller in callers:
             with caller:
                 assert [reply.status for reply in replies(read_to_end(caller))] == [200]
@@ -164,14 +164,14 @@ def test_an_answer_that_was_given_is_read_to_its_end(loop: str) -> None:
             received += caller.recv(65536)
         (reply,) = replies(received + read_to_end(caller))
         assert len(reply.body) == 4_000_000
-        stopped.result(30)
+        stopped.result(120)
 
 
 def test_half_a_request_is_told_why_it_is_cut(loop: str) -> None:
     with running_server(loop) as place, place.connect() as caller:
         caller.sendall(HALF)
         read_half(place)
-        place.start(place.server.stop(drain_s=0.05)).result(30)
+        place.start(place.server.stop(drain_s=0.05)).result(120)
         (reply,) = replies(read_to_end(caller))
         assert (reply.status, reply.headers["connection"]) == (503, "close")
         assert "retry-after" in reply.headers and place.server.num_cut == 1 and not place.handler.seen
@@ -185,7 +185,7 @@ def test_a_second_signal_ends_what_runs(loop: str) -> None:
         until(lambda: place.server.draining, "it does not drain")
         place.call(place.server.end_requests)  # what the gateway does at the second signal
         assert read_to_end(caller) == b""
-        stopped.result(30)
+        stopped.result(120)
         assert (place.server.num_cut, place.handler.cancelled) == (1, ["/wait"])
         assert place.handler.seen[0].gone == "the server is shutting down"
 
@@ -194,7 +194,7 @@ def test_what_does_not_end_is_cut_when_the_time_to_drain_is_over(loop: str) -> N
     with running_server(loop) as place, place.connect() as caller:
         caller.sendall(GET % b"/wait-stream")
         begun(place, "/wait-stream")
-        place.start(place.server.stop(drain_s=0.05)).result(30)
+        place.start(place.server.stop(drain_s=0.05)).result(120)
         assert b"\r\n0\r\n\r\n" not in read_to_end(caller)
         assert place.server.num_cut == 1
 
@@ -209,5 +209,5 @@ def test_a_server_that_stops_waits_for_handlers_whose_callers_have_left(loop: st
         until(lambda: place.call(lambda: not place.server.connections), "the connection is still there")
         stopping = place.start(place.server.stop(drain_s=30))
         threading.Timer(0.1, place.handler.gate.set).start()
-        stopping.result(20)
+        stopping.result(120)
         assert place.handler.tidied

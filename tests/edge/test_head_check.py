@@ -82,7 +82,7 @@ def test_a_large_body_is_answered_before_it_has_come(checked: RunningServer, *, 
 
 def test_a_caller_who_sends_all_before_it_reads_gets_its_answer(checked: RunningServer) -> None:
     for _ in range(5):
-        caller = http.client.HTTPConnection("127.0.0.1", checked.port, timeout=30)
+        caller = http.client.HTTPConnection("127.0.0.1", checked.port, timeout=120)
         caller.request("POST", "/refused", b"x" * 8 * MIB)  # raises if the connection is reset
         assert caller.getresponse().status == 401
         caller.close()

@@ -22,7 +22,7 @@ from tonle.edge.listening import bind, local_url, run, tls_context, url_of
 from tonle.edge.server import HttpServer, ServerLimits
 from tonle.errors import ConfigError
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 LARGE = b"x" * 3_000_000  # many TLS records, more than a socket holds
 
 ResultT = TypeVar("ResultT")

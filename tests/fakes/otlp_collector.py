@@ -135,4 +135,4 @@ def running_collector(port: int = 0) -> Iterator[Collector]:
             yield collector
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(120)

@@ -154,7 +154,7 @@ async def wait_until_nothing_is_held(server: Server) -> None:
     names = ("tonle:kv_leases", "tonle:kv_leased_blocks", "tonle:kv_loading_requests", "vllm:kv_cache_usage_perc",
              "vllm:num_requests_running", "vllm:num_requests_waiting")  # fmt: skip
     held: dict[str, float] = {}
-    for _ in range(300):
+    for _ in range(2400):
         held = {name: await metric(server, name) for name in names}
         if not any(held.values()):
             return

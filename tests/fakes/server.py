@@ -73,7 +73,7 @@ def _tonle(*arguments: str) -> Iterator[Server]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(40)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

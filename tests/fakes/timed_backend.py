@@ -21,7 +21,7 @@ from typing import Any
 
 MODEL, WORDS = "m", 4
 HANG_S = 3.0
-_WAIT_S = 10.0
+_WAIT_S = 120.0
 
 
 class Handler(BaseHTTPRequestHandler):

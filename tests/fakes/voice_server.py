@@ -61,7 +61,7 @@ class VoiceServer:
         def is_so() -> bool:
             return sum(state in (None, asked.state) for asked in self.of(path)) >= count
 
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(120), self.changed:
             await self.changed.wait_for(is_so)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,12 +137,12 @@ def voice_server_in_thread() -> Iterator[tuple[VoiceServer, Callable[[Callable[[
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    found, loop, over = ready.result(20)
+    found, loop, over = ready.result(120)
     try:
         yield found, loop.call_soon_threadsafe
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(20)
+        thread.join(120)
 
 
 def wav_head(num_bytes: int = 2 * SAMPLES) -> bytes:

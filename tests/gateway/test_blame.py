@@ -142,7 +142,7 @@ def test_a_deadline_is_never_the_backends_fault_however_the_timers_race(tmp_path
             for backend in place.gateway.pool.backends:
                 backend.transport = EarlyTimer()
             for _ in range(4):
-                reply = await place.ask(headers={"x-request-deadline-ms": "60"})
+                reply = await place.ask(headers={"x-request-deadline-ms": "500"})
                 assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
             backends = place.gateway.pool.backends
             assert [(each.breaker.state, each.num_failed) for each in backends] == [("closed", 0)] * 2

@@ -19,18 +19,18 @@ from tonle.config.routing import BackendConfig
 from tonle.edge.listening import run
 from tonle.edge.server import HttpServer
 
-SOON = {"x-request-deadline-ms": "300"}
 NEVER_S = 200.0  # longer than the test waits: without the deadline, it fails
-GIVE_UP_S = 60.0
+GIVE_UP_S = 120.0
 
 
 def too_late(reply: httpx.Response) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded"), reply.text
 
 
-async def ask_soon(place: RunningGateway, **fields: Any) -> httpx.Response:
+async def ask_soon(place: RunningGateway, *, within_s: float = 0.3, **fields: Any) -> httpx.Response:
+    """With a deadline. Where something must happen before it passes, give it time: machines may be busy."""
     async with asyncio.timeout(GIVE_UP_S):
-        return await place.ask(headers=SOON, **fields)
+        return await place.ask(headers={"x-request-deadline-ms": f"{within_s * 1000:.0f}"}, **fields)
 
 
 def test_waiting_for_the_server_that_keeps_limits(tmp_path: Path, store: Store) -> None:
@@ -45,7 +45,7 @@ def test_waiting_for_the_server_that_keeps_limits(tmp_path: Path, store: Store) 
             finally:
                 store.thaw()
             status = 0
-            for _ in range(600):  # it holds no slot
+            for _ in range(2400):  # it holds no slot
                 if (status := (await place.ask()).status_code) == 200:
                     break
                 await asyncio.sleep(0.05)
@@ -79,7 +79,7 @@ def test_waiting_for_an_identical_request(tmp_path: Path, *, stream: bool) -> No
             too_late(await ask_soon(place, temperature=0, stream=stream))
             upstream.hang.set()
             assert (await first).status_code == 200
-            again = await ask_soon(place, temperature=0, stream=stream)
+            again = await ask_soon(place, within_s=GIVE_UP_S, temperature=0, stream=stream)
             assert (again.status_code, again.headers["x-cache"]) == (200, "hit")
         assert len(upstream.requests) == 1
 
@@ -188,7 +188,7 @@ def test_waiting_for_both_backends_of_a_hedge(tmp_path: Path) -> None:
         for each in upstreams:
             each.hang.clear()
         async with running_gateway(tmp_path, *upstreams, hedge_after_s=0.05) as place:
-            too_late(await ask_soon(place, stream=True))
+            too_late(await ask_soon(place, within_s=2, stream=True))
             assert [len(each.requests) for each in upstreams] == [1, 1]
             await until(lambda: all(each.num_hangups for each in upstreams), "one of them works on")
             for each in upstreams:
@@ -203,10 +203,11 @@ def test_an_answer_that_has_begun_may_take_longer(tmp_path: Path, *, stream: boo
         upstream = Upstream("m")
         upstream.pause_after = 1
         async with running_gateway(tmp_path, upstream) as place:
-            asking = asyncio.create_task(ask_soon(place, stream=stream))
+            within_s = 2.0 if stream else GIVE_UP_S
+            asking = asyncio.create_task(ask_soon(place, within_s=within_s, stream=stream))
             if stream:
                 await until(lambda: upstream.requests, "it never came")
-                await asyncio.sleep(0.6)  # twice the deadline
+                await asyncio.sleep(within_s + 0.1)
                 assert not asking.done()
             upstream.resume.set()
             reply = await asking
@@ -221,7 +222,7 @@ def test_a_stream_kept_alive_by_comments_is_told_in_an_event(tmp_path: Path) -> 
         upstream = Upstream("m")
         upstream.hang.clear()
         async with running_gateway(tmp_path, upstream, keep_alive_s=0.05) as place:
-            reply = await ask_soon(place, stream=True)
+            reply = await ask_soon(place, within_s=1.5, stream=True)
             assert reply.status_code == 200 and '"code":"deadline_exceeded"' in reply.text.split("\n\n")[-2]
             upstream.hang.set()
         (record,) = place.records()

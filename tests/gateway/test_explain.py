@@ -68,6 +68,16 @@ async def ask(place: RunningGateway, request_id: str, text: str = "hello", **fie
     return await place.ask(text, headers={"x-request-id": request_id}, **fields)
 
 
+async def ask_slow(place: RunningGateway, upstream: Upstream, request_id: str, **fields: Any) -> httpx.Response:
+    """The backend takes longer than anything this machine may do meanwhile: the sentences are about it."""
+    upstream.hang.clear()
+    asking = asyncio.create_task(ask(place, request_id, **fields))
+    await until(lambda: upstream.requests, "it never came")
+    await asyncio.sleep(1.0)
+    upstream.hang.set()
+    return await asking
+
+
 def check(found: dict[str, Any], request_id: str, *spans: str) -> str:
     """It adds up. Its first sentence."""
     assert (found["object"], found["id"], found["request"]["id"]) == ("request.explanation", request_id, request_id)
@@ -86,8 +96,9 @@ async def new_key(place: RunningGateway, name: str, **fields: Any) -> str:
 
 def test_answers_and_refusals_add_up(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running_gateway(tmp_path, Upstream("m", owned_by="vllm")) as place:
-            assert (await ask(place, "whole", temperature=0)).status_code == 200
+        upstream = Upstream("m", owned_by="vllm")
+        async with running_gateway(tmp_path, upstream) as place:
+            assert (await ask_slow(place, upstream, "whole", temperature=0)).status_code == 200
             found = await explained(place, "whole")
             check(found, "whole", "accept", "decode", "deliver")
             assert any("for its whole answer of 3 tokens" in said for said in found["sentences"]), found["sentences"]
@@ -263,7 +274,7 @@ def test_other_servers_are_not_asked(tmp_path: Path) -> None:
         upstream = Telling()
         row = {"backends": lambda: rows(upstream, kind="vllm")}
         async with running_gateway(tmp_path, upstream, cache=None, **row) as place:
-            await ask(place, "r1", stream=True)
+            await ask_slow(place, upstream, "r1", stream=True)
             found = await explained(place, "r1")
             assert not upstream.asked and found["engine"] is None
             assert any("until the first token of b0" in said for said in found["sentences"]), found["sentences"]

@@ -53,7 +53,7 @@ async def hang_up(place: RunningGateway, when: Callable[[], object], **asked: An
 async def used(place: RunningGateway, key_id: str, expected: int) -> None:
     """What the key has used today, once it is counted."""
     found: dict[str, int] = {}
-    for _ in range(600):
+    for _ in range(12_000):
         found = await place.gateway.limiter.used_today([key_id])
         if found.get(key_id, 0) == expected:
             return

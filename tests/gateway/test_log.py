@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, read_records, run, running_gateway, until
+from tests.gateway.running_gateway import CHAT, KEY, RunningGateway, Upstream, read_records, run, running_gateway
 
 Ask = Callable[[RunningGateway, Upstream], Awaitable[object]]
 
@@ -66,12 +65,15 @@ def test_a_stream_that_ends_with_the_backends_own_error_is_one_too(
 
 def test_a_stream_that_we_cut_off_is_one_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def stop_in_the_middle(place: RunningGateway, upstream: Upstream) -> None:
-        running = asyncio.create_task(place.ask(stream=True, headers={"x-request-id": "id-1"}))
-        await until(lambda: upstream.requests, "it never came")
-        await asyncio.sleep(0.1)
-        place.gateway.server.end_requests()
-        await place.gateway.stop()
-        await running
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"authorization": f"Bearer {KEY}", "x-request-id": "id-1"}
+        async with place.client.stream("POST", CHAT, json=body, headers=headers) as reply:
+            pieces = reply.aiter_text()
+            await anext(pieces)
+            place.gateway.server.end_requests()
+            await place.gateway.stop()
+            async for _ in pieces:
+                pass
         assert place.gateway.server.num_cut == 1, "each is counted once"
 
     upstream = Upstream("m")

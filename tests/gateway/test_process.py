@@ -49,7 +49,7 @@ class Slow(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         self._word("one")
-        self.go_on.wait(20)
+        self.go_on.wait(120)
         with contextlib.suppress(OSError):
             self._word(" two")
             self.wfile.write(b"data: [DONE]\n\n")
@@ -94,7 +94,7 @@ def gateway(
         process = subprocess.Popen([*limited, sys.executable, "-m", "tonle", "gateway", "--config", str(settings), *flags],
                                    stdout=output, stderr=subprocess.STDOUT)  # fmt: skip
     try:
-        for _ in range(600):
+        for _ in range(2400):
             if found := re.search(r"http://127\.0\.0\.1:\d+(?=/v1)", log.read_text()):
                 yield process, found.group()
                 return
@@ -114,14 +114,14 @@ def verify(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_sigterm_lets_streams_finish(tmp_path: Path, slow: str) -> None:
     with gateway(tmp_path, slow) as (process, url):
-        with httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=30) as reply:
+        with httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=120) as reply:
             pieces = reply.iter_text()
             assert "one" in next(pieces)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
             Slow.go_on.set()
             assert "[DONE]" in "".join(pieces)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     (record,) = read_records(tmp_path / "audit")
     assert (record["status"], record["output"]) == ("ok", "one two")
     assert verify(tmp_path).returncode == 0
@@ -129,12 +129,12 @@ def test_sigterm_lets_streams_finish(tmp_path: Path, slow: str) -> None:
 
 def test_sigterm_cuts_off_what_takes_too_long(tmp_path: Path, slow: str) -> None:
     with gateway(tmp_path, slow, "--drain", "200ms") as (process, url):
-        with httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=30) as reply:
+        with httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=120) as reply:
             pieces = reply.iter_text()
             assert "one" in next(pieces)
             process.send_signal(signal.SIGTERM)
             assert "shutting down" in "".join(pieces)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     (record,) = read_records(tmp_path / "audit")
     assert (record["status"], record["output"]) == ("interrupted", "one")
     assert verify(tmp_path).returncode == 0
@@ -144,20 +144,22 @@ def test_a_killed_gateway_leaves_a_trail_that_verifies(tmp_path: Path, slow: str
     with gateway(tmp_path, slow) as (process, url):
         refused = httpx.post(url + CHAT, json=BODY)
         assert refused.status_code == 401
-        time.sleep(0.3)
+        for _ in range(2400):
+            if read_records(tmp_path / "audit"):
+                break
+            time.sleep(0.05)
         with contextlib.suppress(httpx.TransportError), \
-                httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=30) as reply:  # fmt: skip
+                httpx.stream("POST", url + CHAT, json=BODY, headers=AUTH, timeout=120) as reply:  # fmt: skip
             pieces = reply.iter_text()
             assert "one" in next(pieces)
-            time.sleep(0.3)
             os.kill(process.pid, signal.SIGKILL)
             assert "[DONE]" not in "".join(pieces)
         process.wait()
     Slow.go_on.set()
     with gateway(tmp_path, slow) as (process, url):
-        assert "[DONE]" in httpx.post(url + CHAT, json=BODY, headers=AUTH, timeout=30).text
+        assert "[DONE]" in httpx.post(url + CHAT, json=BODY, headers=AUTH, timeout=120).text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     records = read_records(tmp_path / "audit")
     assert [record["status"] for record in records] == ["refused", "interrupted", "ok"]
     assert verify(tmp_path).returncode == 0
@@ -172,29 +174,29 @@ def test_callers_who_take_all_open_files_do_not_end_it(tmp_path: Path, slow: str
 
         def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):
-                return httpx.post(url + CHAT, json=BODY, headers=AUTH, timeout=30).text.endswith("data: [DONE]\n\n")
+                return httpx.post(url + CHAT, json=BODY, headers=AUTH, timeout=120).text.endswith("data: [DONE]\n\n")
             return False
 
         assert answers()
         for _ in range(600):
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=120))
         assert answers()  # idle ones give way
         num_files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         assert num_files < 200
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (num_files, num_files))  # now none is free
         for _ in range(200):
             with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=120))
         assert process.poll() is None
         stack.close()
-        for _ in range(200):
+        for _ in range(2400):
             if answers():
                 break
             time.sleep(0.05)
         else:
             raise AssertionError("it does not answer any more")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     assert {record["status"] for record in read_records(tmp_path / "audit")} == {"ok"}
 
 
@@ -207,7 +209,7 @@ def test_sigterm_loses_no_request_of_a_connection_that_was_open(tmp_path: Path, 
             f"Content-Length: {len(body)}\r\n\r\n").encode()  # fmt: skip
     with gateway(tmp_path, slow) as (process, url), contextlib.ExitStack() as stack:
         host, port = url.removeprefix("http://").split(":")
-        callers = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(40)]
+        callers = [stack.enter_context(socket.create_connection((host, int(port)), timeout=120)) for _ in range(40)]
         for caller in callers:
             caller.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert caller.recv(65536).startswith(b"HTTP/1.1 200")
@@ -221,7 +223,7 @@ def test_sigterm_loses_no_request_of_a_connection_that_was_open(tmp_path: Path, 
             while piece := caller.recv(65536):
                 received += piece
             assert received.startswith(b"HTTP/1.1 200") and b"[DONE]" in received  # and it was closed behind it
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     assert [record["status"] for record in read_records(tmp_path / "audit")] == ["ok"] * 40
 
 
@@ -257,13 +259,13 @@ def test_keys_made_by_hand(tmp_path: Path, slow: str) -> None:
     secret = keys("create", "--name", "alice", "--tokens-per-day", "1000").stdout.strip()
     with gateway(tmp_path, slow) as (_, url):
         headers = {"authorization": f"Bearer {secret}"}
-        assert httpx.post(url + CHAT, json=BODY, headers=headers, timeout=30).status_code == 200
+        assert httpx.post(url + CHAT, json=BODY, headers=headers, timeout=120).status_code == 200
         listed = keys("list").stdout
         assert "alice" in listed and "tokens_per_day=1000" in listed and secret not in listed
         (key_id,) = re.findall(r"key-[0-9a-f]{10}", listed)
         keys("revoke", key_id)
-        for _ in range(100):
-            if httpx.post(url + CHAT, json=BODY, headers=headers, timeout=30).status_code == 401:
+        for _ in range(2400):
+            if httpx.post(url + CHAT, json=BODY, headers=headers, timeout=120).status_code == 401:
                 break
             time.sleep(0.05)
         else:
@@ -288,7 +290,7 @@ def test_tonle_serve_has_the_same_door(tmp_path: Path) -> None:
         with httpx.stream("POST", f"{server.url}/v1/completions", headers=AUTH, timeout=60,
                           json=body | {"stream": True, "max_tokens": 900}) as reply:  # fmt: skip
             next(reply.iter_bytes())
-        for _ in range(200):
+        for _ in range(2400):
             health = httpx.get(f"{server.url}/health").json()
             if health["running"] == 0:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +214,14 @@ def test_a_caller_who_hangs_up(tmp_path: Path, *, stream: bool) -> None:
     run(main())
 
 
+def _stream(place: RunningGateway, *, stream: bool = True) -> AbstractAsyncContextManager[httpx.Response]:
+    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+    return place.client.stream("POST", CHAT, json=body, headers={"authorization": f"Bearer {KEY}"})
+
+
 async def _read_some(place: RunningGateway, *, stream: bool) -> None:
     """The first words, then hang up."""
-    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
-    headers = {"authorization": f"Bearer {KEY}"}
-    async with place.client.stream("POST", CHAT, json=body, headers=headers) as reply:
+    async with _stream(place, stream=stream) as reply:
         seen = ""
         async for piece in reply.aiter_text():
             seen += piece
@@ -230,13 +234,15 @@ def test_a_gateway_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
         upstream = Upstream("m")
         upstream.pause_after = 2
         async with running_gateway(tmp_path, upstream, drain_s=0.1) as place:
-            asking = asyncio.create_task(place.ask(stream=True))
-            await until(lambda: place.gateway.server.num_active and upstream.requests, "it never came")
-            await asyncio.sleep(0.1)
-            await place.gateway.stop()
-            reply = await asking
-            assert "the server is shutting down" in reply.text and "[DONE]" not in reply.text
-            assert '"code":"shutting_down"' in reply.text
+            async with _stream(place) as reply:
+                pieces = reply.aiter_text()
+                seen = ""
+                while " Penh" not in seen:
+                    seen += await anext(pieces)
+                await place.gateway.stop()
+                seen += "".join([piece async for piece in pieces])
+            assert "the server is shutting down" in seen and "[DONE]" not in seen
+            assert '"code":"shutting_down"' in seen
             record = the_record(place)
             assert (record["status"], record["output"]) == ("interrupted", "Phnom Penh")
 

@@ -46,10 +46,10 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
 
     def _run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
         while not self._stopping.is_set():
             status, text = ask(connection, "hello")
             if status == 200 and text.rstrip().endswith("[DONE]"):
@@ -138,7 +138,7 @@ def finish(process: subprocess.Popen[str], code: int) -> str:
 
 
 def until(condition: Callable[[], object]) -> None:
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.01)
@@ -181,7 +181,7 @@ def test_a_slow_canary_is_brought_back_by_its_command(stack: Stack) -> None:
 
 def test_ctrl_c_leaves_nothing_drained(stack: Stack) -> None:
     port = int(stack.url.rpartition(":")[2])
-    hanging = threading.Thread(target=ask, args=(http.client.HTTPConnection("127.0.0.1", port, timeout=30), "hang"))
+    hanging = threading.Thread(target=ask, args=(http.client.HTTPConnection("127.0.0.1", port, timeout=120), "hang"))
     hanging.start()
     until(lambda: any(each["running"] for each in stack.backends().values()))
     busy = next(name for name, each in stack.backends().items() if each["running"])
@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_nothing_drained(stack: Stack) -> None:
     process.send_signal(signal.SIGTERM)
     assert "Traceback" not in finish(process, 143)
     assert not stack.backends()[busy]["draining"]
-    hanging.join(30)
+    hanging.join(120)
 
 
 def test_what_would_fail_requests_is_refused(stack: Stack) -> None:

@@ -197,7 +197,7 @@ def test_shadows_follow_and_never_disturb(tmp_path: Path) -> None:
             assert reply.status_code == 200
             metrics = (await place.get("/metrics")).text
             assert shadow_count(metrics, "left_out") == 0 and shadow_count(metrics, "answered") == 0
-            for _ in range(600):
+            for _ in range(12_000):
                 if shadow_count((await place.get("/metrics")).text, "failed") == 1:
                     break
                 await asyncio.sleep(0.01)

@@ -31,7 +31,9 @@ def test_a_replicas_times_of_a_whole_answer_are_on_record(tmp_path: Path) -> Non
         found = latency(place)
         assert (found["prefill"], found["decode"]) == (500.0, 2000.0)
         assert 250.0 <= found["queue"] < 5000.0
-        assert 750.0 <= found["ttft"] < 5000.0, "from arrival to the first token: queue and prefill, and the way there"
+        assert 750.0 <= found["ttft"] < 120_000.0, (
+            "from arrival to the first token: queue and prefill, and the way there"
+        )
 
     run(main())
 
@@ -67,14 +69,16 @@ def test_the_times_of_the_backend_that_answered_count(tmp_path: Path) -> None:
 def test_callers_that_gave_up_count_against_the_target(tmp_path: Path) -> None:
     async def main() -> None:
         upstream = Upstream("m")
-        async with running_gateway(tmp_path, upstream, sla_p95_s=0.2, cache=None) as place:
+        async with running_gateway(tmp_path, upstream, sla_p95_s=2.0, cache=None) as place:
             for index in range(5):
                 assert (await place.ask(f"{index}")).status_code == 200
             assert (await place.get("/health")).json()["meets_sla"] is True
             upstream.hang.clear()
-            for index in range(5):
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(place.ask(f"slow {index}"), 0.4)
+            slow = [asyncio.create_task(place.ask(f"slow {index}")) for index in range(5)]
+            await until(lambda: len(upstream.requests) == 10, "they never came")
+            await asyncio.sleep(2.1)
+            for each in slow:
+                each.cancel()
             await until(lambda: upstream.num_hangups == 5, "the backend still works on it")
             await until(lambda: not place.gateway.server.num_active, "they are still open")
             report = (await place.get("/health")).json()
@@ -92,9 +96,10 @@ def test_callers_that_left_at_once_say_nothing(tmp_path: Path) -> None:
         upstream = Upstream("m")
         upstream.hang.clear()
         async with running_gateway(tmp_path, upstream, sla_p95_s=60.0, cache=None) as place:
-            for index in range(3):
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(place.ask(f"{index}"), 0.1)
+            asking = [asyncio.create_task(place.ask(f"{index}")) for index in range(3)]
+            await until(lambda: len(upstream.requests) == 3, "they never came")
+            for each in asking:
+                each.cancel()
             await until(lambda: not place.gateway.server.num_active, "they are still open")
             report = (await place.get("/health")).json()
             assert report["meets_sla"] is True and report["requests"] == 0

@@ -143,7 +143,7 @@ def test_both_logs_name_the_request_and_its_trace(house: House) -> None:
 
 def _line_about(server: Server, trace_id: str) -> dict[str, Any]:
     """The only one, which is written after the reply."""
-    for _ in range(200):
+    for _ in range(6000):
         lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
         if found := [line for line in lines if line.get("trace_id") == trace_id and "method" in line]:
             (line,) = found

@@ -117,5 +117,5 @@ def test_it_serves_without_the_others(without_the_others: dict[str, str], tmp_pa
         url = read_url(process)
         wait_ready(url)
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
         assert reply.json()["usage"]["completion_tokens"] == 4

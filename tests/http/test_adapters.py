@@ -220,7 +220,7 @@ def test_requests_under_way_when_it_is_removed_are_answered(url: str, front: Fak
     threads = [threading.Thread(target=lambda s=s: replies.append(ask(url, stream=s))) for s in (True, False)]
     for thread in threads:
         thread.start()
-    for _ in range(600):
+    for _ in range(12_000):
         if len(front.submitted) == 2:
             break
         threads[0].join(0.01)
@@ -331,7 +331,7 @@ def test_the_log_says_why_a_change_was_refused(
 
 def _lines(caplog: pytest.LogCaptureFixture, number: int) -> list[str]:
     """Of `tonle.http`: each is written just after its reply."""
-    for _ in range(600):
+    for _ in range(12_000):
         lines = [record.getMessage() for record in caplog.records if record.name == "tonle.http"]
         if len(lines) >= number:
             return lines

@@ -23,7 +23,7 @@ def connect(url: str, body: dict[str, Any], path: str = PATH) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(10)
+    connection.settimeout(120)
     connection.connect((host, int(port)))
     raw = msgspec.json.encode(body)
     connection.sendall(b"POST %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (path.encode(), HEADERS, len(raw), raw))
@@ -45,7 +45,7 @@ def test_hangup_during_a_stream(front: FakeFront, url: str) -> None:
 def test_hangup_before_the_answer(front: FakeFront, url: str, stream: bool, stall_after: int) -> None:
     front.stall_after = stall_after
     with connect(url, {**HELLO, "stream": stream}):
-        for _ in range(500):
+        for _ in range(12_000):
             if front.submitted:
                 break
             time.sleep(0.01)
@@ -56,7 +56,7 @@ def test_hangup_before_the_answer(front: FakeFront, url: str, stream: bool, stal
 def test_hangup_cancels_every_prompt(front: FakeFront, url: str) -> None:
     front.stall_after = 3
     with connect(url, {"prompt": ["a", "b", "c"]}, "/v1/completions"):
-        for _ in range(500):
+        for _ in range(12_000):
             if len(front.submitted) == 3:
                 break
             time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_caller_who_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         serving(front, write_timeout_s=0.2, drain_s=1.0) as url,
         connect(url, {**HELLO, "stream": True}),
     ):
-        assert front.cancelled.get(timeout=30) == front.submitted[0][0].request_id
+        assert front.cancelled.get(timeout=120) == front.submitted[0][0].request_id
         assert httpx.get(url + "/health").status_code == 200
 
 

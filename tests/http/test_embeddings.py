@@ -176,7 +176,7 @@ def test_a_caller_that_leaves_frees_the_engine(server: Server, http_client: http
 
 
 def wait_for(condition: Any, what: str) -> None:
-    for _ in range(1200):
+    for _ in range(6000):
         if condition():
             return
         time.sleep(0.02)

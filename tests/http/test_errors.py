@@ -265,7 +265,7 @@ def test_draining_refuses_new_work() -> None:
 def log_line(caplog: pytest.LogCaptureFixture, request_id: str) -> tuple[str, str]:
     """The server is in a thread and writes it after the reply: wait for it."""
     found: list[tuple[str, str]] = []
-    for _ in range(1000):
+    for _ in range(12_000):
         lines = [(record.levelname, record.getMessage()) for record in caplog.records]
         if found := [line for line in lines if f"id {request_id}" in line[1]]:
             break

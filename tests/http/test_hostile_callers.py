@@ -41,7 +41,7 @@ def serving_quickly(patch: pytest.MonkeyPatch, **settings: object) -> Iterator[s
 
 def connect(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=120)
 
 
 def answered(url: str) -> None:

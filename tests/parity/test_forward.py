@@ -197,38 +197,3 @@ def test_cuda(model: Any, dtype: torch.dtype, tmp_path: Path) -> None:
             error = ((stepper.of(row) - truth).abs().mean() / truth.std(-1).mean()).item()
             # of the spread of the logits; bfloat16 was 0.022 on a CPU, a last layer without its mixer 0.34
             assert error < {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
-
-
-def read_by_transformers(path: Path) -> Any:
-    """What `from_pretrained(gguf_file=...)` does, without the accelerate package it asks for."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    model = (
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path.parent, gguf_file=path.name)).float().eval()
-    )
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    missing = model.load_state_dict(tensors, strict=False).missing_keys
-    assert missing in ([], ["lm_head.weight"])  # tied
-    return model
-
-
-@pytest.mark.model
-def test_the_default_model_continues_as_in_transformers() -> None:
-    source = resolve(None, progress=False)
-    theirs, decoder = read_by_transformers(source.path), load(source)
-    for prompt in (
-        [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2],
-        [504, 3575, 282, 4649, 314],
-        [504, 2988, 314, 260],
-    ):
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False,
-                                  eos_token_id=None, pad_token_id=0)[0].tolist()  # fmt: skip
-        stepper = Stepper(decoder, [out])
-        stepper.step({0: len(prompt)})
-        for _ in range(len(prompt), len(out)):
-            stepper.step({0: 1})
-        torch.testing.assert_close(stepper.of(0), reference(theirs, out), rtol=0, atol=1e-3)
-        assert stepper.of(0)[len(prompt) - 1 : -1].argmax(-1).tolist() == out[len(prompt) :]

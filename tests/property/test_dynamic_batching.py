@@ -218,8 +218,8 @@ def test_threads_share_a_batcher_without_losing_or_doubling_an_item(strategy: Ba
     for thread in (*consumers, *producers):
         thread.start()
     for thread in producers:
-        thread.join(30)
+        thread.join(120)
     batcher.close()
     for thread in consumers:
-        thread.join(30)
+        thread.join(120)
     assert sorted(got) == sorted(f"{producer}-{number}" for producer in range(4) for number in range(300))

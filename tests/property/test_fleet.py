@@ -113,7 +113,7 @@ class World:
         assert all(answered.done() for backend, answered in self.waiting if backend.gone), (
             "one that is gone is waited for"
         )
-        for _ in range(2000):
+        for _ in range(120_000):
             if all(task.done() for task in self.asked) and not any(each.leaving for each in self.pool.backends):
                 return
             self.answer(10)

@@ -108,7 +108,7 @@ async def served() -> AsyncIterator[str]:
     finally:
         await server.stop(drain_s=1)
         mailbox.put(Stop())
-        thread.join(10)
+        thread.join(120)
 
 
 def test_a_request_passes_the_stops_of_a_gateway_in_order(walk: str, tmp_path: Path) -> None:

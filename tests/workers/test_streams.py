@@ -71,7 +71,7 @@ def test_a_stream_that_has_begun_is_not_run_again_and_one_that_has_not_is(tmp_pa
 
 def test_a_stream_that_stops_coming_is_too_late() -> None:
     async def steps() -> None:
-        async with running(timeout_s=1.0) as pool:
+        async with running(timeout_s=3.0) as pool:
             numbers: list[int] = []
             with pytest.raises(WorkerTimedOut):
                 await numbers_of(pool.stream(Job({"pieces": 5, "do": "hang", "at": 1})), numbers)

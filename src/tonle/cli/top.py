@@ -157,9 +157,13 @@ async def _watch(page: MetricsPage, interval_s: float) -> None:
 
 
 async def _asked_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
+    """Not with `asyncio.timeout`: one that has passed as it begins takes a Ctrl-C pressed before, while the screen was
+    drawn, for its own, and swallows it. A slow machine is in that state at each interval."""
+    asked = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([asked], timeout=seconds)
+    finally:
+        asked.cancel()
     return event.is_set()
 
 

@@ -97,7 +97,7 @@ def test_all_files_of_the_page_are_served_with_their_types(url: str) -> None:
 def test_no_name_leads_out_of_the_table(url: str, target: str) -> None:
     """By a raw socket: clients would tidy the path."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as line:
+    with socket.create_connection((host, int(port)), timeout=120) as line:
         line.sendall(f"GET /dashboard/static/{target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         answer = b"".join(iter(lambda: line.recv(65536), b""))
     assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400")), answer[:200]

@@ -176,7 +176,7 @@ def test_a_stream_ends_with_its_session_or_its_key(tmp_path: Path) -> None:
 
 async def ends(stream: httpx.Response) -> None:
     """Raises `TimeoutError` if it goes on."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         async for _ in stream.aiter_raw():
             pass
 

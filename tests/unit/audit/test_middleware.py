@@ -73,7 +73,7 @@ def call(app: Any, body: Any = ASK, path: str = CHAT, **more: Any) -> Call:
     exchange = Call(path, body, **more)
 
     async def run() -> None:
-        await asyncio.wait_for(exchange.run(app), 10)
+        await asyncio.wait_for(exchange.run(app), 120)
 
     asyncio.run(run())
     return exchange
@@ -373,7 +373,7 @@ def test_a_caller_who_hangs_up_on_a_replica(tmp_path: Path) -> None:
 
     async def main() -> None:
         exchange = Impatient(CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})
-        await asyncio.wait_for(exchange.run(app), 10)
+        await asyncio.wait_for(exchange.run(app), 120)
 
     asyncio.run(main())
     app.close()

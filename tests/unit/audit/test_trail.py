@@ -313,7 +313,7 @@ def test_a_flush_that_fails_is_told(tmp_path: Path) -> None:
     disk, alarms = Unflushable(), list[Alarm]()
     with running(tmp_path, disk=disk, on_alarm=alarms.append, fsync="interval", fsync_interval_s=0.001) as trail:
         ask(trail)
-        for _ in range(2000):
+        for _ in range(24_000):
             if trail.stats.failing:
                 break
             ask(trail)

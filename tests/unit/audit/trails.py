@@ -95,7 +95,7 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -106,13 +106,13 @@ class ScriptedServer:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(120)
 
     def stop(self) -> None:
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(120)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(600):
+    for _ in range(2400):
         if true():
             return
         time.sleep(0.05)
@@ -59,7 +59,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 def test_waits_until_the_server_is_ready_and_stops_it_with_its_children(tmp_path: Path) -> None:
     log, seen = tmp_path / "new" / "log", []
     with start(log, ready_path="/health", api_key="sk-1", on_progress=lambda s, line: seen.append((s, line))) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
         connection.request("GET", "/more")
         assert connection.getresponse().status == 200
         assert server.url == f"http://127.0.0.1:{server.port}"

@@ -64,7 +64,7 @@ class Owner:
         return RuntimeError(reason)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(3000):
+        for _ in range(12_000):
             if condition():
                 return
             await asyncio.sleep(0.01)

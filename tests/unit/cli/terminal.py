@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 COMMAND = [sys.executable, "-c", "from tonle.cli import main; main()"]
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 _STATE = tempfile.TemporaryDirectory(prefix="tonle-state-")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -48,7 +48,7 @@ def test_servers_take_as_many_as_they_may_have(folder: Path, verb: str) -> None:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        for _ in range(3000):
+        for _ in range(12_000):
             if open_files_limit(process.pid) > 64 or process.poll() is not None:
                 break
             time.sleep(0.01)

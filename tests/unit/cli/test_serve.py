@@ -81,7 +81,7 @@ def test_a_server_from_start_to_end(tiny_folder: Path) -> None:
         listed = httpx.get(f"{url}/v1/models").json()["data"]
         assert [entry["id"] for entry in listed] == ["tiny", "nickname"]
         body = {"model": "nickname", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
         assert reply.json()["usage"]["completion_tokens"] == 4
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=DEADLINE_S)

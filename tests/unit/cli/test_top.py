@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +19,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.unit.cli.terminal import terminal as on_terminal
+from tonle.cli import top
 from tonle.cli.app import app
 from tonle.cli.metrics_page import Reading, parse
-from tonle.cli.top import Watched
 from tonle.cli.top_figures import Difference, Figures, figures
 from tonle.cli.top_view import draw, sparkline
 from tonle.telemetry.percentile import percentile
@@ -130,7 +133,7 @@ def test_percentiles_are_between_the_bounds_of_the_right_bucket() -> None:
 
 
 def test_rates_are_of_the_last_seconds_and_percentiles_of_the_last_minute() -> None:
-    watched = Watched()
+    watched = top.Watched()
     for second in range(100):
         watched.add(parse(VLLM.format(tokens=100.0 * second, done=float(second)), 1000.0 + second))
     now = watched.figures[-1]
@@ -228,3 +231,31 @@ def test_it_draws_until_it_is_told_to_stop(key: str, status: int) -> None:
         assert terminal.wait() == status
         assert "Traceback" not in terminal.seen
         assert terminal.raw.rindex(b"\x1b[?1049l") > terminal.raw.index(b"\x1b[?1049h"), "the screen is as it was"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_while_it_draws_ends_it(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`late`: drawing takes longer than an interval, so that the next reading is due at once."""
+    num_drawn = 0
+
+    class Page:
+        address = "http://h"
+
+        async def read(self) -> Reading:
+            return parse(VLLM.format(tokens=1.0, done=1.0), time.monotonic())
+
+        def close(self) -> None: ...
+
+    def pressed(*args: Any, **options: Any) -> str:
+        nonlocal num_drawn
+        num_drawn += 1
+        assert num_drawn < 10, "Ctrl-C did not end it"
+        if num_drawn == 2:
+            signal.raise_signal(signal.SIGINT)
+        return ""
+
+    monkeypatch.setattr("tonle.cli.top_view.draw", pressed)
+    page: Any = Page()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(top._run(page, -1.0 if late else 0.01, live=True, as_json=False, once=False))
+    assert num_drawn == 2

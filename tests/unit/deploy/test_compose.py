@@ -176,7 +176,7 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             }
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(40) == 0
+            assert process.wait(120) == 0
     assert list((folder / "audit").iterdir())
 
 

@@ -204,7 +204,7 @@ def loaded_by_a_gateway(settings: Path, report: Path) -> list[str]:
         assert status_of(port, "/v1/chat/completions", key="k", body=b'{"model": "m", "messages": []}') in (400, 404)
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors.decode()
     return json.loads(report.read_text())  # type: ignore[no-any-return]
 

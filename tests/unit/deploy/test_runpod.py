@@ -327,7 +327,7 @@ def test_a_cancelled_job_ends_on_the_server_too(worker: Worker) -> None:
         worker.do({"id": "next", "input": {"prompt": "x", "sampling_params": {"max_tokens": 1}}})["next"]["streamed"]
         == 1
     )
-    for _ in range(100):
+    for _ in range(2400):
         if re.search(r"cancel|closed|gone|hung up|499", worker.log.read_text()):
             return
         threading.Event().wait(0.05)
@@ -341,5 +341,5 @@ def test_a_volume_that_cannot_be_written_is_told_and_not_used(worker: Worker) ->
 def test_a_worker_ends_with_its_server(worker: Worker) -> None:
     children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
-    assert worker.process.wait(30) != 0
+    assert worker.process.wait(120) != 0
     assert "so does this worker" in worker.log.read_text()

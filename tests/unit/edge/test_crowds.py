@@ -14,7 +14,7 @@ from tonle.edge.refusal_turns import RefusalTurns
 
 
 async def until(done: Any) -> None:
-    for _ in range(2000):
+    for _ in range(120_000):
         if done():
             return
         await asyncio.sleep(0.001)

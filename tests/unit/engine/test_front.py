@@ -142,7 +142,7 @@ def test_an_engine_that_reads_nothing_is_sent_no_more_requests(tmp_path: Path, m
             own = link.EngineLink(address)
             front = Front(Text.from_live(tiny_tokenizer()), "tiny", own.send)
             own.start(front)
-            for _ in range(500):
+            for _ in range(12_000):
                 if own._transport is not None:
                     break
                 await asyncio.sleep(0.01)

@@ -171,7 +171,7 @@ def test_a_prompt_that_is_refused_ends_the_batch_and_leaves_nothing_running(llm:
     assert llm.engine._front is not None
     with pytest.raises(InvalidRequest):
         llm.generate([[1, 2], [10**9]], GenerationConfig(max_tokens=500, early_stopping=False))
-    for _ in range(1000):
+    for _ in range(12_000):
         if not llm.engine._front.num_live:
             break
         time.sleep(0.01)

@@ -31,7 +31,7 @@ def run(engine: Engine, prompt: list[int] = PROMPT, config: GenerationConfig = G
 
 
 def wait(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.01)

@@ -53,4 +53,4 @@ def test_a_caller_that_hangs_up_leaves_it_neither_half_asleep_nor_started_twice(
         await process.wake_up()
         assert not process.is_sleeping and engine.num_running == 1
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 120))

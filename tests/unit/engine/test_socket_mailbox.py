@@ -246,7 +246,7 @@ class Alone:
         messages = [Step([handle], [20_000], [number] * 20_000, stats=BUSY) for number in range(count)]
         thread = threading.Thread(target=lambda: [self.mailbox.publish(step) for step in messages], daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive(), "a step waits for a front that does not read"
 
     def read_all(self) -> None:

@@ -45,8 +45,8 @@ class Pipeline:
 
 @contextlib.asynccontextmanager
 async def piped() -> AsyncIterator[Pipeline]:
-    async with voice_server() as server, httpx.AsyncClient(base_url=server.url, timeout=20) as client:
-        async with asyncio.timeout(30):
+    async with voice_server() as server, httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+        async with asyncio.timeout(120):
             yield Pipeline(server, client)
 
 

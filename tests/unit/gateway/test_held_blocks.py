@@ -88,7 +88,7 @@ def test_a_backend_that_talks_nonsense_or_too_much_does_not_end_it(tmp_path: Pat
     held.start()
     sent = encode(0.0, [stored(DIGESTS[0])], "array")
     try:
-        for number in range(1000):
+        for number in range(12_000):
             for payload in (b"\x91" * 100_000, sent):  # a list in a list in a list
                 speaker.send_multipart((b"", number.to_bytes(8, "big"), payload))
             if held.tells("a") and held.num_blocks("a"):

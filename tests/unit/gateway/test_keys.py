@@ -73,7 +73,7 @@ def test_a_ring_follows_what_another_process_does(tmp_path: Path, monkeypatch: p
         ring.start()
         key, secret = draw("dave")
         await SqliteKeys(tmp_path / "db").add(key)
-        for _ in range(500):
+        for _ in range(12_000):
             if ring.find(secret) is not None:
                 break
             await asyncio.sleep(0.01)
@@ -96,6 +96,16 @@ def test_usage_adds_up(tmp_path: Path) -> None:
         assert await store.usage("2026-01-01") == {"a": 7, "b": 1}
         assert await store.usage("2026-01-02") == {}
         assert await store.secret("salt") == await SqliteKeys(tmp_path / "db").secret("salt")
+
+    asyncio.run(main())
+
+
+def test_usage_that_is_added_at_once_adds_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteKeys(tmp_path / "db")
+        for _ in range(100):
+            await asyncio.gather(*(store.add_usage("2026-01-01", {"a": 1, "b": 1}) for _ in range(8)))
+        assert await store.usage("2026-01-01") == {"a": 800, "b": 800}
 
     asyncio.run(main())
 

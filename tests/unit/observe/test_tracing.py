@@ -207,7 +207,7 @@ def test_traces_and_metrics_share_an_outage(caplog: pytest.LogCaptureFixture) ->
 
 
 async def until(condition: Any) -> None:
-    for _ in range(1500):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.02)

@@ -86,10 +86,10 @@ class SqliteKeys:
 
     async def put_backend(self, row: BackendConfig) -> None:
         values = (backend_name(row), encode(row))
-        await self._on_thread(lambda db: db.execute("INSERT OR REPLACE INTO backends VALUES (?, ?)", values))
+        await self._on_thread(lambda db: db.execute("INSERT OR REPLACE INTO backends VALUES (?, ?)", values).close())
 
     async def delete_backend(self, name: str) -> None:
-        await self._on_thread(lambda db: db.execute("DELETE FROM backends WHERE name = ?", (name,)))
+        await self._on_thread(lambda db: db.execute("DELETE FROM backends WHERE name = ?", (name,)).close())
 
     # -- what keys used, for limits that are counted in memory
 
@@ -97,7 +97,7 @@ class SqliteKeys:
         rows = [(key_id, day, count) for key_id, count in tokens.items()]
         await self._on_thread(lambda db: db.executemany(
             "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens", rows
-        ))  # fmt: skip
+        ).close())  # fmt: skip
 
     async def usage(self, day: str) -> dict[str, int]:
         rows = await self._on_thread(
@@ -109,6 +109,8 @@ class SqliteKeys:
         await self._on_thread(lambda db: db.close())
 
     async def _on_thread(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        """`work` returns no cursor: its end, on whatever thread, would disturb the statement of who has the lock then."""
+
         def locked() -> ResultT:
             with self._lock:
                 return work(self._db)

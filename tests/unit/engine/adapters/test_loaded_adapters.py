@@ -50,7 +50,7 @@ class Engine:
 
     def settle(self) -> None:
         """Until all that was asked for has been read."""
-        for _ in range(10_000):
+        for _ in range(120_000):
             self.failed += self.loaded.take_read()
             if not self.loaded.is_reading:
                 return
@@ -184,7 +184,7 @@ def test_the_end_waits_for_the_adapter_that_is_being_read_and_not_for_those_afte
     def until_closed(path: str) -> Adapter:
         read.append(path)
         begun.set()
-        for _ in range(10_000):
+        for _ in range(120_000):
             if reader.is_closed:
                 break
             time.sleep(0.001)

@@ -33,7 +33,7 @@ class Slow:
         return []
 
     def fill(self, mask: np.ndarray) -> bool:
-        assert self.gate.wait(20)
+        assert self.gate.wait(120)
         if self._fails:
             raise ValueError("no mask")
         self.num_filled += 1

@@ -177,7 +177,7 @@ def subscribe() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
     def open_socket(kind: int, endpoint: str | None, topic: str = "") -> zmq.Socket[bytes]:
         assert endpoint is not None
         socket = context.socket(kind)
-        socket.rcvtimeo, socket.linger = 20_000, 0
+        socket.rcvtimeo, socket.linger = 120_000, 0
         if kind == zmq.SUB:
             socket.subscribe(topic)
         socket.connect(endpoint)
@@ -192,10 +192,10 @@ def until_heard(publisher: EventPublisher, socket: zmq.Socket[bytes]) -> None:
     for _ in range(1000):
         publisher.put(0.0, [AllBlocksCleared()])
         if socket.poll(20):
-            while socket.poll(50):
-                socket.recv_multipart()
-            return
-    raise AssertionError("nothing was heard")
+            break
+    publisher.put(-1.0, [AllBlocksCleared()])
+    while msgspec.msgpack.decode(socket.recv_multipart()[2])[0] != -1.0:
+        pass
 
 
 def test_frames_and_replay(subscribe: Callable[..., zmq.Socket[bytes]]) -> None:
@@ -236,11 +236,11 @@ def test_what_waits_is_sent_before_it_closes(subscribe: Callable[..., zmq.Socket
 
 def test_a_full_queue_is_told_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(event_publisher, "encode", lambda *_: str(gate.wait(20)).encode())
+    monkeypatch.setattr(event_publisher, "encode", lambda *_: str(gate.wait(120)).encode())
     publisher = EventPublisher(config(max_queue_size=1))
     try:
         fits = [publisher.put(0.0, EVENTS) for _ in range(3)]  # one is being sent, perhaps; one waits
-        assert fits[0] and not fits[2]
+        assert fits[0] and not all(fits)
     finally:
         gate.set()
         publisher.close()
@@ -257,7 +257,7 @@ def test_an_engine_tells_what_it_has(tmp_path: Path, subscribe: Callable[..., zm
         engine.optimize_memory()
         asking = subscribe(zmq.DEALER, wanted["replay_endpoint"])
         batches: list[Any] = []
-        for _ in range(200):
+        for _ in range(6000):
             asking.send_multipart((b"", bytes(8)))
             batches.clear()
             while (frames := asking.recv_multipart()[1:])[0]:

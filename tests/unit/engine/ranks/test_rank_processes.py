@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_ends_requests_at_once_and_the_engine_can_start_ag
         (pid,) = rank_pids()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(InternalError):
-            engine.result(running, timeout=30)
+            engine.result(running, timeout=120)
         wait_for(lambda: not engine.is_running, "the engine does not know that it has ended")
         assert rank_pids() == []
         with pytest.raises(InternalError, match="ended with an error"):

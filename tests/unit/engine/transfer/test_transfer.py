@@ -129,7 +129,7 @@ def _answering(reply: bytes, *, then: str) -> tuple[int, threading.Thread]:
 
     def run() -> None:
         with listener, listener.accept()[0] as sock:
-            sock.settimeout(10)
+            sock.settimeout(120)
             sock.recv(1 << 16)
             sock.sendall(reply)
             if then == "silence":
@@ -167,7 +167,7 @@ def test_a_broken_server_costs_nothing_but_time(leasing: Leasing, reply: bytes, 
     port, thread = _answering(reply, then=then)
     got = fetching.fetch(kept, INTO, port=port)
     assert got == 0
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive(), "the connection is not closed"
 
 
@@ -185,7 +185,7 @@ def test_a_load_that_is_dropped_writes_nothing_more(leasing: Leasing) -> None:
     assert fetching.begin(kept, INTO, port=port)
     fetching.incoming.advance()
     fetching.incoming.drop(5)
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive() and not fetching.incoming.is_busy
     assert not fetching.kv.k.any() and not fetching.ended.loaded_blocks
 
@@ -226,7 +226,7 @@ def test_a_peer_that_never_says_that_it_has_them_loses_the_lease() -> None:
     leasing = Leasing(timeout_s=0.3)
     kept = leasing.grant(BLOCKS)
     with socket.create_connection(("127.0.0.1", leasing.port), 10) as sock:
-        line = Line(sock, time.monotonic() + 10)
+        line = Line(sock, time.monotonic() + 120)
         line.send_frame(Ask(layout(leasing.kv), kept.lease, kept.token, 0, 0, b"", readers=1))
         assert line.receive_frame(Told) == Told(0)
         assert leasing.ended() == [1]

@@ -60,7 +60,7 @@ class Leasing:
 
     def ended(self) -> list[int]:
         """Handles of leases that have ended, once there is one."""
-        for _ in range(2000):
+        for _ in range(24_000):
             if found := self.leases.take_ended(time.monotonic()):
                 return found
             time.sleep(0.005)
@@ -99,7 +99,7 @@ class Fetching:
         return found is not None
 
     def wait(self, handle: int) -> int:
-        for _ in range(4000):
+        for _ in range(60_000):
             self.incoming.advance()
             if handle in self.ended.loaded_blocks:
                 return self.ended.loaded_blocks.pop(handle)

@@ -35,7 +35,7 @@ def run(main: Callable[[Lister, str], Awaitable[None]]) -> None:
         listener = bind("127.0.0.1", 0)
         await server.start(listener)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await main(lister, f"{local_url(*listener.getsockname()[:2])}/backends")
         finally:
             await server.stop(drain_s=0)

@@ -17,14 +17,14 @@ def test_two_callers_take_turns() -> None:
             inside += 1
             most = max(most, inside)
         first_in.set()
-        go_on.wait(10)
+        go_on.wait(120)
         with lock:
             inside -= 1
 
     callers = [threading.Thread(target=team.run, args=(work,)) for _ in range(2)]
     for caller in callers:
         caller.start()
-    assert first_in.wait(10)
+    assert first_in.wait(120)
     for _ in range(50):  # the second caller has every chance to get in
         with lock:
             if inside > 2:
@@ -32,6 +32,6 @@ def test_two_callers_take_turns() -> None:
         threading.Event().wait(0.002)
     go_on.set()
     for caller in callers:
-        caller.join(10)
+        caller.join(120)
         assert not caller.is_alive()
     assert most == 2  # the members of one call

@@ -37,6 +37,8 @@ from tonle.models.read_spec import read_spec
 from tonle.models.source import ModelSource
 from tonle.models.spec import ModelSpec
 
+pytestmark = pytest.mark.crossed
+
 CPU = torch.device("cpu")
 MAX_TOKENS = 64
 

@@ -18,9 +18,11 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton: pip instal
 
 ROOT = Path(__file__).parents[4]
 SHARED_KIB = {"8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227}  # that one program may have, as NVIDIA documents it
+# Each takes minutes to compile for.
+CAPABILITIES = [*(pytest.param(each, marks=pytest.mark.long) for each in ("8.0", "8.6", "8.9")), "9.0"]
 
 
-@pytest.fixture(scope="module", params=SHARED_KIB)
+@pytest.fixture(scope="module", params=CAPABILITIES)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `compile_kernels.py` says of a GPU of this compute capability, line by line."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -35,6 +35,8 @@ from tonle.models.experts import Experts, Perceptron, gated
 from tonle.models.layers import Linear, LinearPart, Quantized
 from tonle.models.spec import MixerSpec
 
+pytestmark = pytest.mark.crossed
+
 HIDDEN, SIZE, EPS = 96, 40, 1e-6
 SPEC = MixerSpec(kind="experts", size=SIZE, num_experts=5, experts_per_token=2)
 BIASED = dataclasses.replace(SPEC, bias=True, activation="swigluoai", clamp=0.7, router_bias=True)

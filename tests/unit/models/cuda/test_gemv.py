@@ -11,6 +11,8 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 from tonle.models.cuda import pointwise
 from tonle.models.cuda.gemv import GemvTiling, gemv, gemv_tiling
 
+pytestmark = pytest.mark.crossed
+
 TILINGS = [
     None,
     GemvTiling(8, 32, warps=4),

@@ -41,6 +41,8 @@ from tonle.models.layers import Quantized
 from tonle.models.spec import LayerSpec, ModelSpec, RopeSpec
 from tonle.models.weights import Owned, assemble
 
+pytestmark = pytest.mark.crossed
+
 CONFIG = EngineConfig(max_batch_size=3, max_num_batched_tokens=24, max_sequence_length=48, memory_pool_size=2**21)
 BLOCKS_PER_ROW = 3
 RUN = list(KINDS)

@@ -13,6 +13,8 @@ from tonle.models.cuda import lora
 from tonle.models.cuda.lora import SlotTiles, expand, gate_expand, residual_norm
 from tonle.models.cuda.slot_tiling import fill_slot_tiles, max_slot_tiles
 
+pytestmark = pytest.mark.crossed
+
 NUM_SLOTS = 3
 PADDING = 2  # rows of buffers past the last token, as in a graph made for more
 GUARD = 7.0

@@ -15,6 +15,8 @@ from tonle.models.experts import gated
 from tonle.models.layers import Linear, LinearPart
 from tonle.models.spec import Activation
 
+pytestmark = pytest.mark.crossed
+
 CPU = torch.device("cpu")
 EPS = 1e-5
 INPUTS = 72

@@ -21,6 +21,8 @@ from tonle.models.cuda.unpack import unpack
 from tonle.models.layers import Linear, LinearPart
 from tonle.models.packed import Packed, pack
 
+pytestmark = pytest.mark.crossed
+
 CPU = torch.device("cpu")
 EPS = 1e-5
 CLOSE = {"rtol": 2e-3, "atol": 2e-3}

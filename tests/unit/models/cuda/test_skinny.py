@@ -13,6 +13,8 @@ from benchmarks.gpu_products import products_of
 from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.skinny import MAX_ROWS, SkinnyTiling, SplitScratch, skinny, skinny_tiling
 
+pytestmark = pytest.mark.crossed
+
 CPU = torch.device("cpu")
 WHOLE = SkinnyTiling(16, 32, stages=3)
 SPLIT = SkinnyTiling(32, 32, stages=2, split=3)

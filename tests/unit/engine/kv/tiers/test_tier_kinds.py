@@ -207,7 +207,7 @@ def read_back(tiers: KvTiers, digests: list[bytes], held: int = 0) -> list[torch
     if load is None:
         return []
     load.begin()
-    for _ in range(500):
+    for _ in range(12_000):
         if load.is_over:
             break
         time.sleep(0.01)
@@ -228,7 +228,7 @@ def test_a_run_of_blocks_comes_back_as_far_as_it_goes(tmp_path: Path) -> None:
     digests = block_digests(root_digest(b""), list(range(16)), 2)
     wanted = copies.read([0, 1, 2, 3, 4])
     tiers._save([(number, digests[number]) for number in (0, 1, 2, 4)])
-    for _ in range(500):
+    for _ in range(12_000):
         if disk.counts.num_blocks == 4:
             break
         time.sleep(0.01)
@@ -269,7 +269,7 @@ def test_a_long_prompt_comes_back_no_faster_than_it_is_written_to_the_device() -
     assert load is not None and dropped is not None
     load.begin()
     dropped.begin()
-    for _ in range(2000):
+    for _ in range(12_000):
         if min(len(load.ready), len(dropped.ready)) >= tiers_module.PIECES_AHEAD:
             break
         time.sleep(0.01)
@@ -277,7 +277,7 @@ def test_a_long_prompt_comes_back_no_faster_than_it_is_written_to_the_device() -
     assert len(load.ready) == len(dropped.ready) == tiers_module.PIECES_AHEAD and not load.is_over
     dropped.end(used=False)
     rows: list[int] = []
-    for _ in range(5000):
+    for _ in range(120_000):
         if (data := load.take(3)) is not None:
             rows += data[:, 0].tolist()
         elif load.is_over and dropped.is_over:
@@ -292,7 +292,7 @@ def test_a_keeper_that_is_behind_drops_blocks_not_steps(monkeypatch: pytest.Monk
     copies = BlockCopies(small_cache())
     monkeypatch.setattr(tiers_module, "_MAX_PENDING_BYTES", 3 * copies.block_bytes)
     gate = threading.Event()
-    monkeypatch.setattr(PendingRead, "wait", lambda read: (gate.wait(20), read._data)[1])
+    monkeypatch.setattr(PendingRead, "wait", lambda read: (gate.wait(120), read._data)[1])
     memory = HostMemory(np.zeros((8, copies.block_bytes), np.uint8))
     tiers = KvTiers(BlockPool(8), copies, lambda _: bytes(16), memory, None, None, block_size=2)
     tiers.use_kernels(0)

@@ -46,7 +46,7 @@ def evict(engine: Engine) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.01)

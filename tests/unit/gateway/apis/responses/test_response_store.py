@@ -201,7 +201,7 @@ def test_in_redis(redis_url: str) -> None:
         with pytest.raises(TooLarge, match="at most 8388608 are stored in Redis"):
             await one.put("o", "large", stored("x" * 9 * 1024**2))
         await other.put("o", "short", response)
-        for _ in range(600):
+        for _ in range(6000):
             if await one.get("p", "x") is None and not await redis.exists("x") and len(await redis.keys("*")) == 1:
                 break
             await asyncio.sleep(0.02)
