@@ -285,8 +285,8 @@ def _ways(seen: SeenRequest, spent: TimeSpent | None, took: dict[str, float]) ->
     if not stands_out(deliver_s, total_s) or seen.status == "cached":
         return
     if is_for_workers(seen):
-        yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: from the beginning of the answer to its end (the rest was made, the "
-                          "network, a caller that reads slowly).")  # fmt: skip
+        yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: from the beginning of the answer to its end (the rest was made, "
+                          "the network, a caller that reads slowly).")  # fmt: skip
     else:
         yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: between the last token and the end of the reply (making text, the "
                           "network, a caller that reads slowly).")  # fmt: skip
