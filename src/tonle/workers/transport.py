@@ -147,7 +147,10 @@ class WorkersTransport:
 
     def _ready_page(self) -> tuple[int, Any]:
         reason = self.why_not_ready()
-        return (200, {"status": "ready"}) if reason is None else (503, {"status": "not ready", "reason": reason})
+        if reason is None:
+            return 200, {"status": "ready"}
+        pool = next((pool.name for pool in self.pools if pool.why_not_ready() is not None), None)
+        return 503, {"status": "not ready", "reason": reason, "pool": pool}
 
     def _health_page(self) -> tuple[int, Any]:
         reason = self.why_not_ready()

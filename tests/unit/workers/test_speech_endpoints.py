@@ -92,9 +92,9 @@ def test_fields_without_effect_are_told(tts: Tts) -> None:
     spoken = ask(speech, DirectPool(tts), body, "application/json")
     assert spoken.status == 200 and spoken.headers["x-tonle-warnings"] == "2; vioce, instructions"
     strict: dict[str, str] = {"x-tonle-strict": "1"}
-    with pytest.raises(InvalidRequest, match="strict mode.*vioce"):
+    with pytest.raises(InvalidRequest, match=r"strict mode.*vioce"):
         ask(speech, DirectPool(tts), body, "application/json", **strict)
-    with pytest.raises(InvalidRequest, match="strict mode.*chunking_strategy"):
+    with pytest.raises(InvalidRequest, match=r"strict mode.*chunking_strategy"):
         ask(transcriptions, DirectPool(Scripted()), *form(chunking_strategy="auto"), **strict)
 
 
