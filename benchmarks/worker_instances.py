@@ -27,7 +27,7 @@ from tonle.workers.pool import WorkerPool
 from tonle.workers.pool_config import PoolConfig
 
 KIND = "benchmarks.worker_models:Models"
-NUM_JOBS = 24  # of each model, again and again; their results are known
+NUM_JOBS = 16  # of each model, again and again; their results are known
 FRAMES = (80, 480)  # of the voice: 0.9 to 5.6 s of sound
 LOAD_S = 90.0  # for the instances of a pool to start
 MAX_OFF = {"voice": 64, "picture": 2}  # steps of int16 and uint8: another order of summing rounds differently
