@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import csv
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -324,14 +326,22 @@ def test_keys_have_limits_of_sound_and_pictures(tmp_path: Path) -> None:
                 for _ in range(2)
             ]
             assert statuses == [200, 429]
+            spoken = {"model": "whisper", "input": "hello", "voice": "a"}
+            assert (await gateway.client.post("/v1/audio/speech", json=spoken, headers=mine)).status_code == 200
             upstream.status = 400  # what was refused costs nothing
             one = {"model": "painter", "prompt": "x"}
             for _ in range(3):
                 assert (await gateway.client.post("/v1/images/generations", json=one, headers=mine)).status_code == 400
+            usage = await gateway.get("/dashboard/api/usage.csv")
+            rows = {row["model"]: row for row in csv.DictReader(io.StringIO(usage.text)) if row["model"]}
+            assert [(rows["whisper"][name], rows["painter"][name]) for name in ("audio_s", "characters", "images")] == [
+                ("4.0", "0.0"), ("5", "0"), ("0", "2")
+            ]  # fmt: skip
 
     run(main())
     records = read_records(tmp_path / "audit")
     assert [record["status"] for record in records[:4]] == ["ok", "refused", "ok", "refused"]
+    assert [record["usage"]["characters"] for record in records if record["endpoint"] == "/v1/audio/speech"] == [5]
 
 
 def test_media_is_stored_once_checked_and_goes_with_the_last_record(tmp_path: Path) -> None:

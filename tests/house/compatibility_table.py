@@ -26,10 +26,12 @@ from tonle.gateway.apis.responses.request import PASSED_ON, SAME, UNUSED, Respon
 from tonle.gateway.parsed_request import OWN_FIELDS
 from tonle.protocol.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from tonle.protocol.fields import NO_EFFECT, NO_EFFECT_MESSAGE, REFUSED, STRIPPED, OtherFields, Refusal
+from tonle.protocol.images import ImageRequest
 from tonle.protocol.known import KNOWN
 from tonle.protocol.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tonle.protocol.structured_fields import StructuredFields
 from tonle.replica.api_catalog import schemas
+from tonle.workers.endpoints.speech import SpeechRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -47,6 +49,8 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": EmbeddingRequest,
     "/v1/rerank": RerankRequest,
     "/v1/score": ScoreRequest,
+    "/v1/audio/speech": SpeechRequest,
+    "/v1/images/generations": ImageRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -82,7 +86,14 @@ def rows(path: str) -> dict[str, Row]:
 
 
 def description(request: type[msgspec.Struct], name: str) -> str:
-    return str(schemas()[request.__name__]["properties"][name]["description"])
+    return str(_schemas()[request.__name__]["properties"][name]["description"])
+
+
+@functools.cache
+def _schemas() -> dict[str, Any]:
+    """Those of the docs page, and of what worker pools answer."""
+    _, others = msgspec.json.schema_components([SpeechRequest, ImageRequest])
+    return {**others, **schemas()}
 
 
 def other_fields(struct: type) -> OtherFields:

@@ -36,6 +36,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "/api/embed": {"input": "x"},
     "/api/embeddings": {"prompt": "x"},
     "/v1/rerank": {"query": "x", "documents": ["x"]},
+    "/v1/audio/speech": {"input": "x"},
     "/detokenize": {"tokens": [1]},
 }
 # The same of objects that hold other fields.

@@ -32,6 +32,8 @@ def seen_requests(draw: st.DrawFn) -> SeenRequest:
         "limit": draw(st.sampled_from(["", "make 60 requests per minute"])),
         "stream": draw(st.booleans()),
         "is_local": draw(st.booleans()),
+        "path": draw(st.sampled_from(["/v1/chat/completions", "/v1/embeddings", "/v1/audio/speech"])),
+        "pool": draw(st.sampled_from(["", "tts"])),
         "backend": draw(st.sampled_from(["", "b0", "b1"])),
         "why": draw(st.sampled_from(["", "only", "hedge", "load"])),
         "failed": draw(st.sampled_from([(), ("b0",), ("b0", "b2", "b0")])),
@@ -44,7 +46,7 @@ def seen_requests(draw: st.DrawFn) -> SeenRequest:
     for name in ("accepted_s", "sent_s", "first_byte_s", "ttft_s", "last_s"):
         fields[name] = draw(MOMENTS)
     return SeenRequest(
-        id="req-1", arrived=1.0, path="/v1/chat/completions", owner="me", key_id="me", total_s=draw(SECONDS),
+        id="req-1", arrived=1.0, owner="me", key_id="me", total_s=draw(SECONDS),
         queued_s=draw(SECONDS), **fields,
     )  # fmt: skip
 

@@ -105,6 +105,12 @@ def test_an_engine_and_pools_are_one_server(tmp_path: Path) -> None:
                 model="tts", input="ab cd", voice="x"
             ) as sound:
                 assert await sound.read() == b"abcd"
+            spoken = await http.post("/v1/audio/speech", json={"input": "ab", "voice": "x"})
+            assert spoken.headers["x-tonle-pool"] == "tts"
+            told_of = await http.get(f"/v1/requests/{spoken.headers['x-request-id']}/explain")
+            assert [span["detail"] for span in told_of.json()["spans"] if span["name"] == "worker"] == [
+                "pool tts, 133 ms of sound"
+            ]
             own = await http.post("/v1/workers/echo", json={"name": "n", "media": [base64.b64encode(b"abc").decode()]})
             assert own.json()["name"] == "n" and own.json()["media"] == [base64.b64encode(b"abc").decode()]
             missing = await http.post("/v1/images/generations", json={"prompt": "x"})

@@ -88,7 +88,8 @@ def test_a_kind_of_ones_own_over_http(tmp_path: Path) -> None:
     async def steps() -> None:
         async with serving(PoolConfig(kind=SCRIPTED, name="mine", max_wait_ms=0)) as transport:
             (pool,), path = transport.pools, "/v1/workers/mine"
-            assert (await ask(transport, "GET", "/health/ready")).status == 503
+            unready = await ask(transport, "GET", "/health/ready")
+            assert unready.status == 503 and unready.json["pool"] == "mine"
             assert (await ask(transport, "GET", "/health")).json["pools"][0][
                 "reason"
             ] == "its model is still being loaded"

@@ -229,7 +229,7 @@ def _usage(usage: Any) -> Any:
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else usage.get("cached_tokens")
     found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, "cached_tokens": cached}
     # Of the engine in this process, where steps checked guesses: how many, and how many were right. Of media, how much.
-    others = ("draft_tokens", "accepted_tokens", "audio_seconds", "images")
+    others = ("draft_tokens", "accepted_tokens", "audio_seconds", "characters", "images")
     return found | {name: usage[name] for name in others if name in usage}
 
 

@@ -23,7 +23,7 @@ _MIN_BAR_CELLS = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STYLES = {
     "accept": "bright_black", "gateway queue": "yellow", "send": "bright_black", "engine queue": "yellow",
-    "prefill": "cyan", "decode": "green", "deliver": "bright_black", "stalled": "red", "preempted": "red",
+    "prefill": "cyan", "decode": "green", "worker": "green", "deliver": "bright_black", "stalled": "red", "preempted": "red",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ TRIED_S = 60.0  # a backend that is on trial, and gets no request, counts as bac
 NO_MORE_LOST_S = 600.0  # then losses of records are over
 
 _LOST = "lost records"
+_ENGINE = "the engine"
 _WRITING = "writing"
 
 
@@ -47,6 +48,7 @@ class AlertSources:
         self._watcher: asyncio.Task[None] | None = None
         self._paused_s: dict[str, float] = {}  # backend -> when its breaker was last open
         self._was_ready = False  # the engine in this process: until it is, it is being loaded
+        self._local_name = _ENGINE  # what of this process is dead, or was: it, or one of its worker pools
         self._dead: set[str] = set()  # backends that an alert was raised for
         self._lost_s: float | None = None  # when records were lost last
 
@@ -89,10 +91,10 @@ class AlertSources:
             subject = "engine" if backend.local else backend.name
             if why is None:
                 self._dead.discard(backend.name)
-                self._alerts.resolve("backend", subject, f"{_named(backend)} answers again")
+                self._alerts.resolve("backend", subject, f"{self._named(backend)} answers again")
             else:
                 self._dead.update(() if backend.local else (backend.name,))
-                self._alerts.fire("backend", subject, f"{_named(backend)} is dead: {why}", {"reason": why})
+                self._alerts.fire("backend", subject, f"{self._named(backend)} is dead: {why}", {"reason": why})
         if self._lost_s is not None and self._clock() - self._lost_s >= NO_MORE_LOST_S:
             self._lost_s = None
             self._alerts.resolve("audit", _LOST, "no more audit records were lost for ten minutes")
@@ -116,13 +118,19 @@ class AlertSources:
         return "several requests in a row failed" if backend.name in self._paused_s else None
 
     async def _why_not_ready(self, backend: Backend) -> str | None:
-        """What the engine in this process says of itself; None also while its model is loaded for the first time."""
+        """What the engine in this process, or a worker pool, says of itself; None also while its model is loaded for the first
+        time."""
         answer = BufferedReply()
         try:
             await backend.send("GET", "/health/ready", b"", {}, answer, first_s=ASK_TIMEOUT_S)
-            why = None if answer.status == 200 else str(msgspec.json.decode(answer.body).get("reason"))
+            page = {} if answer.status == 200 else msgspec.json.decode(answer.body)
+            why = None if answer.status == 200 else str(page.get("reason"))
+            if pool := page.get("pool"):
+                self._local_name, why = f"the worker pool {pool}", str(why).removeprefix(f"{pool}: ")
+            elif why is not None:
+                self._local_name = _ENGINE
         except (TonleError, UpstreamError) as error:
-            why = str(error)
+            self._local_name, why = _ENGINE, str(error)
         self._was_ready = self._was_ready or why is None
         return why if self._was_ready else None
 
@@ -135,6 +143,5 @@ class AlertSources:
         else:
             self._alerts.resolve("audit", _WRITING, alarm.message)
 
-
-def _named(backend: Backend) -> str:
-    return "the engine" if backend.local else f"backend {backend.name}"
+    def _named(self, backend: Backend) -> str:
+        return self._local_name if backend.local else f"backend {backend.name}"

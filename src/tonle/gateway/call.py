@@ -37,6 +37,7 @@ class ReplyFacts:
         "is_local",
         "kv_blocks",
         "passed",
+        "pool",
         "queued_s",
         "region",
     )
@@ -45,6 +46,7 @@ class ReplyFacts:
         self.cache_state = "bypass"  # hit | miss | bypass
         self.backend = ""  # empty: none was asked
         self.is_local = False  # that backend is the engine in this process, and the only one
+        self.pool = ""  # the worker pool of it that answers, as the reply's head told; empty: none, or not known yet
         self.queued_s = 0.0
         self.kv_blocks = ""  # of its prompt, as a replica tells (`protocol/kv_blocks.py`); not for callers
         self.fallback = ""  # the model that answers in place of the one asked for

@@ -126,7 +126,7 @@ def _health(engine: BufferedReply, pools: BufferedReply) -> tuple[int, Any]:
     """The first that is not well decides."""
     one, other = msgspec.json.decode(engine.body), msgspec.json.decode(pools.body)
     worse = other if engine.status == 200 and pools.status != 200 else {}
-    page = {**other, **one, **{name: worse[name] for name in ("status", "reason") if name in worse}}
+    page = {**other, **one, **{name: worse[name] for name in ("status", "reason", "pool") if name in worse}}
     return max(engine.status, pools.status), page
 
 

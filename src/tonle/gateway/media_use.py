@@ -22,6 +22,7 @@ MAX_IMAGES = 10_000  # that a caller may ask for, or a server may say it made
 class MediaUse(msgspec.Struct, frozen=True):
     audio_s: float = 0.0
     images: int = 0
+    characters: int = 0  # to be spoken: counted, and never limited
 
     def __bool__(self) -> bool:
         return bool(self.audio_s or self.images)
@@ -36,7 +37,8 @@ def estimate_media(path: str, body: Mapping[str, Any], *, num_file_bytes: int = 
         return MediaUse(audio_s=num_file_bytes / BYTES_PER_S)
     if path == SPEECH:
         text = body.get("input")
-        return MediaUse(audio_s=len(text) / CHARS_PER_S if isinstance(text, str) else 0.0)
+        num_chars = len(text) if isinstance(text, str) else 0
+        return MediaUse(audio_s=num_chars / CHARS_PER_S, characters=num_chars)
     if path == IMAGES:
         asked = body.get("n")
         return MediaUse(images=min(max(1, asked), MAX_IMAGES) if isinstance(asked, int) else 1)
@@ -53,7 +55,7 @@ def used_media(estimated: MediaUse, headers: Mapping[str, str], answer: Answer) 
     told = _seconds(headers.get(AUDIO_SECONDS_HEADER))
     if told is None and answer.usage is not None:
         told = _seconds(answer.usage.get("seconds"))  # OpenAI's: {"type": "duration", "seconds": 7}
-    return estimated if told is None else MediaUse(audio_s=told)
+    return estimated if told is None else MediaUse(audio_s=told, characters=estimated.characters)
 
 
 def _seconds(value: object) -> float | None:

@@ -163,6 +163,8 @@ class Recorder:
         used = results.used_media
         if used.audio_s:
             answer.usage = {**(answer.usage or {}), "audio_seconds": round(used.audio_s, 3)}
+        if used.characters:
+            answer.usage = {**(answer.usage or {}), "characters": used.characters}
         if used.images:
             answer.usage = {**(answer.usage or {}), "images": used.images}
 

@@ -30,6 +30,7 @@ from tonle.protocol.adapters import ADAPTER_HEADER
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import ErrorReply
 from tonle.protocol.kv_blocks import KV_BLOCKS_HEADER
+from tonle.protocol.media_paths import POOL_HEADER
 
 PASSED_PREFIXES = ("x-tonle-", "openai-", "x-ratelimit-")
 PASSED_HEADERS = (
@@ -109,6 +110,7 @@ class Relay:
         """Which backend is asked now, how long the request was queued, and what a comment says meanwhile."""
         self.facts.backend, self.facts.is_local, self.facts.queued_s = backend.name, backend.local, queued_s
         self.facts.region, self._from_gateway = backend.region, backend.gateway_id is not None
+        self.facts.pool = ""
         self.asked_s = None
         self._waiting_for = waiting_for
 
@@ -131,6 +133,7 @@ class Relay:
         if KV_BLOCKS_HEADER in headers and not self.facts.is_local:  # it is for this gateway, not for its caller
             self.headers = {name: value for name, value in headers.items() if name != KV_BLOCKS_HEADER}
             self.facts.kv_blocks = headers[KV_BLOCKS_HEADER]
+        self.facts.pool = headers.get(POOL_HEADER, "")
         self.first_byte_s = None
         self._pieces, self._size, self._read_whole = [], 0, False
         self.media = None

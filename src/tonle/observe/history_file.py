@@ -32,10 +32,14 @@ CREATE TABLE IF NOT EXISTS hours (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS usage (
     day TEXT, key_id TEXT, model TEXT, key_name TEXT NOT NULL, requests INTEGER NOT NULL, failed INTEGER NOT NULL,
     prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, device_s REAL NOT NULL,
-    cost REAL, PRIMARY KEY (day, key_id, model)
+    cost REAL, audio_s REAL NOT NULL DEFAULT 0, characters INTEGER NOT NULL DEFAULT 0, images INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (day, key_id, model)
 ) WITHOUT ROWID;
 """
 
+# Columns that came later, of tables that are kept: a file without them gets them, and goes on.
+_LATER = {"usage": {"audio_s": "REAL NOT NULL DEFAULT 0", "characters": "INTEGER NOT NULL DEFAULT 0",
+                    "images": "INTEGER NOT NULL DEFAULT 0"}}  # fmt: skip
 _TABLES = {"seconds", "minutes", "hours", "usage"}
 
 
@@ -200,11 +204,19 @@ def _connected(path: Path | str) -> sqlite3.Connection:
                 raise sqlite3.DatabaseError(verdict)
             for statement in _SCHEMA.split(";"):
                 db.execute(statement)
+            _add_columns(db)
             db.execute(f"PRAGMA user_version={VERSION}")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _add_columns(db: sqlite3.Connection) -> None:
+    for table, columns in _LATER.items():
+        there = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+        for name in columns.keys() - there:
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
 
 
 def _check_owner(db: sqlite3.Connection) -> None:

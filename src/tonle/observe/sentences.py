@@ -16,8 +16,10 @@ from tonle.observe.spans import (
     GATEWAY_QUEUE,
     PREFILL,
     SEND,
+    WORKER,
     Span,
     engine_times,
+    is_for_workers,
     matters,
     stands_out,
     waited_s,
@@ -47,6 +49,7 @@ _STAGES = {
     ENGINE_QUEUE: "while it waited in the engine's queue",
     PREFILL: "while its prompt was computed",
     DECODE: "while its answer was written",
+    WORKER: "while it waited for a worker, or one worked on it",
     DELIVER: "while its answer was delivered",
 }
 
@@ -230,6 +233,9 @@ def _from_outside(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed
     """A backend that tells nothing of its time."""
     if seen.sent_s is None or seen.status not in ("ok", "cancelled", "interrupted", "failed"):
         return
+    if is_for_workers(seen):
+        yield from _worker(seen, took)
+        return
     name = "the engine" if seen.is_local else seen.backend or "the backend"
     prefill_s, decode_s = took.get(PREFILL, 0.0), took.get(DECODE, 0.0)
     if seen.stream and matters(prefill_s, seen.total_s):
@@ -249,6 +255,22 @@ def _from_outside(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed
         )
 
 
+def _worker(seen: SeenRequest, took: dict[str, float]) -> Iterator[Weighed]:
+    """A pool's queue and its worker are not told apart."""
+    worker_s = took.get(WORKER, 0.0)
+    if not matters(worker_s, seen.total_s):
+        return
+    pool = f"the worker pool {seen.pool}" if seen.pool else "a worker pool"
+    if seen.is_local:
+        name = pool
+    elif seen.pool:
+        name = f"{pool} of {seen.backend or 'the backend'}"
+    else:
+        name = seen.backend or "the backend"
+    until = "until its answer began" if seen.first_byte_s is not None else "without an answer"
+    yield worker_s, f"{ms(worker_s)} of {ms(seen.total_s)}: {name}, its queue and its work, {until}."
+
+
 def _ways(seen: SeenRequest, spent: TimeSpent | None, took: dict[str, float]) -> Iterator[Weighed]:
     """To the engine and back."""
     total_s = seen.total_s
@@ -260,7 +282,12 @@ def _ways(seen: SeenRequest, spent: TimeSpent | None, took: dict[str, float]) ->
             else f"on the way to {seen.backend}, which read it"
         )
         yield send_s, f"{ms(send_s)} of {ms(total_s)}: {way}."
-    if stands_out(deliver_s, total_s) and seen.status != "cached":
+    if not stands_out(deliver_s, total_s) or seen.status == "cached":
+        return
+    if is_for_workers(seen):
+        yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: from the beginning of the answer to its end (the rest was made, "
+                          "the network, a caller that reads slowly).")  # fmt: skip
+    else:
         yield deliver_s, (f"{ms(deliver_s)} of {ms(total_s)}: between the last token and the end of the reply (making text, the "
                           "network, a caller that reads slowly).")  # fmt: skip
 

@@ -5,8 +5,21 @@ Does: write what is known of the span beyond its length. Does not: say what it m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tonle.observe.seen_request import SeenRequest
-from tonle.observe.spans import ACCEPT, DECODE, DELIVER, ENGINE_QUEUE, GATEWAY_QUEUE, PREFILL, SEND, waited_s
+from tonle.observe.spans import (
+    ACCEPT,
+    DECODE,
+    DELIVER,
+    ENGINE_QUEUE,
+    GATEWAY_QUEUE,
+    PREFILL,
+    SEND,
+    WORKER,
+    is_for_workers,
+    waited_s,
+)
 from tonle.observe.time_words import count, ms
 from tonle.telemetry.time_spent import TimeSpent
 
@@ -25,8 +38,25 @@ def detail_of(name: str, seen: SeenRequest, spent: TimeSpent | None) -> str:
         return _prefill(seen, spent)
     if name == DECODE:
         return _decode(seen, spent)
+    if name == WORKER:
+        return _worker(seen)
     assert name == DELIVER
-    return "from the response cache" if seen.status == "cached" else "text and network"
+    if seen.status == "cached":
+        return "from the response cache"
+    return "the rest of the answer, network" if is_for_workers(seen) else "text and network"
+
+
+def _worker(seen: SeenRequest) -> str:
+    at = "" if seen.is_local or not seen.backend else f"at {seen.backend}"
+    where = " ".join(part for part in (f"pool {seen.pool}" if seen.pool else "", at) if part)
+    return ", ".join(part for part in (where, *_media(seen)) if part)
+
+
+def _media(seen: SeenRequest) -> Iterator[str]:
+    if seen.audio_s:
+        yield f"{ms(seen.audio_s)} of sound"
+    if seen.images:
+        yield count(seen.images, "image")
 
 
 def _gateway_queue(seen: SeenRequest) -> str:

@@ -1,6 +1,7 @@
 """`spans_of`: one request's time as spans that follow each other without a gap, from its arrival to the end of its reply.
 
     accept · gateway queue · send · engine queue · prefill · decode · deliver
+    accept · gateway queue · worker · deliver                                     of a worker pool
 
 Does: lay what the gateway saw and what the engine told side by side; where the two disagree by a little, the gateway's clock
 wins. Does not: put it into words (`sentences.py`).
@@ -13,11 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from tonle.observe.seen_request import SeenRequest
+from tonle.protocol.media_paths import is_media
 from tonle.telemetry.time_spent import TimeSpent
 
 ACCEPT, GATEWAY_QUEUE, SEND = "accept", "gateway queue", "send"
 ENGINE_QUEUE, PREFILL, DECODE, DELIVER = "engine queue", "prefill", "decode", "deliver"
-SPAN_NAMES = (ACCEPT, GATEWAY_QUEUE, SEND, ENGINE_QUEUE, PREFILL, DECODE, DELIVER)  # in this order
+WORKER = "worker"
+SPAN_NAMES = (ACCEPT, GATEWAY_QUEUE, SEND, ENGINE_QUEUE, PREFILL, DECODE, WORKER, DELIVER)  # in this order
 STALLED, PREEMPTED = "stalled", "preempted"  # inside decode
 
 NEGLIGIBLE_SHARE, NEGLIGIBLE_S = 0.01, 0.005  # what is below both is not worth a word,
@@ -42,6 +45,11 @@ def matters(seconds: float, total_s: float) -> bool:
 def stands_out(seconds: float, total_s: float) -> bool:
     """For what every request has a little of."""
     return seconds >= NEGLIGIBLE_S and seconds >= NEGLIGIBLE_SHARE * total_s
+
+
+def is_for_workers(seen: SeenRequest) -> bool:
+    """No language model answered, or would have: there are no tokens to tell of."""
+    return bool(seen.pool) or is_media(seen.path)
 
 
 class EngineTimes(NamedTuple):
@@ -189,7 +197,10 @@ def _inside(decode: Span, spent: TimeSpent) -> list[Span]:
 
 def _lay_seen_from_outside(tiles: _Tiles, seen: SeenRequest) -> None:
     """A backend that tells nothing of its time: its queue and the way to it are in what comes before its first token."""
-    if seen.stream and seen.ttft_s is not None:
+    if is_for_workers(seen):
+        tiles.until(WORKER, seen.total_s if seen.first_byte_s is None else seen.first_byte_s)
+        tiles.rest(DELIVER)
+    elif seen.stream and seen.ttft_s is not None:
         tiles.until(PREFILL, seen.ttft_s)
         tiles.until(DECODE, seen.ttft_s if seen.last_s is None else seen.last_s)
         tiles.rest(DELIVER)

@@ -18,17 +18,24 @@ from tonle.observe.seen_request import SeenRequest
 
 KEPT_DAYS = 400
 _DAY_S = 86_400
-_UPSERT = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    key_name = excluded.key_name, requests = requests + excluded.requests, failed = failed + excluded.failed,
-    prompt_tokens = prompt_tokens + excluded.prompt_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
-    completion_tokens = completion_tokens + excluded.completion_tokens, device_s = device_s + excluded.device_s,
+_SUMS = (
+    "requests",
+    "failed",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "device_s",
+    "audio_s",
+    "characters",
+    "images",
+)
+_COLUMNS = ("day", "key_id", "model", "key_name", *_SUMS, "cost")
+_UPSERT = f"""
+INSERT INTO usage ({", ".join(_COLUMNS)}) VALUES ({", ".join("?" * len(_COLUMNS))}) ON CONFLICT DO UPDATE SET
+    key_name = excluded.key_name, {", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)},
     cost = CASE WHEN cost IS NULL THEN excluded.cost ELSE cost + coalesce(excluded.cost, 0) END
 """
-_SELECT = """
-SELECT day, key_id, model, key_name, requests, failed, prompt_tokens, cached_tokens, completion_tokens, device_s, cost
-FROM usage WHERE day >= ? AND day <= ?
-"""
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM usage WHERE day >= ? AND day <= ?"
 
 Place = tuple[str, str, str]  # day, key id, model
 
@@ -44,11 +51,14 @@ class UsageRow(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0  # of the prompts, found in a prefix cache
     completion_tokens: int = 0
     device_s: float = 0.0  # of a device, by share
+    audio_s: float = 0.0  # of sound, heard or spoken
+    characters: int = 0  # that were spoken
+    images: int = 0  # that were made
     cost: float | None = None  # in the currency of price_per_hour; None: no price was set
 
     def merge(self, other: UsageRow) -> None:
         self.key_name = other.key_name
-        for name in ("requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.cost is not None:
             self.cost = other.cost + (self.cost or 0.0)
@@ -81,6 +91,9 @@ class Usage:
             row.cached_tokens += seen.cached_tokens
             row.completion_tokens += seen.completion_tokens
             row.device_s += seen.device_s
+            row.audio_s += seen.audio_s
+            row.characters += seen.characters
+            row.images += seen.images
             if seen.cost is not None:
                 row.cost = seen.cost + (row.cost or 0.0)
 
@@ -119,11 +132,7 @@ class Usage:
     def write(self, db: sqlite3.Connection, *, may_drop: bool) -> None:
         with self._lock:
             self._saving, self._unsaved = self._unsaved, {}
-        db.executemany(_UPSERT, [
-            (row.day, row.key_id, row.model, row.key_name, row.requests, row.failed, row.prompt_tokens, row.cached_tokens,
-             row.completion_tokens, row.device_s, row.cost)
-            for row in self._saving.values()
-        ])  # fmt: skip
+        db.executemany(_UPSERT, [tuple(getattr(row, name) for name in _COLUMNS) for row in self._saving.values()])
         if self._saving and may_drop:
             newest = max(day for day, _, _ in self._saving)
             oldest = datetime.date.fromisoformat(newest) - datetime.timedelta(days=KEPT_DAYS)
@@ -146,6 +155,4 @@ def _day_name(number: int) -> str:
 
 
 def _row(values: tuple[object, ...]) -> UsageRow:
-    names = ("day", "key_id", "model", "key_name", "requests", "failed", "prompt_tokens", "cached_tokens",
-             "completion_tokens", "device_s", "cost")  # fmt: skip
-    return msgspec.convert(dict(zip(names, values, strict=True)), UsageRow)
+    return msgspec.convert(dict(zip(_COLUMNS, values, strict=True)), UsageRow)

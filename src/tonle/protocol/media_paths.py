@@ -17,6 +17,7 @@ MEDIA_PATHS = (*FORM_PATHS, SPEECH, IMAGES)
 # The kind of worker pool that answers each.
 KIND_OF = {TRANSCRIPTIONS: "asr", TRANSLATIONS: "asr", SPEECH: "tts", IMAGES: "images"}
 
+POOL_HEADER = "x-tonle-pool"  # of a reply: the worker pool that answered
 AUDIO_SECONDS_HEADER = "x-tonle-audio-seconds"  # of a reply: the length of the sound that was read or made
 
 

@@ -49,7 +49,9 @@ def how_to_switch_on(path: str) -> str | None:
     kind = KIND_OF.get(path)
     if kind is None:
         return None
+    needs_model = kind == "images"  # the others have one of their own
     return (
-        f"Start the server with `tonle serve --worker {kind}`, or `tonle worker {kind}` as a server of its own; "
+        f"Start the server with `tonle serve --worker {kind}{'=MODEL' if needs_model else ''}`, or `tonle worker {kind}"
+        f"{' MODEL' if needs_model else ''}` as a server of its own; "
         "docs/workers.md says more."
     )

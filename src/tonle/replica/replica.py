@@ -139,7 +139,8 @@ class Replica:
         if model is None:
             return self.front.name
         if model not in (entries := self.entries()):
-            raise unknown_model(model, f"this server has {', '.join(entries)}")
+            which = "language model is" if len(entries) == 1 else "language models are"
+            raise unknown_model(model, f"its {which} {', '.join(entries)}")
         return model
 
     def check_strict(self, request: ReplicaRequest, warnings: list[FieldWarning]) -> None:

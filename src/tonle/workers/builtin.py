@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tonle.edge.client_connection import Sink
 from tonle.errors import ConfigError
 from tonle.protocol.embeddings import RERANK_PATHS, SCORE_PATHS
 from tonle.workers.import_path import load_object
-from tonle.workers.worker_request import WorkerRequest
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a worker parses no HTTP
+    from tonle.edge.client_connection import Sink
     from tonle.workers.pool import WorkerPool
+    from tonle.workers.worker_request import WorkerRequest
 
 OWN_PREFIX = "/v1/workers/"  # where a kind that is given by its import path is served, then its pool's name
 OWN_HANDLER = "tonle.workers.endpoints.own_kind:own_kind"
 
-Handler = Callable[[WorkerRequest, "WorkerPool", Sink], Awaitable[None]]
+Handler = Callable[["WorkerRequest", "WorkerPool", "Sink"], Awaitable[None]]
 
 
 class BuiltinKind(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from tonle.observe.trace_context import TraceContext
 from tonle.protocol.adapters import unknown_model
 from tonle.protocol.answers import Answer
 from tonle.protocol.errors import error_reply
+from tonle.protocol.media_paths import POOL_HEADER
 from tonle.protocol.multipart import is_form, parse_form
 from tonle.protocol.replies import ModelEntry
 from tonle.workers.builtin import OWN_PREFIX, handlers_of, load_handler, other_handlers_of
@@ -75,6 +76,7 @@ class WorkersTransport:
         timed = _TimedSink(sink)
         try:
             pool, handler = self._find(request)
+            timed.pool = pool.name
             async with asyncio.timeout(first_s if math.isfinite(first_s) else None) as timeout:
                 timed.heard = lambda: timeout.reschedule(_after(silence_s))
                 await load_handler(handler)(request, pool, timed)
@@ -88,7 +90,8 @@ class WorkersTransport:
                 log.exception("POST %s failed, id %s", path, request.header("x-request-id"), extra=_about(request))
             if timed.began:  # a part of the reply is out; it can only be cut off
                 raise UpstreamError("worker failed", str(error), began=True) from error
-            _send_error(sink, error)
+            timed.heard = lambda: None  # there is nothing more to wait for
+            _send_error(timed, error)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -144,7 +147,10 @@ class WorkersTransport:
 
     def _ready_page(self) -> tuple[int, Any]:
         reason = self.why_not_ready()
-        return (200, {"status": "ready"}) if reason is None else (503, {"status": "not ready", "reason": reason})
+        if reason is None:
+            return 200, {"status": "ready"}
+        pool = next((pool.name for pool in self.pools if pool.why_not_ready() is not None), None)
+        return 503, {"status": "not ready", "reason": reason, "pool": pool}
 
     def _health_page(self) -> tuple[int, Any]:
         reason = self.why_not_ready()
@@ -160,11 +166,12 @@ class WorkersTransport:
 
 
 class _TimedSink:
-    """Hands on, and tells when something came."""
+    """Hands on, says which pool answers, and tells when something came."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.began = False
+        self.pool = ""  # empty: none was found
         self.heard: Callable[[], object] = lambda: None
 
     def attach(self, press: Callable[[bool], None]) -> None:
@@ -176,7 +183,7 @@ class _TimedSink:
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.began = True
         self.heard()
-        self._sink.head(status, headers)
+        self._sink.head(status, headers | {POOL_HEADER: self.pool} if self.pool else headers)
 
     def data(self, piece: bytes) -> None:
         self.heard()

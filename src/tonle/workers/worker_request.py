@@ -13,3 +13,8 @@ class WorkerRequest(msgspec.Struct, frozen=True):
     def header(self, name: str) -> str:
         """Empty if absent."""
         return self.headers.get(name, "")
+
+    @property
+    def is_strict(self) -> bool:
+        """Fields without effect are an error. A server's own setting comes as this header, too."""
+        return self.header("x-tonle-strict").lower() in ("1", "true")

@@ -7,7 +7,7 @@ import { firingOf } from "./static/pages/firing.js";
 import { place } from "./static/pages/waterfall.js";
 import { maskPattern } from "./static/pages/record_view.js";
 import { filtered, MOST_ROWS, NO_FILTER, RequestRows } from "./static/pages/request_rows.js";
-import { addUp, byDay, grouped, isoDay } from "./static/pages/usage_sums.js";
+import { addUp, byDay, grouped, isoDay, measuresOf } from "./static/pages/usage_sums.js";
 import { scale } from "./static/pages/interval_plot.js";
 import { verdict } from "./static/pages/experiments.js";
 
@@ -117,6 +117,15 @@ test("usage adds up by key, model and day", () => {
   assert.equal(addUp(rows).requests, 7);
   assert.equal(addUp([used("2026-01-01", "a", "m", 1, null)]).cost, null);
   assert.equal(isoDay(-1, Date.UTC(2026, 2, 1)), "2026-02-28");
+});
+
+test("sound and images have columns where there are any", () => {
+  const rows = [used("2026-01-01", "a", "m", 1, 0.5), { ...used("2026-01-01", "a", "asr", 2, null), audio_s: 2.5, characters: 0, images: 0 }];
+  const ids = (found) => found.map(({ id }) => id);
+  assert.deepEqual(ids(measuresOf(rows.slice(0, 1), false)),
+    ["requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "device_s"]);
+  assert.deepEqual(ids(measuresOf(rows, true)).filter((id) => ["audio_s", "characters", "images", "cost"].includes(id)), ["audio_s", "cost"]);
+  assert.equal(addUp(rows).audio_s, 2.5);
 });
 
 test("a comparison says what may be said", () => {

@@ -198,6 +198,37 @@ def test_a_remote_engine_lies_between_sent_and_last() -> None:
     assert any("on the way to r0" in sentence for sentence in found.sentences)
 
 
+@pytest.mark.parametrize(("fields", "sentence", "detail"), [
+    ({"pool": "tts"}, "the worker pool tts, its queue and its work, until its answer began.", "pool tts"),
+    ({"pool": "tts", "is_local": False, "backend": "b0"},
+     "the worker pool tts of b0, its queue and its work, until its answer began.", "pool tts at b0"),
+    ({"is_local": False, "backend": "b0"}, "b0, its queue and its work, until its answer began.", "at b0"),
+    ({}, "a worker pool, its queue and its work, until its answer began.", ""),
+])  # fmt: skip
+def test_what_a_worker_pool_took_is_not_the_engines(fields: dict[str, Any], sentence: str, detail: str) -> None:
+    request = seen(path="/v1/audio/speech", stream=False, prompt_tokens=0, cached_tokens=0, completion_tokens=0,
+                   ttft_s=None, last_s=None, first_byte_s=0.901, total_s=1.001, **fields)  # fmt: skip
+    found = told(request, None)
+    assert [span.name for span in found.spans] == ["accept", "worker", "deliver"]
+    assert found.spans[1].detail == detail
+    assert found.sentences == [
+        f"900 ms of 1,001 ms: {sentence}",
+        "100 ms of 1,001 ms: from the beginning of the answer to its end (the rest was made, the network, a caller that reads "
+        "slowly).",
+    ]
+
+
+def test_a_caller_that_leaves_a_worker_pool() -> None:
+    request = seen(path="/v1/audio/speech", status="cancelled", stream=False, completion_tokens=0, ttft_s=None, last_s=None,
+                   first_byte_s=None, total_s=2.0)  # fmt: skip
+    found = told(request, None)
+    assert [span.name for span in found.spans] == ["accept", "worker"]
+    assert found.sentences == [
+        "The caller left after 2,000 ms, while it waited for a worker, or one worked on it.",
+        "1,999 ms of 2,000 ms: a worker pool, its queue and its work, without an answer.",
+    ]
+
+
 def test_an_engine_that_tells_more_than_there_was_time_for_is_cut() -> None:
     found = told(seen(total_s=0.5, last_s=0.5, ttft_s=0.2), SPENT)
     assert [span.name for span in found.spans] == ["accept", "engine queue", "prefill"]

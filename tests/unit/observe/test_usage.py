@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,42 @@ def test_requests_add_up_before_and_after_they_are_saved(history: History) -> No
         assert one.cost == 0.75 and one.device_s == 1.5 and one.key_name == "alice 2"
         assert other.model == "other" and other.cost is None and bob.key_name == "bob"
         assert save(history, usage)
+
+
+def test_sound_and_images_add_up_too(history: History) -> None:
+    usage = Usage(history.file)
+    usage.add(seen(audio_s=1.5, characters=20))
+    assert save(history, usage)
+    usage.add(seen(audio_s=0.25, images=3))
+    usage.add(seen(status="cached", audio_s=9.0, images=9))
+    for _ in range(2):
+        (row,) = usage.rows("2026-01-01", "2026-01-01")
+        assert (row.requests, row.audio_s, row.characters, row.images) == (3, 1.75, 20, 3)
+        assert save(history, usage)
+
+
+def test_a_file_from_before_sound_and_images_goes_on(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "h.db")
+    db.executescript("""
+        CREATE TABLE seconds (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
+        CREATE TABLE minutes (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
+        CREATE TABLE hours (t INTEGER PRIMARY KEY, sample BLOB NOT NULL);
+        CREATE TABLE usage (
+            day TEXT, key_id TEXT, model TEXT, key_name TEXT NOT NULL, requests INTEGER NOT NULL, failed INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+            device_s REAL NOT NULL, cost REAL, PRIMARY KEY (day, key_id, model)
+        ) WITHOUT ROWID;
+        INSERT INTO usage VALUES ('2026-01-01', 'k1', 'm', 'alice', 2, 0, 30, 1, 7, 0.5, 0.25);
+        PRAGMA user_version=1;
+    """)
+    db.close()
+    history = History(tmp_path / "h.db")
+    usage = Usage(history.file)
+    usage.add(seen(audio_s=2.0))
+    assert save(history, usage)
+    (row,) = usage.rows("2026-01-01", "2026-01-01")
+    assert (row.requests, row.prompt_tokens, row.audio_s, row.cost) == (3, 40, 2.0, 0.25)
+    assert not history.file.in_memory and [path.name for path in tmp_path.iterdir() if "version" in path.name] == []
 
 
 def test_days_are_those_of_utc_and_of_the_range(history: History) -> None:

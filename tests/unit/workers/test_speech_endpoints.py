@@ -41,9 +41,11 @@ class Scripted(Kind):
         yield Result({"end": True})
 
 
-def ask(handler: Any, pool: DirectPool, body: bytes, content_type: str, reply: Reply | None = None) -> Reply:
+def ask(
+    handler: Any, pool: DirectPool, body: bytes, content_type: str, reply: Reply | None = None, **headers: str
+) -> Reply:
     reply = reply or Reply()
-    request = WorkerRequest("/", body, {"content-type": content_type})
+    request = WorkerRequest("/", body, {"content-type": content_type, **headers})
     asyncio.run(asyncio.wait_for(handler(request, cast(WorkerPool, pool), reply), 60))
     return reply
 
@@ -79,6 +81,21 @@ def test_a_transcription_is_streamed_in_openais_events() -> None:
         {"type": "transcript.text.delta", "delta": " two"},
         {"type": "transcript.text.done", "text": "one two", "usage": {"type": "duration", "seconds": 2.5}},
     ]
+
+
+def test_fields_without_effect_are_told(tts: Tts) -> None:
+    heard = ask(transcriptions, DirectPool(Scripted()), *form(chunking_strategy="auto"))
+    assert heard.headers["x-tonle-warnings"] == "1; chunking_strategy"
+    heard = ask(transcriptions, DirectPool(Scripted()), *form(chunking_strategy="auto", stream="true"))
+    assert heard.headers["x-tonle-warnings"] == "1; chunking_strategy"
+    body = json.dumps({"input": "hi", "vioce": "nova", "instructions": "whisper"}).encode()
+    spoken = ask(speech, DirectPool(tts), body, "application/json")
+    assert spoken.status == 200 and spoken.headers["x-tonle-warnings"] == "2; vioce, instructions"
+    strict: dict[str, str] = {"x-tonle-strict": "1"}
+    with pytest.raises(InvalidRequest, match=r"strict mode.*vioce"):
+        ask(speech, DirectPool(tts), body, "application/json", **strict)
+    with pytest.raises(InvalidRequest, match=r"strict mode.*chunking_strategy"):
+        ask(transcriptions, DirectPool(Scripted()), *form(chunking_strategy="auto"), **strict)
 
 
 def test_a_worker_that_dies_is_asked_once_more_if_nothing_was_sent() -> None:

@@ -28,7 +28,7 @@ MAX_USAGE_DAYS = 400
 _FIRST_DAY = datetime.date(1970, 1, 30)
 USAGE_COLUMNS = (
     "day", "key_id", "key_name", "model", "requests", "failed", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "device_s", "cost",
+    "device_s", "cost", "audio_s", "characters", "images",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute a cell that begins so
 

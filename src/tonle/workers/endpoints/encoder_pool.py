@@ -68,7 +68,7 @@ async def run_jobs(pool: WorkerPool, jobs: Sequence[Job]) -> list[Result]:
 
 def check_strict(request: WorkerRequest, warnings: list[FieldWarning]) -> None:
     """Raises `InvalidRequest`."""
-    if warnings and request.header("x-tonle-strict").lower() in ("1", "true"):
+    if warnings and request.is_strict:
         raise strict_refusal(warnings)
 
 

@@ -19,7 +19,7 @@ from tonle.edge.client_connection import Sink
 from tonle.errors import InvalidRequest
 from tonle.gateway.refusals import NotServedHere
 from tonle.protocol.images import Image, ImageList, ImageRequest
-from tonle.protocol.parse import parse, strict_refusal
+from tonle.protocol.parse import parse, strict_refusal, warning_headers
 from tonle.workers.kind import Job
 from tonle.workers.pool import WorkerPool
 from tonle.workers.worker_request import WorkerRequest
@@ -30,13 +30,12 @@ MAX_PROMPT_CHARS = 32_000
 MAX_SEED = 2**63 - 1
 MAX_SIDE = 8192
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
-_TRUE = ("1", "true")
 
 
 async def images(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
     _check_served(pool)
     asked, warnings = parse(request.body, ImageRequest)
-    if warnings and request.header("x-tonle-strict").lower() in _TRUE:
+    if warnings and request.is_strict:
         raise strict_refusal(warnings)
     jobs = image_jobs(asked)
     results = await pool.run_all(jobs)
@@ -47,7 +46,7 @@ async def images(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
     reply = ImageList(
         created=int(time.time()), data=made, size=f"{first['width']}x{first['height']}", warnings=warnings or UNSET
     )
-    sink.head(200, {"content-type": "application/json"})
+    sink.head(200, {"content-type": "application/json", **warning_headers(warnings)})
     sink.data(msgspec.json.encode(reply))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,8 @@ from tonle.edge.client_connection import Sink
 from tonle.errors import InvalidRequest
 from tonle.protocol import sse
 from tonle.protocol.field_types import about
-from tonle.protocol.parse import decode_object, typed
+from tonle.protocol.fields import OtherFields
+from tonle.protocol.parse import parse, strict_refusal, warning_headers
 from tonle.workers.endpoints.transcriptions import AUDIO_SECONDS
 from tonle.workers.kind import Job
 from tonle.workers.pace import Pace
@@ -36,6 +37,9 @@ class Voice(Struct):
 
 
 class SpeechRequest(Struct, kw_only=True):
+    other_fields: ClassVar = OtherFields(
+        refused={}, no_effect={"instructions": "has no effect: voices speak as they do; voice and speed change that"}
+    )
     input: Annotated[str, about("The text to speak; up to 4,096 characters, or what the server allows.")]
     model: Annotated[str | None, about("Name of the voice model; may be left out.")] = None
     voice: Annotated[
@@ -46,16 +50,18 @@ class SpeechRequest(Struct, kw_only=True):
     ] = None
     speed: Annotated[float | None, about("0.25 to 4. Default 1.")] = None
     stream_format: Annotated[Literal["audio", "sse"] | None, about("sse: events with base64. Default audio.")] = None
-    instructions: Annotated[str | None, about("Has no effect.")] = None
     language: Annotated[str | None, about("Not OpenAI's. Default that of the voice, or of the letters.")] = None
 
 
 async def speech(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> None:
-    asked = typed(decode_object(request.body), SpeechRequest)
+    asked, warnings = parse(request.body, SpeechRequest)
+    if warnings and request.is_strict:
+        raise strict_refusal(warnings)
     order = _order(asked)
     job = Job(msgspec.to_builtins(order))
     events = asked.stream_format == "sse"
-    headers = {"content-type": sse.CONTENT_TYPE if events else CONTENT_TYPES[order.format]}
+    content_type = sse.CONTENT_TYPE if events else CONTENT_TYPES[order.format]
+    headers = {"content-type": content_type, **warning_headers(warnings)}
     pace, began, seconds = Pace(sink), False, 0.0
     async with contextlib.aclosing(pool.stream(job)) as results:
         async for result in results:

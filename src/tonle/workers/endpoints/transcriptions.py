@@ -18,6 +18,8 @@ from tonle.edge.client_connection import Sink
 from tonle.errors import InvalidRequest, WorkerDied
 from tonle.protocol import sse
 from tonle.protocol.multipart import Form, parse_form
+from tonle.protocol.openai import FieldWarning
+from tonle.protocol.parse import strict_refusal, warning_headers
 from tonle.workers.endpoints.transcript_formats import CONTENT_TYPES, Transcript, TranscriptFormat, text_of, written
 from tonle.workers.kind import Job
 from tonle.workers.pace import Pace
@@ -66,13 +68,15 @@ async def translations(request: WorkerRequest, pool: WorkerPool, sink: Sink) -> 
 
 async def _answer(request: WorkerRequest, pool: WorkerPool, sink: Sink, *, translate: bool) -> None:
     asked = read_form(parse_form(request.body, request.header("content-type")), translate=translate)
+    if asked.warnings and request.is_strict:
+        raise strict_refusal(_field_warnings(asked.warnings))
     job = Job(msgspec.to_builtins(asked.order), (asked.file,))
     if asked.stream:
         await _stream(asked, job, pool, sink)
         return
     transcript = await _transcript(asked, job, pool)
     headers = {"content-type": CONTENT_TYPES[asked.form], AUDIO_SECONDS: f"{transcript.seconds:.3f}"}
-    sink.head(200, headers)
+    sink.head(200, headers | warning_headers(_field_warnings(transcript.warnings)))
     sink.data(written(transcript, asked.form, asked.granularities))
 
 
@@ -100,7 +104,8 @@ async def _stream(asked: Asked, job: Job, pool: WorkerPool, sink: Sink) -> None:
     async for piece in _pieces(job, pool):
         if piece.seconds is not None:
             found.seconds = piece.seconds
-            sink.head(200, {"content-type": sse.CONTENT_TYPE, AUDIO_SECONDS: f"{piece.seconds:.3f}"})
+            headers = {"content-type": sse.CONTENT_TYPE, AUDIO_SECONDS: f"{piece.seconds:.3f}"}
+            sink.head(200, headers | warning_headers(_field_warnings(asked.warnings | piece.warnings)))
         for segment in piece.segments:
             delta = segment.text if found.segments else segment.text.lstrip()
             found.segments.append(segment)
@@ -114,6 +119,10 @@ async def _pieces(job: Job, pool: WorkerPool) -> AsyncIterator[AsrPiece]:
     async with contextlib.aclosing(pool.stream(job)) as results:
         async for result in results:
             yield msgspec.convert(result.fields, AsrPiece)
+
+
+def _field_warnings(warnings: dict[str, str]) -> list[FieldWarning]:
+    return [FieldWarning(name, why) for name, why in warnings.items()]
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -25,7 +25,8 @@ class Whisper:
         if not (folder / "model.bin").is_file():
             raise ModelError(
                 f"asr: {model} must be a folder with model.bin, config.json and tokenizer.json of a Whisper model "
-                "for CTranslate2 (such as Systran/faster-whisper-small, or made with ct2-transformers-converter)"
+                "for CTranslate2: `hf download Systran/faster-whisper-small --local-dir faster-whisper-small` fetches one, "
+                "ct2-transformers-converter makes one of a Whisper model for transformers"
             )
         try:
             import faster_whisper

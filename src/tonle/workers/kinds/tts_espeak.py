@@ -92,7 +92,10 @@ class Espeak:
                 param="voice",
             )
         if asked is not None and not self._has(asked):
-            raise InvalidRequest(f"eSpeak NG does not speak {asked[:40]!r}", param="language")
+            raise InvalidRequest(
+                f"eSpeak NG does not speak {asked[:40]!r}; GET /v1/models lists its languages, such as en-us, fr or km",
+                param="language",
+            )
         return asked, self._variants.get(variant, "klatt4")
 
     def _has(self, language: str) -> bool:

@@ -1,4 +1,4 @@
-// The page "Usage": requests, tokens, computing time and cost, by key, model and day.
+// The page "Usage": requests, tokens, sound, images, computing time and cost, by key, model and day.
 
 import { withParams } from "../api.js";
 import { count, money, seconds } from "../format.js";
@@ -6,7 +6,7 @@ import { html, useMemo, useState } from "../html.js";
 import { Table } from "../table.js";
 import { Message, PageHeading, useGet } from "../widgets.js";
 import { DayBars } from "./day_bars.js";
-import { addUp, byDay, grouped, MEASURES, isoDay } from "./usage_sums.js";
+import { addUp, byDay, grouped, isoDay, measuresOf } from "./usage_sums.js";
 
 export const title = "Usage";
 
@@ -24,7 +24,7 @@ export default function UsagePage({ session }) {
   const { data, error, isLoading } = useGet(isValid ? "/dashboard/api/usage" : null, range);
   const rows = data?.rows ?? [];
   const hasPrice = data ? data.price_per_hour !== null : true;
-  const measures = MEASURES.filter((one) => hasPrice || one.id !== "cost");
+  const measures = measuresOf(rows, hasPrice);
   const shown = measures.find((one) => one.id === measure) ?? measures[0];
   const days = useMemo(() => byDay(rows, range.from, range.to), [rows, range.from, range.to]);
   return html`

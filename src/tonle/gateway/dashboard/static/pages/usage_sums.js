@@ -1,12 +1,15 @@
 // Sums over rows of usage: by key, by model, by day.
 
-// `isWide`: left out of tables at phone width.
+// `isWide`: left out of tables at phone width. `isMedia`: shown where there is any.
 export const MEASURES = [
   { id: "requests", name: "Requests", unit: "count" },
   { id: "failed", name: "Failed", unit: "count", isWide: true },
   { id: "prompt_tokens", name: "Prompt tokens", unit: "count", isWide: true },
   { id: "cached_tokens", name: "Cached tokens", unit: "count", isWide: true },
   { id: "completion_tokens", name: "Output tokens", unit: "count" },
+  { id: "audio_s", name: "Sound", unit: "seconds", isMedia: true },
+  { id: "characters", name: "Characters spoken", unit: "count", isWide: true, isMedia: true },
+  { id: "images", name: "Images", unit: "count", isMedia: true },
   { id: "device_s", name: "Device time", unit: "seconds", isWide: true },
   { id: "cost", name: "Cost", unit: "money" },
 ];
@@ -16,6 +19,10 @@ const MOST_DAYS = 400; // of a chart
 
 // A day of UTC, as the server counts them: `offset` days from today.
 export const isoDay = (offset, now = Date.now()) => new Date(now + offset * DAY_MS).toISOString().slice(0, 10);
+
+// The measures that say something of these rows.
+export const measuresOf = (rows, hasPrice) =>
+  MEASURES.filter((one) => (hasPrice || one.id !== "cost") && (!one.isMedia || rows.some((row) => row[one.id])));
 
 // One object with the sum of every measure. A cost that is not known (null) adds nothing; if none is known, the sum is null.
 export function addUp(rows) {

@@ -1,0 +1,67 @@
+"""Alerts about what is in this process name the part that is dead: its engine, or one of its worker pools."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from tonle.gateway.alert_sources import AlertSources
+
+
+class Local:
+    """A backend of this process that says of itself what a test wants."""
+
+    name, local, leaving = "local", True, False
+
+    def __init__(self) -> None:
+        self.page: dict[str, Any] = {"status": "ready"}
+
+    async def send(self, method: str, path: str, body: bytes, headers: Any, sink: Any, *, first_s: float) -> None:
+        sink.head(200 if self.page["status"] == "ready" else 503, {})
+        sink.data(msgspec.json.encode(self.page))
+
+
+class Told:
+    """In place of `Alerts`, and of `Sla`, whose targets are all met."""
+
+    targets = ()
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def verdict(self) -> Told:
+        return self
+
+    def fire(self, kind: str, subject: str, text: str, details: Any = None) -> None:
+        self.said.append(text)
+
+    def resolve(self, kind: str, subject: str, text: str) -> None:
+        self.said.append(text)
+
+
+def test_the_part_of_this_process_that_is_dead_is_named() -> None:
+    async def main() -> None:
+        backend: Any = Local()
+        told: Any = Told()
+        sources = AlertSources(told, told, [backend])
+        ready = {"status": "ready"}
+        for page in (
+            ready,
+            {"status": "not ready", "reason": "tts: its worker could not start", "pool": "tts"},
+            ready,
+            {"status": "not ready", "reason": "the engine died"},
+            ready,
+        ):
+            backend.page = page
+            await sources.look()
+        assert told.said == [
+            "the engine answers again",
+            "the worker pool tts is dead: its worker could not start",
+            "the worker pool tts answers again",
+            "the engine is dead: the engine died",
+            "the engine answers again",
+        ]
+
+    asyncio.run(main())
