@@ -161,8 +161,8 @@ def fp8_tiling(outputs: int, inputs: int, rows: int) -> Fp8Tiling:
         return Fp8Tiling(128, 128, stages=3) if busy else Fp8Tiling(128, 128, stages=5, warps=8)
     if rows <= SWITCHES[1]:
         return Fp8Tiling(128, 64, stages=6, fetch=4)
-    if rows <= few_rows(outputs):
-        return Fp8Tiling(64, 128, stages=6, fetch=4)
+    if rows <= few_rows(outputs):  # two programs fit a multiprocessor with fewer stages
+        return Fp8Tiling(64, 128, stages=6 if rows <= SWITCHES[2] else 4, fetch=4)
     return Fp8Tiling(128, 128, stages=4, warps=8)
 
 

@@ -78,11 +78,11 @@ def layout_of(packed: Packed) -> Layout:
 
 @triton.jit
 def _scales(SCALE, n, b, live, LAYOUT: tl.constexpr):
-    """Scales (BN, BB) of outputs n and blocks b, as they are read: one for each span of a block, or two in a word."""
+    """Scales (BB, BN) of blocks b and outputs n, as they are read: one for each span of a block, or two in a word."""
     IN_BLOCK: tl.constexpr = 32 * LAYOUT.places
-    some = live[:, None] & (b < LAYOUT.blocks)[None, :]
+    some = live[None, :] & (b < LAYOUT.blocks)[:, None]
     if LAYOUT.paired:
-        pairs = SCALE.to(tl.pointer_type(tl.int32)) + n[:, None] * (LAYOUT.groups // 2) + b[None, :]
+        pairs = SCALE.to(tl.pointer_type(tl.int32)) + n[None, :] * (LAYOUT.groups // 2) + b[:, None]
         return (tl.load(pairs, mask=some, other=0),)
     else:
         PLACES: tl.constexpr = LAYOUT.places
@@ -90,7 +90,7 @@ def _scales(SCALE, n, b, live, LAYOUT: tl.constexpr):
         found = ()
         for p in tl.static_range(0, PLACES, SPAN):
             group = (b * IN_BLOCK + p * 32) // LAYOUT.group
-            found += (tl.load(SCALE + n[:, None] * LAYOUT.groups + group[None, :], mask=some, other=0.0),)
+            found += (tl.load(SCALE + n[None, :] * LAYOUT.groups + group[:, None], mask=some, other=0.0),)
         return found
 
 
@@ -108,11 +108,11 @@ def _scale(scales, p: tl.constexpr, TYPE: tl.constexpr, LAYOUT: tl.constexpr):
 def _words(
     own, first: tl.constexpr, blk, live, N: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr, LAYOUT: tl.constexpr
 ):
-    """Words (BN, BB, 32) of blocks from `first` on."""
+    """Words (BB, BN, 32) of blocks from `first` on."""
     if N % BN == 0 and first + BB <= LAYOUT.blocks:
         return tl.load(own + first * 32)
     else:
-        some = live[:, None, None] & (first + blk < LAYOUT.blocks)[None, :, None]
+        some = live[None, :, None] & (first + blk < LAYOUT.blocks)[:, None, None]
         return tl.load(own + first * 32, mask=some, other=0)
 
 
@@ -129,13 +129,13 @@ def _inputs(X, first: tl.constexpr, p: tl.constexpr, blk, j, K: tl.constexpr, BB
 
 @triton.jit
 def _dotted(sums, w, xs, begin_: tl.constexpr, TABLE, DTYPE: tl.constexpr, LAYOUT: tl.constexpr):
-    """sums (BN, BB, 32) + numbers of a span times x, of which `xs` has one (BB, 32) for each place."""
+    """sums (BB, BN, 32) + numbers of a span times x, of which `xs` has one (BB, 32) for each place."""
     SPAN: tl.constexpr = LAYOUT.span
     STEP: tl.constexpr = LAYOUT.at_once
     for p in tl.static_range(begin_, begin_ + SPAN):
         if p % STEP == 0 or p == begin_:
             some = values(w, p - p % STEP, TABLE, LAYOUT.form, LAYOUT.native, DTYPE)
-        sums += some[p % STEP] * xs[p - begin_][None, :, :]
+        sums += some[p % STEP] * xs[p - begin_][:, None, :]
     return sums
 
 
@@ -152,29 +152,23 @@ def _both_scales(SCALE, SHIFT, n, b, live, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _added(acc, w, xs, scales, begin_: tl.constexpr, SCALE, TABLE, DTYPE: tl.constexpr, LAYOUT: tl.constexpr):
-    """acc (BN, BB, 32) and what a span of words adds to it: scaled where each group has a scale of its own."""
+def _added(acc, w, xs, offsets, total, scales, shifts, begin_: tl.constexpr, SCALE, SHIFT, TABLE, DTYPE: tl.constexpr,
+           LAYOUT: tl.constexpr):  # fmt: skip
+    """acc (BB, BN, 32) and what a span of words adds to it: scaled where each group has a scale of its own."""
     if LAYOUT.group > 0:
-        part = _dotted(tl.zeros(acc.shape, tl.float32), w, xs, begin_, TABLE, DTYPE, LAYOUT)
+        part = tl.zeros(acc.shape, tl.float32) + offsets[:, None, :]
+        if LAYOUT.minimum:
+            part += total[:, None, :] * _scale(shifts, begin_, SHIFT.dtype.element_ty, LAYOUT)[:, :, None]
+        part = _dotted(part, w, xs, begin_, TABLE, DTYPE, LAYOUT)
         return acc + part * _scale(scales, begin_, SCALE.dtype.element_ty, LAYOUT)[:, :, None]
     else:
         return _dotted(acc, w, xs, begin_, TABLE, DTYPE, LAYOUT)
 
 
 @triton.jit
-def _beside(rest, offsets, total, scales, shifts, begin_: tl.constexpr, SCALE, SHIFT, LAYOUT: tl.constexpr):
-    """rest (BN, BB) and what all inputs of a span add to it, whatever its numbers are: offsets and minimums times x, of which
-    `offsets` and `total` (BB,) are the sums. Added apart from the numbers: once for all words of a block."""
-    both = offsets[None, :]
-    if LAYOUT.minimum:
-        both += total[None, :] * _scale(shifts, begin_, SHIFT.dtype.element_ty, LAYOUT)
-    return rest + both * _scale(scales, begin_, SCALE.dtype.element_ty, LAYOUT)
-
-
-@triton.jit
-def _summed(acc, rest, one, LAYOUT: tl.constexpr):
-    """Sums (BN,) of acc (BN, BB, 32) and rest (BN, BB), times their outputs' scales if they have one each."""
-    y = tl.sum(tl.sum(acc, 2) + rest, 1)
+def _summed(acc, one, LAYOUT: tl.constexpr):
+    """Sums (BN,) of acc (BB, BN, 32), times their outputs' scales if they have one each."""
+    y = tl.sum(tl.sum(acc, 2), 0)
     if LAYOUT.form == _FP8 and not LAYOUT.native:
         y *= _FACTOR
     if LAYOUT.group == 0:
@@ -199,7 +193,7 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
     live = n < N
     blk = tl.arange(0, BB)
     j = tl.arange(0, 32)
-    own = W + n.to(tl.int64)[:, None, None] * (BLOCKS * 32) + (blk[:, None] * 32 + j[None, :])[None, :, :]
+    own = W + n.to(tl.int64)[None, :, None] * (BLOCKS * 32) + (blk[:, None] * 32 + j[None, :])[:, None, :]
     ws = ()
     us = ()
     for first in tl.static_range(0, AHEAD * BB, BB):
@@ -230,10 +224,8 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
     follow(PDL)
     if ADD and not SETTLED:  # here and not after the sums, where everything would wait for it
         before = tl.load(OUT + n, mask=live, other=0.0)
-    acc = tl.zeros([BN, BB, 32], tl.float32)
-    up = tl.zeros([BN, BB, 32], tl.float32)
-    rest = tl.zeros([BN, BB], tl.float32)
-    rest_up = tl.zeros([BN, BB], tl.float32)
+    acc = tl.zeros([BB, BN, 32], tl.float32)
+    up = tl.zeros([BB, BN, 32], tl.float32)
     squares = tl.zeros([BB, 32], tl.float32)
     offsets = tl.zeros([BB, 32], tl.float32)  # what is in all sums of numbers and x, per output alike
     for first in tl.static_range(0, BLOCKS, BB):
@@ -262,17 +254,9 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
                     offsets -= x * offset(p, FORM)
                 total += x
                 xs += (x,)
-            acc = _added(acc, w, xs, scales, begin_, SCALE, TABLE, DTYPE, LAYOUT)
+            acc = _added(acc, w, xs, offsets, total, scales, shifts, begin_, SCALE, SHIFT, TABLE, DTYPE, LAYOUT)
             if GLU:
-                up = _added(up, u, xs, scales_up, begin_, SCALE, TABLE, DTYPE, LAYOUT)
-            if GROUPED and (WHOLE or LAYOUT.minimum):
-                offsets_sum = tl.sum(offsets, 1)
-                total_sum = tl.sum(total, 1)
-                rest = _beside(rest, offsets_sum, total_sum, scales, shifts, begin_, SCALE, SHIFT, LAYOUT)
-                if GLU:
-                    rest_up = _beside(
-                        rest_up, offsets_sum, total_sum, scales_up, shifts_up, begin_, SCALE, SHIFT, LAYOUT
-                    )
+                up = _added(up, u, xs, offsets, total, scales_up, shifts_up, begin_, SCALE, SHIFT, TABLE, DTYPE, LAYOUT)
     if CUT is not None:  # first read here: mostly it is there, and read by the time the sums are
         words = words_of(WORDS_, tile * BN, CUT)
         if GLU:
@@ -280,13 +264,13 @@ def _products(tile, X, GAIN, W, SCALE, SHIFT, TABLE, BIAS, OUT, eps, B, SLOT, WO
             b = b_of(B, slot, n, live, CUT)  # twice as many as others have: too much to hold all the time
             b_up = b_of(B, slot, N + n, live, CUT)
     if WHOLE and not GROUPED:
-        acc += offsets[None, :, :]
-        up += offsets[None, :, :]
+        acc += offsets[:, None, :]
+        up += offsets[:, None, :]
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(tl.reshape(squares, (BB * 32,)), 0) / K + eps)
-    y = _summed(acc, rest, one, LAYOUT)
-    y_up = _summed(up, rest_up, one_up, LAYOUT)
+    y = _summed(acc, one, LAYOUT)
+    y_up = _summed(up, one_up, LAYOUT)
     if CUT is not None:
         y += expanded(words, b, WORDS_, tile * BN, CUT)
         if GLU:
@@ -323,9 +307,13 @@ def quantized_gemv_tiling(packed: Packed, *, glu: bool) -> QuantizedTiling:
     if blocks > 64:
         return QuantizedTiling(4, triton.next_power_of_2(triton.cdiv(blocks, 8)), warps=4)
     if packed.places == 8:
-        return QuantizedTiling(4, 4, warps=1) if glu or outputs > 4096 else QuantizedTiling(4, 8, warps=2, ahead=2)
-    if glu or outputs > 16384:
-        return QuantizedTiling(8, 4, warps=1)
+        if glu:
+            return QuantizedTiling(4, 4, warps=1)
+        if outputs > 4096:
+            return QuantizedTiling(4, 4, warps=1, ahead=2)
+        return QuantizedTiling(8 if blocks <= 16 else 4, 16, warps=4)
+    if glu or outputs > 16384:  # with a scale for each group, eight outputs of a warp spill registers
+        return QuantizedTiling(8, 4, warps=1) if packed.group == 0 else QuantizedTiling(4, 8, warps=4)
     return QuantizedTiling(4, 8, warps=2, ahead=2)
 
 
