@@ -79,6 +79,13 @@ class CudaRunner(Runner):
     def max_entries(self) -> int:
         return self._net.sizes.max_rows
 
+    @property
+    def kernel_changes(self) -> int:
+        return 0  # graphs are captured once, before the first step
+
+    def release_memory(self) -> None:
+        """Nothing to give back: the device's memory is the engine's until it sleeps."""
+
     def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
         return self._net.prepare_adapter(adapter)
 
