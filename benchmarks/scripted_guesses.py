@@ -1,7 +1,7 @@
 """`ScriptedSpeculator`: guesses what a request will say, as it was recorded before, and errs at a stated rate.
 
-Does: everything that the real one does on a GPU (it looks, weighs, waits, learns), with recorded answers in place of text that was seen
-before: models with random weights do not quote. Does not: propose anything for a prompt without a record.
+Does: everything that the real one does on a GPU (it looks, weighs, waits, learns), with recorded answers in place of text that
+was seen before: models with random weights do not quote. Does not: propose anything for a prompt without a record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class _NoTimes(DraftTimes):
 
 
 class ScriptedSpeculator(AheadSpeculator):
-    def __init__(self, max_rows: int, max_tokens: int, *, vocab_size: int, rate: float = 1.0, always: bool = False) -> None:
+    def __init__(
+        self, max_rows: int, max_tokens: int, *, vocab_size: int, rate: float = 1.0, always: bool = False
+    ) -> None:
         """`rate`: of guesses that are right. `always`: whatever steps are measured to take."""
         super().__init__(max_rows, max_tokens)
         self.answers_by_prompt: dict[tuple[int, ...], list[int]] = {}

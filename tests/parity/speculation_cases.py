@@ -7,8 +7,8 @@ has; where they do, log-probabilities are compared up to rounding, and a token m
 round is one engine with a random block size, a pool that may be tight (so that sequences are preempted), and a batch of requests
 that share prefixes or not: greedy or sampled, with penalties, biases, stop tokens, stop strings, `min_tokens`, log-probabilities,
 grammars, budgets of thoughts, adapters. They go through a front, which makes text of tokens and ends them at stop strings.
-Guesses come from an oracle that is right for a while, or from the speculator itself. In every second round steps are launched before the
-one ahead of them is read, as on a GPU.
+Guesses come from an oracle that is right for a while, or from the speculator itself. In every second round steps are launched
+before the one ahead of them is read, as on a GPU.
 """
 
 from __future__ import annotations
