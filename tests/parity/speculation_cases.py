@@ -7,7 +7,7 @@ has; where they do, log-probabilities are compared up to rounding, and a token m
 round is one engine with a random block size, a pool that may be tight (so that sequences are preempted), and a batch of requests
 that share prefixes or not: greedy or sampled, with penalties, biases, stop tokens, stop strings, `min_tokens`, log-probabilities,
 grammars, budgets of thoughts, adapters. They go through a front, which makes text of tokens and ends them at stop strings.
-Guesses come from an oracle that is right for a while, or from the speculator itself. In every second round steps are launched
+Guesses come from an oracle that is right for a while, or from the speculator itself. In every third round steps are launched
 before the one ahead of them is read, as on a GPU.
 """
 
@@ -116,7 +116,7 @@ class Cases:
         plain = self._run(config, asked, every, None)
         own = rng.random() < 0.4
         oracle = None if own else AheadOracle(number, SPEC.vocab_size, plain.tokens)
-        guessed = self._run(config, asked, every, oracle, own=own, lag=number % 2)
+        guessed = self._run(config, asked, every, oracle, own=own, lag=(lag := int(number % 3 == 2)))
         for place, (prompt, request, adapter) in enumerate(asked):
             shown = f"round {number}, request {place}: {prompt}, {request}, {adapter}"
             self._compare(guessed.answers[place], plain.answers[place], shown)
@@ -126,7 +126,7 @@ class Cases:
             adapted=sum(adapter is not None for _, _, adapter in asked),
             stop_strings=sum(isinstance(answer.end[1], str) for answer in plain.answers),
             bound=sum(request.structured is not None or request.thinking is not None for _, request, _ in asked),
-            bound_accepted=guessed.num_bound_accepted,
+            bound_accepted=guessed.num_bound_accepted, accepted_ahead=lag * guessed.num_accepted,
         )  # fmt: skip
 
     def _compare(self, guessed: Answer, plain: Answer, shown: str) -> None:
