@@ -26,7 +26,7 @@ def test_rows_with_guesses_beside_one_without() -> None:
     ]
     driver = Driver(model, CONFIG)
     scheduler, runner = driver.loop._scheduler, driver.loop._runner
-    told = []
+    told: list[list[list[int]]] = []
     for guessing in (False, True):
         if not guessing:
             scheduler.drafts = None
