@@ -75,6 +75,7 @@ class Drafts:
         self.num_tokens = 0  # guesses
         self.num_accepted = 0
         self.accepted_at = [0] * max_draft  # by their place among the guesses of a step
+        self.some_wait = False  # of the sequences that run, perhaps
         self._drafter = drafter
         self._max_draft = max_draft
         self._ahead = ahead
@@ -113,7 +114,7 @@ class Drafts:
                 assert chunk is not None
                 plan.chunks[i] = chunk + guesses[:count]
                 plan.drafts[i] = count
-                plan.sequences[i].waits = self._ahead is not None
+                plan.sequences[i].waits = self.some_wait = self._ahead is not None
                 budget -= count
 
     def _candidates(self, plan: Plan, budget: int) -> Iterator[tuple[int, int]]:
@@ -189,7 +190,12 @@ class Drafts:
         chosen = [s for s in self._ahead.choose(plan.sequences) if s.num_pending and self._may_draft(s)]
         if chosen:
             for sequence in self._ahead.look_ahead(chosen, len(plan.rows)):
-                sequence.waits = True
+                sequence.waits = self.some_wait = True
+
+    def all_wait(self, running: list[Sequence]) -> bool:
+        """Some sequences wait for a step that is under way, and no other goes ahead of it: once it is read, all go on in one."""
+        self.some_wait = any(s.waits and s.num_pending for s in running)
+        return self.some_wait and all(s.waits or (not s.num_pending and s.num_remaining == 1) for s in running)
 
     def step_ended(self, plan: Plan, notes: StepNotes) -> None:
         is_turn = self._ahead is not None and bool(plan.drafts)  # the device may have waited for the host before it

@@ -106,7 +106,7 @@ class Scheduler(LoadingPlaces):
             return self._plan_suspect(now)
         plan = Plan()
         order = self._in_order()
-        if self.drafts is not None and self.drafts.are_ahead and _all_wait(order):
+        if self.drafts is not None and self.drafts.some_wait and self.drafts.all_wait(order):
             if self.notes is not None:
                 self.notes.end_plan(plan, "step" if self.waiting else None)
             return plan  # the loop reads what is under way
@@ -116,7 +116,12 @@ class Scheduler(LoadingPlaces):
         alone = len(self.running) + len(self.waiting) == 1
         most = budget if alone else max(1, most)  # tokens of one sequence
         for sequence in order:
-            if sequence.row is None or sequence.complete or sequence.is_late or _waits(sequence):
+            if (
+                sequence.row is None
+                or sequence.complete
+                or sequence.is_late
+                or (sequence.waits and sequence.num_pending)
+            ):
                 continue  # preempted a moment ago, or its last token is in flight, or it waits for its mask or that token
             if budget == 0:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
@@ -343,18 +348,6 @@ class Scheduler(LoadingPlaces):
             self._suspects[handle] = sequence
         self.slots.forget_loads(plans)
         return ended
-
-
-def _waits(sequence: Sequence) -> bool:
-    """For a step that is under way, before it is in another one."""
-    return sequence.waits and sequence.num_pending > 0
-
-
-def _all_wait(running: list[Sequence]) -> bool:
-    """Some sequences wait for a step that is under way, and no other goes ahead of it: once it is read, all are in one step."""
-    return any(_waits(s) for s in running) and all(
-        s.waits or (not s.num_pending and s.num_remaining == 1) for s in running
-    )
 
 
 def _under_way(plans: Iterable[Plan]) -> dict[int, Sequence]:

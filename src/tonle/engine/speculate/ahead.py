@@ -143,6 +143,11 @@ class AheadSpeculator(Speculator):
             chances.append(chance)
         return guesses, chances
 
+    def ended(self, sequence: Sequence) -> None:
+        """With many sequences, the answers of those that were looked at are kept, and no others: to index one takes time, too."""
+        if sequence.own_text is not None:
+            super().ended(sequence)
+
     # -- times
 
     def step_ended(self, plan: Plan, seconds: float) -> None:
