@@ -3,6 +3,7 @@
     python -m benchmarks.speculation                 # the default model here, six turns
     python -m benchmarks.speculation --only copy,other --turns 10
     python -m benchmarks.speculation --quick         # two turns, fewer requests
+    python -m benchmarks.speculation --device cuda --shape l3b,qwen2.5-1.5b   # on a GPU, random weights (`speculation_gpu.py`)
 
 Does: run each workload with guesses and without, one after the other, in one process; compare the seconds of the two runs of a
 turn, and the tokens themselves, which must be equal. Every request of a workload is another text; each turn has its own, so that
@@ -183,7 +184,19 @@ def main() -> int:
         "--only", default="", help=f"workloads, with commas: {', '.join(each.name for each in WORKLOADS)}, n"
     )
     parser.add_argument("--quick", action="store_true", help="two turns, a quarter of the requests")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: scripted guesses, random weights"
+    )
+    parser.add_argument("--shape", default="l3b", help="with --device cuda: l3b, qwen2.5-1.5b, smallest; with commas")
+    parser.add_argument("--users", default="", help="with --device cuda: workloads of so many users only, with commas")
     options = parser.parse_args()
+    if options.device == "cuda":
+        from benchmarks import speculation_gpu
+
+        users = [int(each) for each in options.users.split(",") if each] or None
+        return speculation_gpu.main(
+            options.shape.split(","), turns=2 if options.quick else options.turns, only_users=users
+        )
     chosen = [work for work in WORKLOADS if not options.only or work.name in options.only.split(",")]
     turns = 2 if options.quick else options.turns
     console, engines = Console(), {}

@@ -36,3 +36,13 @@ class Oracle:
 
     def ended(self, sequence: Sequence) -> None:
         self.num_ended += 1
+
+
+class AheadOracle(Oracle):
+    """The same for a runner that launches steps ahead: sequences wait at random."""
+
+    def choose(self, sequences: list[Sequence]) -> list[Sequence]:
+        return sequences
+
+    def look_ahead(self, sequences: list[Sequence], num_rows: int) -> list[Sequence]:
+        return [sequence for sequence in sequences if self._rng.random() < 0.5]

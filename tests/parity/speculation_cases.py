@@ -7,7 +7,8 @@ has; where they do, log-probabilities are compared up to rounding, and a token m
 round is one engine with a random block size, a pool that may be tight (so that sequences are preempted), and a batch of requests
 that share prefixes or not: greedy or sampled, with penalties, biases, stop tokens, stop strings, `min_tokens`, log-probabilities,
 grammars, budgets of thoughts, adapters. They go through a front, which makes text of tokens and ends them at stop strings.
-Guesses come from an oracle that is right for a while, or from the speculator itself.
+Guesses come from an oracle that is right for a while, or from the speculator itself. In every third round steps are launched
+before the one ahead of them is read, as on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.fakes.adapters import write_adapter
 from tests.fakes.cpu_models import RandomModel, plain_layer, spec_of, step_of
 from tests.fakes.driver import Driver
 from tests.fakes.grammars import VOCAB_SIZE, text
-from tests.fakes.guesses import Oracle
+from tests.fakes.guesses import AheadOracle
 from tonle.config.engine import EngineConfig
 from tonle.engine import build as building
 from tonle.engine.front import Front
@@ -114,8 +115,8 @@ class Cases:
         every = rng.choice([0, 0, 1])
         plain = self._run(config, asked, every, None)
         own = rng.random() < 0.4
-        oracle = None if own else Oracle(number, SPEC.vocab_size, plain.tokens)
-        guessed = self._run(config, asked, every, oracle, own=own)
+        oracle = None if own else AheadOracle(number, SPEC.vocab_size, plain.tokens)
+        guessed = self._run(config, asked, every, oracle, own=own, lag=(lag := int(number % 3 == 2)))
         for place, (prompt, request, adapter) in enumerate(asked):
             shown = f"round {number}, request {place}: {prompt}, {request}, {adapter}"
             self._compare(guessed.answers[place], plain.answers[place], shown)
@@ -125,7 +126,7 @@ class Cases:
             adapted=sum(adapter is not None for _, _, adapter in asked),
             stop_strings=sum(isinstance(answer.end[1], str) for answer in plain.answers),
             bound=sum(request.structured is not None or request.thinking is not None for _, request, _ in asked),
-            bound_accepted=guessed.num_bound_accepted,
+            bound_accepted=guessed.num_bound_accepted, accepted_ahead=lag * guessed.num_accepted,
         )  # fmt: skip
 
     def _compare(self, guessed: Answer, plain: Answer, shown: str) -> None:
@@ -137,16 +138,16 @@ class Cases:
         assert np.allclose(*numbers, rtol=0, atol=1e-4), shown
 
     def _run(
-        self, config: EngineConfig, asked: list[Any], every: int, oracle: Oracle | None, *, own: bool = False
-    ) -> Round:
+        self, config: EngineConfig, asked: list[Any], every: int, oracle: AheadOracle | None, *, own: bool = False,
+        lag: int = 0,
+    ) -> Round:  # fmt: skip
         speculation = "suffix" if own else "off"
         with patch.object(building, "_decoder", lambda model, config: self._decoder):
-            driver = Driver(
-                None, EngineConfig(**{**_fields(config), "speculation": speculation}), compiler=self._compiler
-            )
+            changed = EngineConfig(**{**_fields(config), "speculation": speculation})
+            driver = Driver(None, changed, lag=lag, compiler=self._compiler)
         scheduler = driver.loop._scheduler
         if oracle is not None:
-            scheduler.drafts = Drafts(oracle)
+            scheduler.drafts = Drafts(oracle, ahead=oracle if lag else None)
         front = Front(text(), "test", driver.mailbox.put)
         front.deliver(driver.card)
         front.deliver(driver.loop.adapters)

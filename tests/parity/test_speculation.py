@@ -26,6 +26,7 @@ def test_random_requests_get_the_same_tokens(tmp_path: Path) -> None:
     assert cases.counts["accepted"] > 120 and cases.counts["drafted"] > 1.2 * cases.counts["accepted"]
     assert cases.counts["preemptions"] > 0 and cases.counts["adapted"] > 0
     assert cases.counts["stop_strings"] > 2 and cases.counts["bound_accepted"] > 10
+    assert cases.counts["accepted_ahead"] > 10
 
 
 def test_what_is_drawn_at_guesses_follows_the_models_distribution() -> None:

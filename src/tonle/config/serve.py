@@ -175,7 +175,7 @@ class ServeConfig(WorkerSettings):
         "Wanted time to the first token, for 95 of 100 requests. Turns adaptive tuning on; --target-itl comes first.",
     )
     speculation: str = _engine(
-        "speculation", _GUESSES, "Speculative decoding: steps check guesses from text seen before. auto: on a CPU."
+        "speculation", _GUESSES, "Speculative decoding: steps check guesses from text seen before. auto: as suffix."
     )
     speculation_model: str | None = _engine(
         "speculation_model",

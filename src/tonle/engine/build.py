@@ -32,7 +32,7 @@ from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.runner import Runner
 from tonle.engine.sample.sampler import Sampler
 from tonle.engine.schedule import Controller, Drafts, Scheduler, SchedulerLimits, Targets
-from tonle.engine.speculate import Speculator
+from tonle.engine.speculate import AheadSpeculator, Speculator
 from tonle.engine.step_log import LoggedEngine, StepLog
 from tonle.engine.text import Text, load_text
 from tonle.engine.text.no_text import NoText
@@ -201,15 +201,20 @@ def _drafts(
     config: EngineConfig, machine: Machine, limits: SchedulerLimits, decoder: LoadedDecoder, draft: OpenDraft | None
 ) -> Drafts | None:
     """Guesses for steps to check. None: there are none, as asked for, or as this device has it."""
-    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu"):
-        return None
-    if not machine.runner.checks_drafts:
-        log.warning("speculative decoding is not available on this device yet: tokens are generated one by one")
-        return None
-    length = config.speculation_length or MAX_DRAFT
+    runner, length = machine.runner, config.speculation_length or MAX_DRAFT
     if draft is not None:
         return Drafts(draft.drafter(machine, limits, decoder.spec.vocab_size, length), length)
-    return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
+    if config.guesses_by == "draft_model":
+        log.warning(
+            "a speculation_model is for CPUs: tokens are generated one by one; speculation suffix works here, too"
+        )
+        return None
+    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu" and not runner.lag):
+        return None  # plain torch operations on a GPU are slow for other reasons
+    if not runner.lag:
+        return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
+    ahead = AheadSpeculator(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return Drafts(ahead, length, ahead=ahead, may_check=runner.checks_drafts, max_entries=runner.max_entries)
 
 
 def _grammar_compiler(

@@ -30,6 +30,7 @@ from tonle.models.layer_order import say_support
 log = logging.getLogger("tonle.engine")
 
 _MAX_UPDATES = 1024  # new block table entries that travel with a step; more go by a copy of their own
+_LEAST_ROWS = 64  # of a step with guesses, each of which is one, where there are fewer sequences
 _RESERVE_BYTES = 512 * 2**20  # for graphs and for what a few rows ask for beyond them
 
 
@@ -55,7 +56,9 @@ def cuda_machine(
     context = wanted_context(decoder, config)
     table_width = -(-context // config.block_size) + 1
     max_rows, max_tokens = config.batch_limits(gpu=True)
-    sizes = Sizes(max_rows, max_tokens, _MAX_UPDATES, max_items(max_rows, spec.num_kv_heads), adapter_slots)
+    guess_rows = max(0, min(_LEAST_ROWS, max_tokens) - max_rows) if config.guesses_by in ("auto", "suffix") else 0
+    num_items = max_items(max_rows + guess_rows, spec.num_kv_heads)
+    sizes = Sizes(max_rows + guess_rows, max_tokens, _MAX_UPDATES, num_items, adapter_slots, guess_rows)
     with torch.inference_mode():
         model = CudaModel(decoder, sizes, table_width, context)
         if adapter_slots:
@@ -118,7 +121,7 @@ def _free_after_profile(model: CudaModel, config: EngineConfig) -> int:
     for adapted in (False,) if model.adapters is None else (False, True):
         model.body(model.sizes.max_tokens, tiles=1, adapted=adapted)
         model.head(model.sizes.max_rows, adapted=adapted)
-        model.decode(model.sizes.max_rows, adapted=adapted)
+        model.decode(model.sizes.max_sequences, adapted=adapted)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

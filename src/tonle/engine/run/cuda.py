@@ -5,7 +5,8 @@ Nothing waits for the device until `collect`.
 Rows live on the device: last tokens, block tables, sampling settings; so do adapters, by slot. A step is launched before the
 one ahead of it has been read (`lag` 1). Rows with penalties and log-probabilities take extra operations after the graphs,
 described prompts and embeddings between the two, still without a wait. Rows bound by a grammar are drawn a second time
-(`draw_bound`), when the step ahead has been read; the copy back waits for that, the device computes meanwhile.
+(`draw_bound`), when the step ahead has been read; the copy back waits for that, the device computes meanwhile. Guesses are rows
+of one token each (`packing.py`), drawn like all others; which of them were right is found when the step is read (`checked.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy as np
 import torch
 
 from tonle.engine.plan import Masks, Plan, StepResult
+from tonle.engine.request import ResolvedConfig
 from tonle.engine.run.bound_rows import BoundRows
+from tonle.engine.run.checked import checked
 from tonle.engine.run.graphs import Graphs
 from tonle.engine.run.packing import RING, PackedStep, Packer
 from tonle.engine.run.pooling import Embeddings, RowPools, WantedStates, token_indices
 from tonle.engine.run.runner import DescribedPrompt, LaunchedStep, Runner
 from tonle.engine.run.settings import RowSampling, sent
+from tonle.engine.sample.adjust import needs_adjusting
 from tonle.engine.sample.token_logprobs import RawLogprobs, raw_logprobs
 from tonle.models.adapters import Adapter, HeldAdapter
 from tonle.models.cuda.model import CudaModel
@@ -67,9 +71,20 @@ class CudaRunner(Runner):
             self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
+    def checks_drafts(self, config: ResolvedConfig) -> bool:
+        """Not where a draw changes the one after it: all places of a row are drawn at once."""
+        return not needs_adjusting(config)
+
     @property
-    def checks_drafts(self) -> bool:
-        return False
+    def max_entries(self) -> int:
+        return self._net.sizes.max_rows
+
+    @property
+    def kernel_changes(self) -> int:
+        return 0  # graphs are captured once, before the first step
+
+    def release_memory(self) -> None:
+        """Nothing to give back: the device's memory is the engine's until it sleeps."""
 
     @property
     def kernel_changes(self) -> int:
@@ -132,6 +147,10 @@ class CudaRunner(Runner):
         self._note("wait", mark)
         if launched.in_order and launched.raw is None:
             return StepResult(tokens=launched.tokens.tolist())
+        if launched.plan.drafts:
+            result = checked(launched)
+            self._collect_prompts(launched, result)
+            return result
         return super().collect(launched)
 
     def _join(self, plan: Plan) -> None:
@@ -144,6 +163,11 @@ class CudaRunner(Runner):
         self._net.batch.all[: packed.size].copy_(packed.buffer.all[: packed.size], non_blocking=True)
         for row in packed.long_rows:
             self._net.tables[row].copy_(torch.from_numpy(self._packer.tables[row]))
+        if packed.lasts:
+            rows, tokens = zip(*packed.lasts, strict=True)
+            self._net.last.index_copy_(
+                0, sent(list(rows), torch.int64, self._device), sent(list(tokens), torch.int32, self._device)
+            )
 
     def _compute(self, plan: Plan, packed: PackedStep) -> LaunchedCudaStep:
         """The step itself: from the tokens it has to those it samples."""

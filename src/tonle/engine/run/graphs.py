@@ -61,7 +61,7 @@ class GraphSet:
 
     def capture(self, pool: Any) -> None:
         model, sizes, adapted = self._model, self._model.sizes, self.adapted
-        self.decode_rungs = rungs(_DECODE, sizes.max_rows)
+        self.decode_rungs = rungs(_DECODE, sizes.max_sequences)
         self.mixed_rungs = rungs(_MIXED, sizes.max_tokens)
         self.head_rungs = rungs(_HEAD, sizes.max_rows)
         for rows in reversed(self.decode_rungs):

@@ -8,6 +8,7 @@ lists force one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,11 +28,42 @@ class PackedStep:
     size: int  # numbers of the buffer to copy
     num_tokens: int
     num_tiles: int | None  # None: every row goes on from the token it sampled last
-    # Plan indices that sample, in the order of their tokens; None = all, in the plan's order.
+    # Plan indices that sample, in the order of their tokens, once more for each guess; None = all, in the plan's order.
     sampling: list[int] | None
     begins: list[int] = field(default_factory=list)  # by plan index: first token among the step's; only in mixed steps
     long_rows: list[int] = field(default_factory=list)  # rows whose block tables did not fit among the updates
     adapted: bool = False  # some row has an adapter
+    lasts: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # row, token: to be known as sampled last before the step
+
+
+class _Entries(NamedTuple):
+    """Of a mixed step: those of the plan, and one more for each guess. A guess is a row of one token that reads the same blocks,
+    one place further: attention cuts long contexts for it as for any other, and all keys of a step are written before any is
+    read."""
+
+    rows: list[int]
+    starts: list[int]
+    chunks: list[list[int] | None]
+    samples: list[bool]
+    owners: list[int]  # plan indices
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Entries:
+        if not plan.drafts:
+            return cls(plan.rows, plan.starts, plan.chunks, plan.samples, list(range(len(plan.rows))))
+        made = cls([], [], [], [], [])
+        for i, chunk in enumerate(plan.chunks):
+            count = plan.drafts.get(i, 0)
+            assert chunk is None or not count or len(chunk) == 1 + count, "guesses follow one token"
+            for place in range(1 + count):
+                made.rows.append(plan.rows[i])
+                made.starts.append(plan.starts[i] + place)
+                made.chunks.append(chunk if chunk is None or not count else [chunk[place]])
+                made.samples.append(plan.samples[i])
+                made.owners.append(i)
+        return made
 
 
 class Packer:
@@ -45,12 +77,14 @@ class Packer:
         self._ring = [StepBuffer(sizes, pinned=pinned) for _ in range(RING)]
         self._turn = 0
         self._identity = np.arange(sizes.max_rows, dtype=np.int32)
+        self._num_given = [0] * sizes.max_rows  # tokens that a row joined with: those behind them were sampled since
         self.adapter_slots = np.full(sizes.max_rows, -1, dtype=np.int32)  # of each row's adapter, -1 = none
         self._any_adapter = False  # of any row, whether it is in a step or not
 
     def join(self, joins: list[Join]) -> None:
         for join in joins:
             self.adapter_slots[join.row] = join.adapter_slot
+            self._num_given[join.row] = len(join.prompt) + len(join.output)
         self._any_adapter = bool(self.adapter_slots.max() >= 0)
 
     def pack(self, plan: Plan) -> PackedStep:
@@ -60,10 +94,28 @@ class Packer:
         buffer.host("counts")[Count.UPDATES] = num_updates
         if plan.chunks.count(None) == len(plan.chunks):
             packed = self._pack_decode(plan, buffer, num_updates)
+        elif (lasts := self._lasts(plan)) is not None:
+            packed = self._pack_decode(plan, buffer, num_updates)
+            packed.lasts = lasts
         else:
             packed = self._pack_mixed(plan, buffer)
         packed.long_rows = long_rows
         return packed
+
+    def _lasts(self, plan: Plan) -> list[tuple[int, int]] | None:
+        """Rows that are not launched ahead, after guesses, with the token each goes on from: a decode step, if the device is told
+        these tokens. None: the plan has others, too. Those of a row that is bound may be forced."""
+        if plan.drafts or plan.bound or plan.prompts or plan.joins:
+            return None
+        lasts: list[tuple[int, int]] = []
+        for i, chunk in enumerate(plan.chunks):
+            if chunk is None:
+                continue
+            row = plan.rows[i]
+            if len(chunk) > 1 or not plan.samples[i] or plan.starts[i] < self._num_given[row]:
+                return None
+            lasts.append((row, chunk[0]))
+        return lasts
 
     def _update(self, plan: Plan, buffer: StepBuffer) -> tuple[int, list[int]]:
         """New blocks into the mirror, and as many as fit into the buffer. Returns how many, and the rows left out."""
@@ -120,18 +172,19 @@ class Packer:
         counts[Count.ITEMS] = num_items
 
     def _pack_mixed(self, plan: Plan, buffer: StepBuffer) -> PackedStep:
-        count = len(plan.rows)
-        kinds = [0 if chunk is None else min(len(chunk), 2) for chunk in plan.chunks]
+        entries = _Entries.of(plan)
+        count = len(entries.rows)
+        kinds = [0 if chunk is None else min(len(chunk), 2) for chunk in entries.chunks]
         order = sorted(range(count), key=kinds.__getitem__)  # going on, then other single tokens, then several
-        chunks = [chunk for i in order if (chunk := plan.chunks[i]) is not None]
+        chunks = [chunk for i in order if (chunk := entries.chunks[i]) is not None]
         num_continuing = count - len(chunks)
         num_decoding = sum(kind < 2 for kind in kinds)
         sizes = np.ones(count, dtype=np.int64)
         sizes[num_continuing:] = [len(chunk) for chunk in chunks]
         ends = sizes.cumsum()
         begins, num_tokens = ends - sizes, int(ends[-1])
-        rows = np.array([plan.rows[i] for i in order])
-        starts = np.array([plan.starts[i] for i in order])
+        rows = np.array([entries.rows[i] for i in order])
+        starts = np.array([entries.starts[i] for i in order])
         row_of = np.repeat(np.arange(count), sizes)  # (T,)
         positions = np.arange(num_tokens) + (starts - begins)[row_of]  # (T,)
         slots = self.tables[rows[row_of], positions // self._block_size] * self._block_size
@@ -144,17 +197,19 @@ class Packer:
         buffer.host("slots")[:num_tokens] = slots + positions % self._block_size
         self._cut(buffer, starts[:num_decoding] + 1)
         num_tiles = self._tile(buffer, sizes, num_decoding)
-        sampling = [place for place, i in enumerate(order) if plan.samples[i]]
+        sampling = [place for place, i in enumerate(order) if entries.samples[i]]
         buffer.host("sample_indices")[: len(sampling)] = (ends - 1)[sampling]
         buffer.host("sample_rows")[: len(sampling)] = rows[sampling]
         buffer.host("sample_positions")[: len(sampling)] = (starts + sizes)[sampling]
         counts = buffer.host("counts")
         counts[Count.ROWS], counts[Count.DECODING], counts[Count.CONTINUING] = count, num_decoding, num_continuing
         counts[Count.TOKENS], counts[Count.SAMPLES], counts[Count.TILES] = num_tokens, len(sampling), num_tiles
-        begins_of = dict(zip(order, begins.tolist(), strict=True))
+        begins_of = {
+            entries.owners[i]: begin for i, begin in zip(reversed(order), reversed(begins.tolist()), strict=True)
+        }
         packed = PackedStep(
-            buffer, buffer.token_slots_at, num_tokens, num_tiles, [order[place] for place in sampling],
-            begins=[begins_of[i] for i in range(count)],
+            buffer, buffer.token_slots_at, num_tokens, num_tiles, [entries.owners[order[place]] for place in sampling],
+            begins=[begins_of[i] for i in range(len(plan.rows))],
         )  # fmt: skip
         if self._any_adapter and (adapters := self.adapter_slots[rows]).max() >= 0:
             self._cut_by_slot(buffer, "sample", adapters[sampling], DECODE_WIDTH)

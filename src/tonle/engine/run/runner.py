@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tonle.engine.plan import AfterGuesses, Join, Masks, Plan, StepResult
+from tonle.engine.request import ResolvedConfig
 from tonle.engine.run.batch_rows import Rows
 from tonle.engine.run.drafts import DraftedRows, apply_mask
 from tonle.engine.run.pooling import Embeddings, RowPools, token_indices
@@ -90,10 +91,14 @@ class Runner:
         self._prompts: dict[int, DescribedPrompt] = {}  # rows that want prompt log-probabilities
         self._pools = RowPools()
 
+    def checks_drafts(self, config: ResolvedConfig) -> bool:
+        """Whether entries of such requests may have drafts."""
+        return True
+
     @property
-    def checks_drafts(self) -> bool:
-        """Whether plans may have drafts. What becomes of them must be known before the next step is planned."""
-        return self.lag == 0
+    def max_entries(self) -> int | None:
+        """Of a plan, and drafts, together; None: as many as there are."""
+        return None
 
     @property
     def kernel_changes(self) -> int:
@@ -193,11 +198,16 @@ class Runner:
                 result.logprobs[launched.order[place]] = record
         if launched.drafted is not None:
             result.more, result.more_logprobs = launched.drafted.more, launched.drafted.more_logprobs
+        self._collect_prompts(launched, result)
+        return result
+
+    @staticmethod
+    def _collect_prompts(launched: LaunchedStep, result: StepResult) -> None:
+        """What was wanted of the step's prompts."""
         for i, pieces in launched.described:
             result.prompt_logprobs[i] = [record for piece in pieces for record in piece.records()]
         if launched.embeddings is not None:
             result.pooled = launched.embeddings.as_bytes()
-        return result
 
     def _logit_indices(self, plan: Plan, order: list[int]) -> tuple[list[int], dict[int, int], dict[int, slice]]:
         """Indices into the step's tokens: of the last known token of each sampling entry, then of drafts, then of every prompt

@@ -14,13 +14,16 @@ from typing import Protocol
 
 from tonle.config.engine import MAX_DRAFT
 from tonle.engine.plan import Plan, StepResult, num_equal
+from tonle.engine.request import ResolvedConfig
 from tonle.engine.schedule.bound import ending, push
 from tonle.engine.schedule.bound_drafts import peek_forced
 from tonle.engine.schedule.outcome import Ending, StepOutcome
 from tonle.engine.schedule.sequence import Sequence
+from tonle.engine.schedule.step_notes import StepNotes
 
 # A sequence, a number of draft tokens, the plan: how many of them have room.
 Grow = Callable[[Sequence, int, Plan], int]
+MayCheck = Callable[[ResolvedConfig], bool]
 
 
 class Drafter(Protocol):
@@ -42,21 +45,56 @@ class Drafter(Protocol):
         """Nothing runs: what can be computed again need not be kept."""
 
 
+class AheadDrafter(Drafter, Protocol):
+    """For a runner that launches a step before the one ahead of it is read. Of a sequence in two steps no one knows the last
+    token, so none can be guessed after it: it has to wait for a step to be read first, which costs it a step."""
+
+    def choose(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Of the sequences of a step, those to be looked at now."""
+
+    def look_ahead(self, sequences: list[Sequence], num_rows: int) -> list[Sequence]:
+        """A step of `num_rows` sequences was read, and these are in the next one already. Those that should wait for that, and
+        not go into a third: guesses are expected to bring more."""
+
+
 class Drafts:
     """Of one scheduler. Counters only grow."""
 
-    def __init__(self, drafter: Drafter, max_draft: int = MAX_DRAFT) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        max_draft: int = MAX_DRAFT,
+        *,
+        ahead: AheadDrafter | None = None,
+        may_check: MayCheck | None = None,
+        max_entries: int | None = None,
+    ) -> None:
+        """`ahead`: the drafter, if steps are launched before the one ahead is read. `may_check`: whether the runner can check
+        guesses of such requests; None: of all. `max_entries`: sequences and guesses of a step together; None: any number."""
         self.num_drafts = 0  # times that a step had guesses for a sequence
         self.num_tokens = 0  # guesses
         self.num_accepted = 0
         self.accepted_at = [0] * max_draft  # by their place among the guesses of a step
+        self.some_wait = False  # of the sequences that run, perhaps
         self._drafter = drafter
         self._max_draft = max_draft
+        self._ahead = ahead
+        self._may_check = may_check
+        self._max_entries = max_entries
+
+    @property
+    def are_ahead(self) -> bool:
+        """Steps are launched before the one ahead of them is read."""
+        return self._ahead is not None
 
     def add(self, plan: Plan, budget: int, grow: Grow) -> None:
         """Guesses for the sequences of the plan that decode: at most `budget` tokens."""
         if not plan.rows:
             return
+        if self._max_entries is not None:
+            budget = min(budget, self._max_entries - len(plan.rows))
+        if self._ahead is not None and (budget <= 0 or plan.chunks.count(None) == len(plan.chunks)):
+            return  # no last token is known
         may_pay = self._drafter.begin_step(plan)
         if not may_pay and not plan.bound:
             return
@@ -76,14 +114,18 @@ class Drafts:
                 assert chunk is not None
                 plan.chunks[i] = chunk + guesses[:count]
                 plan.drafts[i] = count
+                plan.sequences[i].waits = self.some_wait = self._ahead is not None
                 budget -= count
 
     def _candidates(self, plan: Plan, budget: int) -> Iterator[tuple[int, int]]:
         """Places in the plan whose sequences may have guesses, and how many at most."""
         prompts = set(plan.prompts)
         for i, sequence in enumerate(plan.sequences):
-            if plan.chunks[i] is None or not plan.samples[i] or i in prompts or not _may_draft(sequence):
+            chunk = plan.chunks[i]
+            if chunk is None or not plan.samples[i] or i in prompts or not self._may_draft(sequence):
                 continue
+            if self._ahead is not None and len(chunk) > 1:
+                continue  # computed again after it was preempted
             # One token at least is drawn without a guess, and may be the last.
             most = min(self._max_draft, budget, sequence.max_tokens - len(sequence.tokens) - 1)
             if most > 0:
@@ -142,18 +184,37 @@ class Drafts:
         for place in range(num_accepted):
             self.accepted_at[place] += 1
 
-    def step_ended(self, plan: Plan, seconds: float) -> None:
-        self._drafter.step_ended(plan, seconds)
+    def look_ahead(self, plan: Plan) -> None:
+        """The step was committed, and the next one is under way."""
+        assert self._ahead is not None
+        chosen = [s for s in self._ahead.choose(plan.sequences) if s.num_pending and self._may_draft(s)]
+        if chosen:
+            for sequence in self._ahead.look_ahead(chosen, len(plan.rows)):
+                sequence.waits = self.some_wait = True
+
+    def all_wait(self, running: list[Sequence]) -> bool:
+        """Some sequences wait for a step that is under way, and no other goes ahead of it: once it is read, all go on in one."""
+        self.some_wait = any(s.waits and s.num_pending for s in running)
+        return self.some_wait and all(s.waits or (not s.num_pending and s.num_remaining == 1) for s in running)
+
+    def step_ended(self, plan: Plan, notes: StepNotes) -> None:
+        is_turn = self._ahead is not None and bool(plan.drafts)  # the device may have waited for the host before it
+        self._drafter.step_ended(plan, notes.turn_s if is_turn else notes.step_s)
 
     def release_memory(self) -> None:
         self._drafter.release_memory()
 
     def ended(self, sequence: Sequence) -> None:
-        if _may_draft(sequence):
+        if _takes_guesses(sequence):
             self._drafter.ended(sequence)
 
+    def _may_draft(self, sequence: Sequence) -> bool:
+        if self._ahead is not None and (sequence.constraint is not None or sequence.done or sequence.row is None):
+            return False
+        return _takes_guesses(sequence) and (self._may_check is None or self._may_check(sequence.request.config))
 
-def _may_draft(sequence: Sequence) -> bool:
+
+def _takes_guesses(sequence: Sequence) -> bool:
     return sequence.request.config.speculate and not sequence.pooling
 
 

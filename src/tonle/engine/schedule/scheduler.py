@@ -106,14 +106,23 @@ class Scheduler(LoadingPlaces):
             return self._plan_suspect(now)
         plan = Plan()
         order = self._in_order()
+        if self.drafts is not None and self.drafts.some_wait and self.drafts.all_wait(order):
+            if self.notes is not None:
+                self.notes.end_plan(plan, "step" if self.waiting else None)
+            return plan  # the loop reads what is under way
         budget, most = self.limits.max_num_batched_tokens, self.limits.long_prefill_tokens
         if self.tuned is not None:
             budget, most = self.tuned.step(self.limits, sum(sequence.num_remaining <= 1 for sequence in order))
         alone = len(self.running) + len(self.waiting) == 1
         most = budget if alone else max(1, most)  # tokens of one sequence
         for sequence in order:
-            if sequence.row is None or sequence.complete or sequence.is_late:
-                continue  # preempted a moment ago, or its last token is in flight, or it waits for its mask
+            if (
+                sequence.row is None
+                or sequence.complete
+                or sequence.is_late
+                or (sequence.waits and sequence.num_pending)
+            ):
+                continue  # preempted a moment ago, or its last token is in flight, or it waits for its mask or that token
             if budget == 0:
                 break  # what is not in the plan must not hold blocks that the plan computes: the step may fail
             if sequence.num_remaining > 1 and sequence.num_computed < len(sequence.request.prompt):
@@ -183,6 +192,7 @@ class Scheduler(LoadingPlaces):
         assert sequence.row is not None
         start = sequence.num_computed
         sequence.num_computed = end = start + count
+        sequence.waits = False
         samples = end == sequence.num_known
         chunk = sequence.tokens[start:end] if end <= len(sequence.tokens) else None
         plan.rows.append(sequence.row)
@@ -232,7 +242,7 @@ class Scheduler(LoadingPlaces):
         """Take in the tokens of a step that was planned earlier. Sequences that ended meanwhile are passed over."""
         outcome = StepOutcome()
         if self.drafts is not None and self.notes is not None:
-            self.drafts.step_ended(plan, self.notes.step_s)
+            self.drafts.step_ended(plan, self.notes)
         sampled = iter(result.tokens)
         for i, sequence in enumerate(plan.sequences):
             token = next(sampled) if plan.samples[i] else None
@@ -277,6 +287,8 @@ class Scheduler(LoadingPlaces):
                 self._prefixes.publish(sequence)
         if self.notes is not None and self.notes.without_token:
             self.notes.first_tokens()
+        if self.drafts is not None and self.drafts.are_ahead:
+            self.drafts.look_ahead(plan)
         return outcome
 
     def _end(self, sequence: Sequence, outcome: StepOutcome) -> None:

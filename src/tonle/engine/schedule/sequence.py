@@ -16,7 +16,7 @@ class Sequence:
     __slots__ = ("_digests", "blocks", "constraint", "done", "is_late", "key", "max_tokens", "may_load", "notes", "num_accepted",
                  "num_cached", "num_computed", "num_drafted", "num_forced", "num_loaded", "num_named", "num_pending",
                  "num_suspected", "num_unsent", "own_text", "pooling", "request", "row", "started", "stops",
-                 "tokens")  # fmt: skip
+                 "tokens", "waits")  # fmt: skip
 
     def __init__(
         self, request: Request, *, key: float, stops: frozenset[int], constraint: Constraint | None = None
@@ -47,6 +47,9 @@ class Sequence:
         self.started = False
         self.done = False
         self.is_late = False  # its mask is still being filled: it is left out of steps
+        self.waits = (
+            False  # it is left out of steps as long as one that it is in has not been read: guesses depend on that
+        )
         self.num_suspected = 0  # steps that failed with it among others
         self.notes: SequenceNotes | None = None  # of where its time goes, if that is noted
 

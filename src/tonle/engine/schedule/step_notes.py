@@ -48,6 +48,7 @@ class StepNotes:
         self.now = 0.0  # when the last plan was begun, or the last step ended
         self.num_steps = 0  # that ended
         self.step_s = 0.0  # of the one that ended last
+        self.turn_s = 0.0  # from the end of the step before it to its own: with what the host did in between
         self.step_share_s = 0.0  # of each of its sequences
         self.waited_s: dict[WaitReason, float] = dict.fromkeys(WAIT_REASONS, 0.0)  # by why the queue did not move
         self.without_token: dict[int, Sequence] = {}  # by handle: have been in a step, and have no token yet
@@ -102,6 +103,7 @@ class StepNotes:
         if began_s < self._ended_s:
             began_s = self._ended_s
         seconds, rows = now - began_s, len(plan.rows)
+        self.turn_s = now - self._ended_s
         self._ended_s = self.now = now
         self.num_steps += 1
         self.step_s = seconds

@@ -3,6 +3,7 @@
 Does: index, guess, weigh what pays. Does not: decide who runs (`engine/schedule/drafts.py` takes guesses into plans).
 """
 
+from tonle.engine.speculate.ahead import AheadSpeculator
 from tonle.engine.speculate.speculator import Speculator
 
-__all__ = ["Speculator"]
+__all__ = ["AheadSpeculator", "Speculator"]

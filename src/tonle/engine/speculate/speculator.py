@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MAX_OWN = 16_384  # tokens of a request that are looked through: its last
 _MIN_ANSWER = 8  # tokens of an answer that is kept for later requests
-_FEW_ROWS = 7  # with more than so many sequences in a step, what it takes to look for all of them counts:
+FEW_ROWS = 7  # with more than so many sequences in a step, what it takes to look for all of them counts:
 _PATIENCE = ((32, 8), (12, 4))  # after so many looks in vain, a sequence is looked at again after so many tokens
 
 
@@ -76,7 +76,7 @@ class Speculator:
         self._num_left: int | None = None  # guesses that it may still have; None: any number
 
     def begin_step(self, plan: Plan) -> bool:
-        self._has_many = len(plan.rows) > _FEW_ROWS
+        self._has_many = len(plan.rows) > FEW_ROWS
         if plan.prompts:  # a step with prompts is long anyway, and what guesses cost in it is not known
             return False
         self._least_chance, self._num_left = self._cost.least_chance(len(plan.rows), sum(plan.starts))
@@ -89,28 +89,33 @@ class Speculator:
         """Text that was seen stays of use."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
-        tokens = sequence.tokens
-        own: OwnText | None = sequence.own_text
-        if own is None:
-            own = sequence.own_text = OwnText(OwnRates(self._rates), max(0, len(tokens) - _MAX_OWN))
-        elif len(tokens) < own.next_look:
-            return []
-        elif own.guesses:
-            own.learn(tokens)
-        if self._has_many:
-            own.wait(len(tokens))
-        own.catch_up(tokens)
-        match = self._find(sequence, own)
-        if match is None:
+        own = self._look(sequence)
+        match = None if own is None else self._find(sequence, own)
+        if own is None or match is None:
             return []
         if self._num_left is not None:
             most = min(most, self._num_left)
-        own.at, own.length = len(tokens), match.length
+        own.at, own.length = len(sequence.tokens), match.length
         guesses, own.guesses = self._guess(match, own.rates, most)
         own.was_computed = bool(guesses)
         if self._num_left is not None:
             self._num_left -= len(guesses)
         return guesses
+
+    def _look(self, sequence: Sequence) -> OwnText | None:
+        """What is known of it, up to its last token. None: it is not looked at this time."""
+        tokens = sequence.tokens
+        own: OwnText | None = sequence.own_text
+        if own is None:
+            own = sequence.own_text = OwnText(OwnRates(self._rates), max(0, len(tokens) - _MAX_OWN))
+        elif len(tokens) < own.next_look:
+            return None
+        elif own.guesses:
+            own.learn(tokens)
+        if self._has_many:
+            own.wait(len(tokens))
+        own.catch_up(tokens)
+        return own
 
     def _find(self, sequence: Sequence, own: OwnText) -> Match | None:
         """The longest: of its own text, or of its tenant's answers."""

@@ -35,11 +35,16 @@ TILE_TOKENS = 64  # queries one program of prefill attention handles
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    max_rows: int
+    max_rows: int  # of a step: sequences, and their guesses
     max_tokens: int
     max_updates: int
     max_items: int
     adapter_slots: int = 0  # 0: no adapters
+    guess_rows: int = 0  # of `max_rows`, those for guesses alone
+
+    @property
+    def max_sequences(self) -> int:
+        return self.max_rows - self.guess_rows
 
     @property
     def max_tiles(self) -> int:

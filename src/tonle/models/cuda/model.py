@@ -169,8 +169,9 @@ class CudaModel:
                 self.describe(torch.zeros(tokens, dtype=torch.int64, device=self.logits.device), slot=0)
         else:
             self.hidden_states(torch.zeros(1, dtype=torch.int64, device=self.logits.device))
-        for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
+        for rows in {min(rows, self.sizes.max_sequences) for rows in sizes}:
             self.decode(rows, adapted=adapted)
+        for rows in {min(rows, self.sizes.max_rows) for rows in sizes}:
             self.head(rows, adapted=adapted)
         for tokens in {min(max(MAX_ROWS, tokens), self.sizes.max_tokens) for tokens in sizes}:
             self.body(tokens, tiles=1, adapted=adapted)
