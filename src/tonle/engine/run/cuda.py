@@ -86,13 +86,6 @@ class CudaRunner(Runner):
     def release_memory(self) -> None:
         """Nothing to give back: the device's memory is the engine's until it sleeps."""
 
-    @property
-    def kernel_changes(self) -> int:
-        return 0  # graphs are captured once, before the first step
-
-    def release_memory(self) -> None:
-        """Nothing to give back: the device's memory is the engine's until it sleeps."""
-
     def prepare_adapter(self, adapter: Adapter) -> HeldAdapter:
         return self._net.prepare_adapter(adapter)
 
