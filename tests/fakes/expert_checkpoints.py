@@ -63,7 +63,9 @@ def tiny_experts(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             for name, parameter in model.named_parameters():
                 _fill(name, parameter)
     for part in model.modules():
-        if hasattr(part, "limit"):  # gpt-oss: some versions of transformers have a limit of their own, whatever the config says
+        if hasattr(
+            part, "limit"
+        ):  # gpt-oss: some versions of transformers have a limit of their own, whatever the config says
             part.limit = model.config.swiglu_limit
     model.generation_config.eos_token_id = TURN_END
     return model.requires_grad_(False)

@@ -44,7 +44,7 @@ class EngineConfig:
 
     # Speculative decoding: guesses that a step checks besides, so that it may bring several tokens; answers stay the same
     speculation: str = (
-        "auto"  # auto = suffix | suffix: guesses from text seen before | draft_model | off
+        "auto"  # auto = suffix on a CPU, off on a GPU | suffix: guesses from text seen before | draft_model | off
     )
     speculation_model: str | None = None  # a smaller model with the same tokenizer, whose guesses are checked; on a CPU
     speculation_length: int | None = None  # most guesses for one sequence in a step; None = 32; fewer where fewer pay

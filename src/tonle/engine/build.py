@@ -209,8 +209,10 @@ def _drafts(
             "a speculation_model is for CPUs: tokens are generated one by one; speculation suffix works here, too"
         )
         return None
-    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu" and not runner.lag):
-        return None  # plain torch operations on a GPU are slow for other reasons
+    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu"):
+        return None  # what it brings on a GPU has not been measured
+    if decoder.device.type != "cpu":
+        log.warning("speculative decoding on a GPU is experimental: its gain has not been measured there yet")
     if not runner.lag:
         return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
     ahead = AheadSpeculator(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -97,7 +97,7 @@ class OptimizationConfig:
         if name in self.__dict__:
             return self.__dict__[name]
         if name == "enable_speculative_decoding":
-            return True
+            return not (self.on_gpu() if gpu is None else gpu)  # its gain on a GPU is not known yet
         if name in _DEFAULTS:
             return _DEFAULTS[name]
         if name == "enable_parallel_sampling" and self.__dict__.get("num_parallel_samples", 1) > 1:
