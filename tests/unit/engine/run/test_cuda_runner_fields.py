@@ -1,7 +1,7 @@
 """`CudaRunner` has fields of its own, not `Runner`'s: whatever it takes from `Runner` must do without those.
 
-Read from the source: importing it needs triton, which machines without a GPU mostly lack, and an engine that cannot be built there
-would go unnoticed.
+Read from the source: importing it needs triton, which machines without a GPU mostly lack. Without this, an engine that cannot be
+built on a GPU goes unnoticed there.
 """
 
 from __future__ import annotations
