@@ -194,6 +194,6 @@ def test_the_engines_own_guesses(case: Case) -> None:
     (some,) = prompts(case, [6], seed=10)
     asked = [some * 5, some[::-1] * 4]
     plain = answers(driver_of(case, "off"), asked)
-    driver = driver_of(case, "auto")
+    driver = driver_of(case, "suffix")
     assert driver.loop._scheduler.drafts is not None and driver.loop._scheduler.drafts.are_ahead
     assert answers(driver, asked) == plain
