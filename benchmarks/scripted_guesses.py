@@ -32,6 +32,7 @@ class ScriptedSpeculator(AheadSpeculator):
         super().__init__(max_rows, max_tokens)
         self.answers_by_prompt: dict[tuple[int, ...], list[int]] = {}
         self.rate = rate
+        self._guesses: dict[int, list[int]] = {}  # by request: its whole answer, with errors
         self._vocab_size = vocab_size
         if always:
             self.times = _NoTimes()
@@ -43,9 +44,9 @@ class ScriptedSpeculator(AheadSpeculator):
         answer = self.answers_by_prompt.get(tuple(sequence.request.prompt))
         if answer is None:
             return None
-        said = sequence.num_output
-        guesses = []
-        for place, token in enumerate(answer[said : said + 34], said):
-            is_right = random.Random(place * 1_000_003 + sequence.request.handle).random() < self.rate
-            guesses.append(token if is_right else (token + 1) % self._vocab_size)
-        return Match(_MATCH, guesses, [0]) if guesses else None
+        handle, said = sequence.request.handle, sequence.num_output
+        if (guesses := self._guesses.get(handle)) is None:
+            rng = random.Random(handle)
+            guesses = [token if rng.random() < self.rate else (token + 1) % self._vocab_size for token in answer]
+            self._guesses[handle] = guesses
+        return Match(_MATCH, guesses[said : said + 34], [0]) if said < len(guesses) else None

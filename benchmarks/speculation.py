@@ -3,7 +3,8 @@
     python -m benchmarks.speculation                 # the default model here, six turns
     python -m benchmarks.speculation --only copy,other --turns 10
     python -m benchmarks.speculation --quick         # two turns, fewer requests
-    python -m benchmarks.speculation --device cuda --shape l3b,qwen2.5-1.5b   # on a GPU, random weights (`speculation_gpu.py`)
+    python -m benchmarks.speculation --device cuda   # the default model on a GPU
+    python -m benchmarks.speculation --device cuda --shape l3b,qwen2.5-1.5b   # random weights (`speculation_gpu.py`)
 
 Does: run each workload with guesses and without, one after the other, in one process; compare the seconds of the two runs of a
 turn, and the tokens themselves, which must be equal. Every request of a workload is another text; each turn has its own, so that
@@ -115,7 +116,8 @@ def _question(rng: random.Random) -> str:
 class Workload:
     name: str
     prompt: Callable[[random.Random], str]
-    target: float  # at least, of tokens per second with guesses to those without
+    target: float  # at least, of tokens per second with guesses to those without, on a CPU
+    gpu_target: float = 0.98
     users: int = 1
     requests: int = 4  # of a turn
     new_tokens: int = 128
@@ -134,8 +136,8 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("copy", _copy, 1.6),
-    Workload("agent", _agent, 1.6),
+    Workload("copy", _copy, 1.6, 2.5),
+    Workload("agent", _agent, 1.6, 2.5),
     Workload("code", _code, 1.0),
     Workload("other", _question, 0.98, sampled=True),
     Workload("many", _question, 0.98, users=16, requests=16, new_tokens=64, sampled=True),
@@ -184,13 +186,17 @@ def main() -> int:
         "--only", default="", help=f"workloads, with commas: {', '.join(each.name for each in WORKLOADS)}, n"
     )
     parser.add_argument("--quick", action="store_true", help="two turns, a quarter of the requests")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: scripted guesses, random weights"
+        "--shape",
+        default="",
+        help="with --device cuda: random weights and scripted guesses; l3b, qwen2.5-1.5b, smallest; with commas",
     )
-    parser.add_argument("--shape", default="l3b", help="with --device cuda: l3b, qwen2.5-1.5b, smallest; with commas")
-    parser.add_argument("--users", default="", help="with --device cuda: workloads of so many users only, with commas")
+    parser.add_argument("--users", default="", help="with --shape: workloads of so many users only, with commas")
     options = parser.parse_args()
-    if options.device == "cuda":
+    if options.shape and options.device != "cuda":
+        parser.error("--shape needs --device cuda")
+    if options.shape:
         from benchmarks import speculation_gpu
 
         users = [int(each) for each in options.users.split(",") if each] or None
@@ -199,9 +205,16 @@ def main() -> int:
         )
     chosen = [work for work in WORKLOADS if not options.only or work.name in options.only.split(",")]
     turns = 2 if options.quick else options.turns
+    on_gpu = options.device == "cuda"
     console, engines = Console(), {}
     for name in ("off", "suffix"):
-        config = EngineConfig(memory_pool_size=None, max_batch_size=None, max_sequence_length=2048, speculation=name)
+        config = EngineConfig(
+            memory_pool_size=4 * 2**30 if on_gpu else None,  # of each of the two
+            max_batch_size=None,
+            max_sequence_length=2048,
+            speculation=name,
+            device=options.device,
+        )
         engines[name] = LLM(options.model, config=config)
         # Warm up; the first steps learn what guesses cost.
         run(engines[name], Workload("warm", _copy, 0.0, requests=1, new_tokens=96), seed=-1)
@@ -209,6 +222,7 @@ def main() -> int:
     table = Table("workload", "users", "plain tok/s", "with guesses", "ratio of turns: median", "lowest, highest", "accepted",
                   "target", title="speculative decoding", title_justify="left")  # fmt: skip
     for work in chosen:
+        work.target = work.gpu_target if on_gpu else work.target
         work.requests = max(1, work.requests // 4) if options.quick else work.requests
         before = engines["suffix"].engine.get_stats()["speculation"]
         for turn in range(turns):

@@ -24,7 +24,7 @@ from tonle.engine.speculate.text_index import Match
 if TYPE_CHECKING:
     from tonle.engine.schedule.sequence import Sequence
 
-_MIN_CHANCE = 0.1  # of a guess; below that nothing is learnt of it
+_MIN_CHANCE = 0.03  # of a guess. Low: up to the next size of a graph one more costs nothing
 _MARGIN = 1.05  # by so much more tokens per second at least
 _RETURN = 0.25  # tokens of each sequence that leaving the pipeline and coming back take, besides the steps themselves,
 _STAY = 2.0  # which have guesses for so many steps, as a rule
