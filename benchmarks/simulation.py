@@ -145,7 +145,7 @@ def say(text: str) -> None:
 
 def server_flags(arguments: argparse.Namespace, root: Path) -> tuple[str | None, list[str]]:
     """The model, and the flags of `tonle serve`."""
-    flags = [*arguments.flags, "--log-level", "WARNING"]
+    flags = ["--speculation", "off", *arguments.flags, "--log-level", "WARNING"]  # a simulation makes no guesses
     if arguments.frontends > 1:
         flags += ["--frontends", str(arguments.frontends)]
     if arguments.shape is None:

@@ -96,7 +96,7 @@ def _agent(rng: random.Random) -> str:
         path = f"src/{rng.choice(_THINGS)}/{rng.choice(_NAMES)}.py"
         call = {"tool": "read_file", "arguments": {"path": path, "start_line": 1, "end_line": 40 + number}}
         history.append(f"assistant: {json.dumps(call)}\ntool: 40 lines of {path}")
-    return "An agent reads files one after the other.\n" + "\n".join(history) + "\nassistant: {"
+    return "An agent reads files one after the other.\n" + "\n".join(history) + "\nassistant:"
 
 
 def _code(rng: random.Random) -> str:

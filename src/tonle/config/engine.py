@@ -43,9 +43,7 @@ class EngineConfig:
     target_ttft_ms: float | None = None  # from a request's arrival to its first token, 95 of 100 times
 
     # Speculative decoding: guesses that a step checks besides, so that it may bring several tokens; answers stay the same
-    speculation: str = (
-        "auto"  # auto = suffix on a CPU, off on a GPU | suffix: guesses from text seen before | draft_model | off
-    )
+    speculation: str = "auto"  # auto = suffix | suffix: guesses from text seen before | draft_model | off
     speculation_model: str | None = None  # a smaller model with the same tokenizer, whose guesses are checked; on a CPU
     speculation_length: int | None = None  # most guesses for one sequence in a step; None = 32; fewer where fewer pay
     enable_speculative_decoding: bool | None = None  # another name: True = suffix, False = off, None = as `speculation`

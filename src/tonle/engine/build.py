@@ -209,10 +209,9 @@ def _drafts(
             "a speculation_model is for CPUs: tokens are generated one by one; speculation suffix works here, too"
         )
         return None
-    if config.guesses_by == "off" or (config.guesses_by == "auto" and decoder.device.type != "cpu"):
-        return None  # what it brings on a GPU has not been measured
-    if decoder.device.type != "cpu":
-        log.warning("speculative decoding on a GPU is experimental: its gain has not been measured there yet")
+    is_measured = decoder.device.type == "cpu" or runner.lag > 0  # not: a GPU without our kernels
+    if config.guesses_by == "off" or (config.guesses_by == "auto" and not is_measured):
+        return None
     if not runner.lag:
         return Drafts(Speculator(limits.max_num_seqs, limits.max_num_batched_tokens), length)
     ahead = AheadSpeculator(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -29,7 +29,7 @@ def _meanings(config: OptimizationConfig, *, gpu: bool) -> dict[str, str]:
         "memory_pool_size": "the KV cache, allocated once when the engine starts",
         "kv_cache_dtype": "twice the tokens in the same memory; some tokens change" if fp8 else "as the weights: exact",
         "activation_bits": _activations(config.value("activation_bits", gpu=gpu), gpu=gpu),
-        "enable_speculative_decoding": _speculation(config.value("enable_speculative_decoding", gpu=gpu), gpu=gpu),
+        "enable_speculative_decoding": _speculation(config.value("enable_speculative_decoding", gpu=gpu)),
         "speculation_length": "most guesses for one sequence in a step; fewer where fewer pay",
         "enable_parallel_sampling": "the best of several sampled candidates"
         if several
@@ -46,11 +46,9 @@ def _activations(bits: int, *, gpu: bool) -> str:
     return "4- and 8-bit model files compute faster; about 1 token in 85 changes"
 
 
-def _speculation(enabled: bool, *, gpu: bool) -> str:
+def _speculation(enabled: bool) -> str:
     if not enabled:
         return "tokens are generated one by one"
-    if gpu:
-        return "experimental on a GPU: steps check guesses from text seen before"
     return "steps check guesses from text seen before; answers stay the same"
 
 

@@ -16,7 +16,8 @@ from tonle.performance_optimizer.explain import explain
 from tonle.performance_optimizer.levels import PRESETS, OptimizationLevel
 
 _DEFAULTS: dict[str, Any] = {  # the same at every level
-    "speculation_length": 4, "num_parallel_samples": 4, "enable_memory_pooling": True, "compile_model": True,
+    "enable_speculative_decoding": True, "speculation_length": 4, "num_parallel_samples": 4,
+    "enable_memory_pooling": True, "compile_model": True,
     "enable_gradient_checkpointing": False, "memory_efficient_attention": True, "device": "auto",
 }  # fmt: skip
 ENGINE_FIELDS = ("max_batch_size", "max_num_batched_tokens", "memory_pool_size", "kv_cache_dtype", "activation_bits",
@@ -96,8 +97,6 @@ class OptimizationConfig:
         """A field's value as set, else as the level has it on a GPU (`gpu`) or a CPU; None: on this machine."""
         if name in self.__dict__:
             return self.__dict__[name]
-        if name == "enable_speculative_decoding":
-            return not (self.on_gpu() if gpu is None else gpu)  # its gain on a GPU is not known yet
         if name in _DEFAULTS:
             return _DEFAULTS[name]
         if name == "enable_parallel_sampling" and self.__dict__.get("num_parallel_samples", 1) > 1:

@@ -94,7 +94,7 @@ def _check_makes_no_guesses(engine: LoggedEngine, url: str) -> None:
     """Steps that check guesses look like steps with prompts. Raises `ConfigError`."""
     settings = engine.settings
     is_off = settings.get("speculation") == "off" or settings.get("enable_speculative_decoding") is False
-    if engine.device == "cpu" and not is_off:  # no other device makes any
+    if not is_off:
         raise ConfigError(
             f"the server at {url} speculates, which a simulation does not: start it with --speculation off to profile it"
         )

@@ -150,9 +150,9 @@ def test_what_was_not_asked_for_is_not_warned_of(caplog: pytest.LogCaptureFixtur
 
 
 def test_speculation_reaches_the_engine() -> None:
-    usual = OptimizationConfig().engine_config(gpu=False)
-    assert (usual.guesses_by, usual.speculation_length) == ("suffix", 4)
-    assert OptimizationConfig().engine_config(gpu=True).guesses_by == "off", "only where it is asked for"
+    for gpu in (False, True):
+        usual = OptimizationConfig().engine_config(gpu=gpu)
+        assert (usual.guesses_by, usual.speculation_length) == ("suffix", 4)
     asked = OptimizationConfig(enable_speculative_decoding=True, speculation_length=6).engine_config(gpu=False)
     assert (asked.guesses_by, asked.speculation_length) == ("suffix", 6)
     assert OptimizationConfig(enable_speculative_decoding=False).engine_config(gpu=False).guesses_by == "off"

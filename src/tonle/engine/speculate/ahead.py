@@ -29,7 +29,7 @@ _MARGIN = 1.05  # by so much more tokens per second at least
 _RETURN = 0.25  # tokens of each sequence that leaving the pipeline and coming back take, besides the steps themselves,
 _STAY = 2.0  # which have guesses for so many steps, as a rule
 _MANY_ROWS = 32  # with more than so many sequences only some are looked at,
-_SAMPLE = 8  # one of so many,
+_LEAST_SAMPLE, _MOST_LOOKS = 8, 8  # one of so many at least, and about so many of them at most,
 _ALL_FOR = 64  # and all of them, for so many steps, where guesses would pay if the others were like these
 
 Weighed = tuple[list[int], list[float]]  # guesses, and for each the chance that it and all before it are right
@@ -42,6 +42,11 @@ class _Promise(NamedTuple):
     chance: float  # that the token in flight is the one expected, so that there is something to guess
     expected: float  # tokens that guesses bring then
     num_guesses: int
+
+
+def _sample(num_rows: int) -> int:
+    """Of so many sequences one is looked at."""
+    return max(_LEAST_SAMPLE, num_rows // _MOST_LOOKS)
 
 
 class AheadSpeculator(Speculator):
@@ -58,7 +63,8 @@ class AheadSpeculator(Speculator):
     def choose(self, sequences: list[Sequence]) -> list[Sequence]:
         if len(sequences) <= _MANY_ROWS or self._look_at_all > 0:
             return sequences
-        return [sequence for sequence in sequences if not sequence.request.handle % _SAMPLE]
+        sample = _sample(len(sequences))
+        return [sequence for sequence in sequences if not sequence.request.handle % sample]
 
     def look_ahead(self, sequences: list[Sequence], num_rows: int) -> list[Sequence]:
         """The token in flight is the first guess of each: those after it are what waiting would bring."""
@@ -73,7 +79,7 @@ class AheadSpeculator(Speculator):
         is_sample = num_rows > _MANY_ROWS and self._look_at_all == 0
         self._look_at_all = max(0, self._look_at_all - 1)
         if is_sample:
-            if self._worth_it(found * _SAMPLE, num_rows):
+            if self._worth_it(found * _sample(num_rows), num_rows):
                 self._look_at_all = _ALL_FOR
             return []
         return [each.sequence for each in self._worth_it(found, num_rows)]
