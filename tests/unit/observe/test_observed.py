@@ -133,22 +133,22 @@ def test_what_ended_is_saved_though_its_second_has_not_ended(tmp_path: Path, mon
         await first.observed.start()
         first.end(3)
         await asyncio.sleep(0.3)
-        assert await saved_requests(tmp_path, tmp_path / "crash") == [3]
+        assert await asyncio.to_thread(saved_requests, tmp_path, tmp_path / "crash") == [3]
         monkeypatch.setattr(module, "SAVE_S", 60.0)
         await asyncio.sleep(0.1)
         first.end(2)
         await first.observed.stop()
-        assert await saved_requests(tmp_path, tmp_path / "end") == [5]
+        assert await asyncio.to_thread(saved_requests, tmp_path, tmp_path / "end") == [5]
 
     asyncio.run(main())
 
 
-async def saved_requests(folder: Path, copy: Path) -> list[int]:
+def saved_requests(folder: Path, copy: Path) -> list[int]:
     """What another process finds in the file as it is now."""
     copy.mkdir()
     for file in folder.glob("history.db*"):
         shutil.copy(file, copy)
     other = Seconds(copy / "history.db").observed
-    rows = await other.usage_rows(DAY, DAY)
+    rows = other.usage.rows(DAY, DAY)
     other.history.file.close()
     return [row.requests for row in rows]
