@@ -49,7 +49,8 @@ class Seconds:
 
 
 def seen(**fields: Any) -> SeenRequest:
-    known: dict[str, Any] = {"id": "r", "arrived": NOON, "path": "/v1/completions", "model": "m", "key_id": "k", "key_name": "alice",
+    known: dict[str, Any] = {
+             "id": "r", "arrived": NOON, "path": "/v1/completions", "model": "m", "key_id": "k", "key_name": "alice",
              "status": "ok", "http_status": 200, "prompt_tokens": 10, "completion_tokens": 5, "backend": "b0",
              "accepted_s": 0.1, "sent_s": 0.1, "total_s": 1.0}  # fmt: skip
     return SeenRequest(**(known | fields))
