@@ -131,7 +131,7 @@ def test_answers_from_the_cache(tmp_path: Path) -> None:
             hit, miss = observed(place).request_log.newest()
             assert (miss.cache, miss.status, hit.cache, hit.status) == ("miss", "ok", "hit", "cached")
             assert hit.backend == "" and hit.completion_tokens == 3 and hit.device_s == 0
-            (row,) = observed(place).usage.rows("2000-01-01", "2999-12-31")
+            (row,) = await observed(place).usage_rows("2000-01-01", "2999-12-31")
             assert (row.requests, row.completion_tokens, row.model) == (2, 3, "m")
 
     run(main())
@@ -143,7 +143,7 @@ def test_figures_and_usage_survive_a_restart(tmp_path: Path) -> None:
             async with running_gateway(tmp_path, Upstream("m"), history_db=str(tmp_path / "history.db")) as place:
                 assert observed(place).history.kind == "file"
                 await place.ask()
-                rows = await asyncio.to_thread(observed(place).usage.rows, "2000-01-01", "2999-12-31")
+                rows = await observed(place).usage_rows("2000-01-01", "2999-12-31")
                 assert [row.requests for row in rows] == [number]
                 if number == 2:
                     shown = await asyncio.to_thread(observed(place).history.series, 300)

@@ -1,7 +1,7 @@
 """`Sampler`: what happens in the current second; when that is over, a `Sample` of it.
 
-Does: count ended requests, read the backends' state, close a second by a timer of the event loop, tell listeners. Does not:
-keep samples (`history.py`) or fetch what backends tell (`gateway/backends/scraper.py`).
+Does: count ended requests, many at a time, read the backends' state, close a second by a timer of the event loop, tell
+listeners. Does not: keep samples (`history.py`) or fetch what backends tell (`gateway/backends/scraper.py`).
 
 Tokens are counted once: by the counters of a backend where it tells them, which is smooth, else when a request ends.
 """
@@ -20,6 +20,7 @@ from tonle.observe.backend_state import BackendState
 from tonle.observe.sample import Sample, reading
 from tonle.observe.seen_request import SeenRequest
 from tonle.observe.sketch import Sketch
+from tonle.telemetry.fine_buckets import buckets_of
 
 log = logging.getLogger("tonle.observe")
 
@@ -28,6 +29,7 @@ RECENT_S = 60  # of errors and prefix misses by reason
 MOST_SHOWN = 100  # requests of a second that are passed on whole
 MOST_ERRORS = 50  # codes that are told apart in a second: a backend may invent them
 _OTHER = "other"
+_FAILED = ("failed", "interrupted")
 _MOST_STALLED_S = 60  # an event loop that stands still for longer leaves a gap, as a machine that sleeps does
 _HOUR_S = 3600.0
 
@@ -98,65 +100,90 @@ class Sampler:
         self.ended: list[SeenRequest] = []  # in the second that was closed last, the latest 100 at most
         self.latest: Sample | None = None  # that was closed
         self._listeners: list[Listener] = []
+        # Has those counted that ended and were kept back, before the second ends or they would be counted otherwise.
+        self.collect: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
 
     # -- what is told
 
-    def add(self, seen: SeenRequest) -> None:
-        """A request has ended."""
-        sample, status = self._open, seen.status
-        self._ended.append(seen)
-        sample.requests += 1
-        if status in ("failed", "interrupted"):
-            sample.failed += 1
-        elif status == "refused":
-            sample.refused += 1
-        if seen.error:
-            self._count_error(seen.error)
-        if seen.cache != "bypass":
-            sample.cache_lookups += 1
-            sample.cache_hits += seen.cache == "hit"
-        if seen.cost is not None:
-            sample.cost += seen.cost
-            sample.num_priced += 1
-        if status != "cached":
-            self._count_tokens(sample, seen)
-        self._count_latency(sample, seen)
+    def count(self, requests: Sequence[SeenRequest]) -> None:
+        """Requests have ended. All are counted, or none of them, where it fails: this second's sums come last."""
+        failed = refused = lookups = hits = priced = 0
+        prompt_tokens = output_tokens = 0
+        cost = 0.0
+        errors: list[str] = []
+        e2e: list[float] = []
+        ttft: list[float] = []
+        itl: list[float] = []
+        num_gaps: list[int] = []  # of each in `itl`
+        gaps_known = self._gaps is not None  # the engine of this process counts its own
+        backend, told = "", self._counters.get("")
+        for seen in requests:
+            status = seen.status
+            if status != "ok":
+                failed += status in _FAILED
+                refused += status == "refused"
+            if seen.error:
+                errors.append(seen.error)
+            if seen.cache != "bypass":
+                lookups += 1
+                hits += seen.cache == "hit"
+            if seen.cost is not None:
+                cost += seen.cost
+                priced += 1
+            if status != "cached":
+                if seen.backend != backend:
+                    backend = seen.backend
+                    told = self._counters.get(backend)
+                if told is None or not (told.count_tokens or seen.arrived + (seen.sent_s or 0.0) < told.since):
+                    prompt_tokens += seen.prompt_tokens
+                    output_tokens += seen.completion_tokens
+            # As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long.
+            if not seen.computed:
+                continue
+            if status == "ok" or status == "cached" or status == "failed":
+                e2e.append(seen.total_s)
+                if (ttft_s := seen.ttft_s) is None:
+                    continue
+                ttft.append(ttft_s)
+                gaps = seen.completion_tokens - seen.num_answers  # `SeenRequest.itl_s`, without its calls
+                if gaps > 0 and seen.last_s is not None and status != "cached" and not (gaps_known and seen.is_local):
+                    itl.append(max(0.0, seen.last_s - ttft_s) * seen.num_answers / gaps)
+                    num_gaps.append(gaps)
+            elif status == "cancelled" and seen.total_s > self._patience_s:
+                e2e.append(seen.total_s)
+        sketches = (Sketch.of(e2e), Sketch.of(ttft), Sketch())
+        for bucket, gaps in zip(buckets_of(itl), num_gaps, strict=True):
+            sketches[2].add_bucket(bucket, gaps)
+        sample = self._open
+        for whole, added in zip((sample.e2e, sample.ttft, sample.itl), sketches, strict=True):
+            whole.merge(added)
+        sample.requests += len(requests)
+        sample.failed += failed
+        sample.refused += refused
+        sample.cache_lookups += lookups
+        sample.cache_hits += hits
+        sample.cost += cost
+        sample.num_priced += priced
+        sample.prompt_tokens += prompt_tokens
+        sample.output_tokens += output_tokens
+        for code in errors:
+            self._count_error(code)
+        self._ended.extend(requests[-MOST_SHOWN:])
 
     def _count_error(self, code: str) -> None:
         errors = self._errors
         errors[code if code in errors or len(errors) < MOST_ERRORS else _OTHER] += 1
 
-    def _count_tokens(self, sample: Sample, seen: SeenRequest) -> None:
-        counters = self._counters.get(seen.backend)
-        if counters is not None and (counters.count_tokens or seen.arrived + (seen.sent_s or 0.0) < counters.since):
-            return
-        sample.prompt_tokens += seen.prompt_tokens
-        sample.output_tokens += seen.completion_tokens
-
-    def _count_latency(self, sample: Sample, seen: SeenRequest) -> None:
-        """As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long."""
-        if not seen.computed:
-            return
-        if seen.status == "cancelled":
-            if seen.total_s > self._patience_s:
-                sample.e2e.add(seen.total_s)
-            return
-        if seen.status not in ("ok", "cached", "failed"):
-            return
-        sample.e2e.add(seen.total_s)
-        if seen.ttft_s is not None:
-            sample.ttft.add(seen.ttft_s)
-        if (self._gaps is None or not seen.is_local) and seen.status != "cached" and (gap_s := seen.itl_s) is not None:
-            sample.itl.add(gap_s, seen.num_gaps)
-
     def told(self, state: BackendState) -> None:
-        """A backend has told its state."""
+        """A backend has told its state. From now on its tokens may be counted otherwise."""
+        self.collect()
         self.states[state.name] = state
         self._counters_of(state.name).told(state)
 
     def lost(self, name: str) -> None:
         """It could not be asked."""
+        self.collect()
         self.states.pop(name, None)
         self._counters_of(name).lost(self._clock())
 
@@ -239,6 +266,7 @@ class Sampler:
         if now < closed.t:  # the clock was set back
             closed.t = now
             return
+        self.collect()
         self._open = Sample(now)
         self._finish(closed)
         self.latest = closed

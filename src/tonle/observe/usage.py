@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import sqlite3
 import threading
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -65,43 +66,27 @@ class UsageRow(msgspec.Struct, kw_only=True):
 
 
 class Usage:
-    """`add` may be called on the event loop; the others read and write the file: call them on a thread."""
+    """`count` may be called on the event loop; the others read and write the file: call them on a thread."""
 
     def __init__(self, file: HistoryFile) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._unsaved: dict[Place, UsageRow] = {}
         self._saving: dict[Place, UsageRow] = {}
-        self._day = (-1, "")  # number and name of the day of the latest request
 
-    def add(self, seen: SeenRequest) -> None:
-        day = self._day_of(seen.arrived)
-        model = seen.model if seen.accepted_s is not None else ""  # else a caller could fill the file with names
-        place = (day, seen.key_id, model)
+    def count(self, requests: Sequence[SeenRequest]) -> None:
+        """Requests have ended. All are counted, or none of them, where it fails."""
+        by_place: dict[tuple[float, str, str], list[SeenRequest]] = {}  # a day is a number here
+        for seen in requests:
+            model = seen.model if seen.accepted_s is not None else ""  # else a caller could fill the file with names
+            place = (seen.arrived // _DAY_S, seen.key_id, model)
+            if (same := by_place.get(place)) is None:
+                by_place[place] = [seen]
+            else:
+                same.append(seen)
+        rows = [_row_of(_day_name(int(day)), same, model) for (day, _, model), same in by_place.items()]
         with self._lock:
-            row = self._unsaved.get(place)
-            if row is None:
-                row = self._unsaved[place] = UsageRow(day=day, key_id=seen.key_id, key_name="", model=model)
-            row.key_name = seen.key_name
-            row.requests += 1
-            row.failed += seen.status in ("failed", "interrupted")
-            if seen.status == "cached":
-                return
-            row.prompt_tokens += seen.prompt_tokens
-            row.cached_tokens += seen.cached_tokens
-            row.completion_tokens += seen.completion_tokens
-            row.device_s += seen.device_s
-            row.audio_s += seen.audio_s
-            row.characters += seen.characters
-            row.images += seen.images
-            if seen.cost is not None:
-                row.cost = seen.cost + (row.cost or 0.0)
-
-    def _day_of(self, unix_s: float) -> str:
-        number = int(unix_s // _DAY_S)
-        if self._day[0] != number:
-            self._day = (number, _day_name(number))
-        return self._day[1]
+            _merge(self._unsaved, [((row.day, row.key_id, row.model), row) for row in rows])
 
     def rows(self, start_day: str, end_day: str) -> list[UsageRow]:
         """Both days included, as 2026-01-31; by day, key and model."""
@@ -141,13 +126,39 @@ class Usage:
     def written(self, ok: bool) -> None:
         with self._lock:
             if not ok:
-                for place, row in self._unsaved.items():
-                    if place in self._saving:
-                        self._saving[place].merge(row)
-                    else:
-                        self._saving[place] = row
+                _merge(self._saving, self._unsaved.items())
                 self._unsaved = self._saving
             self._saving = {}
+
+
+def _merge(rows: dict[Place, UsageRow], added: Iterable[tuple[Place, UsageRow]]) -> None:
+    for place, row in added:
+        if (known := rows.setdefault(place, row)) is not row:
+            known.merge(row)
+
+
+def _row_of(day: str, requests: list[SeenRequest], model: str) -> UsageRow:
+    """Of one key. A list for each sum is the cheapest loop there is."""
+    statuses = [seen.status for seen in requests]
+    computed = [seen for seen in requests if seen.status != "cached"] if "cached" in statuses else requests
+    media = [seen for seen in computed if seen.audio_s or seen.characters or seen.images]  # most have none
+    costs = [seen.cost for seen in computed if seen.cost is not None]
+    return UsageRow(
+        day=day,
+        key_id=requests[-1].key_id,
+        key_name=requests[-1].key_name,
+        model=model,
+        requests=len(requests),
+        failed=statuses.count("failed") + statuses.count("interrupted"),
+        prompt_tokens=sum([seen.prompt_tokens for seen in computed]),
+        cached_tokens=sum([seen.cached_tokens for seen in computed]),
+        completion_tokens=sum([seen.completion_tokens for seen in computed]),
+        device_s=sum([seen.device_s for seen in computed]),
+        audio_s=sum([seen.audio_s for seen in media]),
+        characters=sum([seen.characters for seen in media]),
+        images=sum([seen.images for seen in media]),
+        cost=sum(costs) if costs else None,
+    )
 
 
 def _day_name(number: int) -> str:

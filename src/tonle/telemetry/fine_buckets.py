@@ -8,6 +8,7 @@ Bucket b holds the values above GROWTH**(b-1) and up to GROWTH**b, in seconds; i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 GROWTH = 1.05
 _PER_LOG = 1 / math.log(GROWTH)
@@ -23,6 +24,12 @@ def bucket_of(value: float) -> int:
     if not value > LOWEST_S:  # not a number, too
         return FIRST
     return math.ceil(math.log(value) * _PER_LOG) if value < HIGHEST_S else LAST
+
+
+def buckets_of(values: Sequence[float]) -> list[int]:
+    """`bucket_of` of each, without a call for each."""
+    ceil, log, per_log = math.ceil, math.log, _PER_LOG
+    return [ceil(log(v) * per_log) if LOWEST_S < v < HIGHEST_S else bucket_of(v) for v in values]
 
 
 def upper_bound(bucket: int) -> float:

@@ -85,7 +85,7 @@ def test_backends_that_come_and_go() -> None:
     assert seconds.next().running.total == 3
     del backends[1]
     assert seconds.next().running.total == 0 and "late" not in seconds.sampler.states
-    seconds.sampler.add(seen(backend="late"))  # its last request ends
+    seconds.sampler.count([seen(backend="late")])  # its last request ends
     assert seconds.next().output_tokens == 11
     seconds.sampler.lost("late")  # an answer that comes after it is gone is no mistake
 
@@ -102,7 +102,7 @@ def test_a_second_of_requests() -> None:
         {"status": "refused", "error": "rate_limit", "completion_tokens": 0}, {"status": "cached", "cache": "hit"},
         {"cache": "miss"}, {"status": "refused", "error": "rate_limit", "prompt_tokens": 0, "completion_tokens": 0},
     ):  # fmt: skip
-        seconds.sampler.add(seen(**fields))
+        seconds.sampler.count([seen(**fields)])
     sample = seconds.next()
     values = sample.values()
     assert sample.t == START and values["requests_per_s"] == 7
@@ -120,10 +120,10 @@ def test_a_second_of_requests() -> None:
 def test_percentiles_are_those_of_the_last_minute() -> None:
     seconds = Seconds(Watched())
     assert seconds.sampler.percentiles()["ttft_p95"] is None
-    seconds.sampler.add(seen(ttft_s=5.0))
+    seconds.sampler.count([seen(ttft_s=5.0)])
     seconds.next()
     for number in range(RECENT_S - 1):
-        seconds.sampler.add(seen(ttft_s=0.1 if number % 2 else 0.2))
+        seconds.sampler.count([seen(ttft_s=0.1 if number % 2 else 0.2)])
         seconds.next()
     found = seconds.sampler.percentiles()
     assert found["ttft_p50"] == pytest.approx(0.1, rel=0.03) or found["ttft_p50"] == pytest.approx(0.2, rel=0.03)
@@ -135,7 +135,7 @@ def test_percentiles_are_those_of_the_last_minute() -> None:
 
 def test_what_no_model_computed_is_no_latency() -> None:
     seconds = Seconds(Watched())
-    seconds.sampler.add(seen(path="/tokenize", computed=False))
+    seconds.sampler.count([seen(path="/tokenize", computed=False)])
     sample = seconds.next()
     assert sample.requests == 1 and sample.e2e.count == sample.ttft.count == 0
 
@@ -143,7 +143,7 @@ def test_what_no_model_computed_is_no_latency() -> None:
 def test_a_caller_that_gives_up_counts_once_it_waited_too_long() -> None:
     seconds = Seconds(patience_s=2.0)
     for total_s in (1.9, 2.1):
-        seconds.sampler.add(seen(status="cancelled", total_s=total_s))
+        seconds.sampler.count([seen(status="cancelled", total_s=total_s)])
     sample = seconds.next()
     assert sample.e2e.count == 1 and sample.ttft.count == 0
 
@@ -151,7 +151,7 @@ def test_a_caller_that_gives_up_counts_once_it_waited_too_long() -> None:
 def test_errors_are_those_of_the_last_minute_and_few() -> None:
     seconds = Seconds()
     for number in range(200):
-        seconds.sampler.add(seen(status="failed", error=f"invented-{number}"))
+        seconds.sampler.count([seen(status="failed", error=f"invented-{number}")])
     seconds.next()
     errors = seconds.sampler.errors()
     assert len(errors) <= 51 and sum(errors.values()) == 200 and errors["other"] == 150
@@ -172,7 +172,7 @@ def test_the_engine_of_this_process_is_counted_by_its_own_counters() -> None:
     told.append(state(generation_tokens=150, prompt_tokens=30, prefix_hits=12, prefix_queries=20, running=4, waiting=0,
                       kv_usage=0.6, prefix_missed={"new": 13, "tail": 1}))  # fmt: skip
     gaps.counts[:] = [0, 7, 1]
-    seconds.sampler.add(seen(is_local=True))
+    seconds.sampler.count([seen(is_local=True)])
     sample = seconds.next()
     assert sample.output_tokens == 50 and sample.prompt_tokens == 20, "of a request that ended nothing is added"
     assert sample.itl.count == 4 and sample.itl.percentile(100) == pytest.approx(0.2, rel=0.03)
@@ -186,7 +186,7 @@ def test_the_engine_of_this_process_is_counted_by_its_own_counters() -> None:
 def test_a_scraped_backend_is_spread_over_the_seconds_until_the_next_reading() -> None:
     seconds = Seconds(Watched())
     seconds.sampler.told(state(generation_tokens=1000))
-    seconds.sampler.add(seen())
+    seconds.sampler.count([seen()])
     assert seconds.next().output_tokens == 0
     seconds.sampler.told(state(generation_tokens=1500))
     # One second more than until the next reading, which may be late.
@@ -196,7 +196,7 @@ def test_a_scraped_backend_is_spread_over_the_seconds_until_the_next_reading() -
 def test_a_backend_that_does_not_tell_is_counted_when_requests_end() -> None:
     seconds = Seconds(Watched())
     seconds.sampler.told(state(running=2))  # without tokens, as of a gateway
-    seconds.sampler.add(seen())
+    seconds.sampler.count([seen()])
     assert seconds.next().output_tokens == 11
 
 
@@ -207,9 +207,9 @@ def test_a_backend_that_falls_silent_is_counted_by_requests_that_begin_after_tha
         seconds.next()
         seconds.sampler.lost("b0")
     assert not seconds.sampler.states
-    seconds.sampler.add(seen(arrived=START + 1))
+    seconds.sampler.count([seen(arrived=START + 1)])
     assert seconds.next().output_tokens == 0, "a part of it was counted"
-    seconds.sampler.add(seen(arrived=START + 3.5))
+    seconds.sampler.count([seen(arrived=START + 3.5)])
     assert seconds.next().output_tokens == 11
     seconds.sampler.told(state(generation_tokens=5000))
     assert seconds.next().output_tokens == 0, "counting begins again with this reading"
@@ -230,7 +230,7 @@ def test_no_token_is_counted_twice(rounds: list[tuple[bool, int, int]]) -> None:
             written, counter = written + len(running), counter + len(running)
             for arrived, tokens in running:
                 if tokens == 7:
-                    seconds.sampler.add(seen(arrived=arrived, completion_tokens=7))
+                    seconds.sampler.count([seen(arrived=arrived, completion_tokens=7)])
             running = [each for each in running if each[1] < 7]
             seconds.next()
         counter = 0 if restarts else counter
@@ -252,7 +252,7 @@ def test_all_backends_together() -> None:
     seconds.sampler.told(
         state(name="b1", running=2, kv_usage=0.4, gpu_memory_used=5, gpu_memory_total=20, gpu_utilization=0.5)
     )
-    seconds.sampler.add(seen(backend="b2", cost=0.01, completion_tokens=500))
+    seconds.sampler.count([seen(backend="b2", cost=0.01, completion_tokens=500)])
     values = seconds.next().values()
     assert values["running"] == 1 + 2 + 5 and values["waiting"] == 2 + 2
     assert values["kv_usage"] == pytest.approx(0.3) and values["gpu_utilization"] == 0.5
@@ -263,7 +263,7 @@ def test_all_backends_together() -> None:
 
 def test_a_stalled_event_loop_is_no_gap_and_a_machine_that_slept_is_one() -> None:
     seconds = Seconds()
-    seconds.sampler.add(seen())
+    seconds.sampler.count([seen()])
     seconds.sampler.close_until(START + 4)
     assert [sample.t - START for sample in seconds.samples] == [0, 1, 2, 3]
     assert [sample.requests for sample in seconds.samples] == [1, 0, 0, 0]
@@ -303,7 +303,7 @@ def test_the_timer_closes_seconds_until_it_is_stopped() -> None:
         async with asyncio.timeout(120):
             await second.wait()
         count = len(samples)
-        sampler.add(seen())
+        sampler.count([seen()])
         sampler.stop()
         sampler.stop()
         assert len(samples) == count + 1 and samples[-1].requests == 1, "what came last is not lost"

@@ -35,12 +35,12 @@ def save(history: History, usage: Usage) -> bool:
 
 def test_requests_add_up_before_and_after_they_are_saved(history: History) -> None:
     usage = Usage(history.file)
-    usage.add(seen(cost=0.25))
-    usage.add(seen(status="failed", completion_tokens=1))
+    usage.count([seen(cost=0.25)])
+    usage.count([seen(status="failed", completion_tokens=1)])
     assert save(history, usage)
-    usage.add(seen(cost=0.5, key_name="alice 2"))
-    usage.add(seen(model="other"))
-    usage.add(seen(key_id="k2", key_name="bob"))
+    usage.count([seen(cost=0.5, key_name="alice 2")])
+    usage.count([seen(model="other")])
+    usage.count([seen(key_id="k2", key_name="bob")])
     for _ in range(2):
         one, other, bob = usage.rows("2026-01-01", "2026-01-01")
         assert (one.requests, one.failed, one.prompt_tokens, one.cached_tokens, one.completion_tokens) == (
@@ -57,10 +57,10 @@ def test_requests_add_up_before_and_after_they_are_saved(history: History) -> No
 
 def test_sound_and_images_add_up_too(history: History) -> None:
     usage = Usage(history.file)
-    usage.add(seen(audio_s=1.5, characters=20))
+    usage.count([seen(audio_s=1.5, characters=20)])
     assert save(history, usage)
-    usage.add(seen(audio_s=0.25, images=3))
-    usage.add(seen(status="cached", audio_s=9.0, images=9))
+    usage.count([seen(audio_s=0.25, images=3)])
+    usage.count([seen(status="cached", audio_s=9.0, images=9)])
     for _ in range(2):
         (row,) = usage.rows("2026-01-01", "2026-01-01")
         assert (row.requests, row.audio_s, row.characters, row.images) == (3, 1.75, 20, 3)
@@ -84,7 +84,7 @@ def test_a_file_from_before_sound_and_images_goes_on(tmp_path: Path) -> None:
     db.close()
     history = History(tmp_path / "h.db")
     usage = Usage(history.file)
-    usage.add(seen(audio_s=2.0))
+    usage.count([seen(audio_s=2.0)])
     assert save(history, usage)
     (row,) = usage.rows("2026-01-01", "2026-01-01")
     assert (row.requests, row.prompt_tokens, row.audio_s, row.cost) == (3, 40, 2.0, 0.25)
@@ -94,8 +94,8 @@ def test_a_file_from_before_sound_and_images_goes_on(tmp_path: Path) -> None:
 def test_days_are_those_of_utc_and_of_the_range(history: History) -> None:
     usage = Usage(history.file)
     for number in range(3):
-        usage.add(seen(arrived=MORNING + number * DAY_S))
-    usage.add(seen(arrived=MORNING + 15.999 * 3600))
+        usage.count([seen(arrived=MORNING + number * DAY_S)])
+    usage.count([seen(arrived=MORNING + 15.999 * 3600)])
     assert [(row.day, row.requests) for row in usage.rows("2026-01-01", "2026-01-02")] == [
         ("2026-01-01", 2),
         ("2026-01-02", 1),
@@ -104,7 +104,7 @@ def test_days_are_those_of_utc_and_of_the_range(history: History) -> None:
 
 def test_a_cached_answer_is_a_request_without_tokens(history: History) -> None:
     usage = Usage(history.file)
-    usage.add(seen(status="cached", cost=1.0))
+    usage.count([seen(status="cached", cost=1.0)])
     (row,) = usage.rows("2026-01-01", "2026-01-01")
     assert row.requests == 1 and row.prompt_tokens == row.completion_tokens == 0 and row.cost is None
 
@@ -112,18 +112,18 @@ def test_a_cached_answer_is_a_request_without_tokens(history: History) -> None:
 def test_callers_cannot_fill_the_file_with_names(history: History) -> None:
     usage = Usage(history.file)
     for number in range(100):
-        usage.add(seen(model=f"invented-{number}", status="refused", accepted_s=None, key_id="", key_name=""))
+        usage.count([seen(model=f"invented-{number}", status="refused", accepted_s=None, key_id="", key_name="")])
     (row,) = usage.rows("2026-01-01", "2026-01-01")
     assert row.model == "" and row.requests == 100
 
 
 def test_it_survives_a_restart_and_a_failed_save(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage(history.file)
-    usage.add(seen())
+    usage.count([seen()])
     with monkeypatch.context() as broken:
         broken.setattr("tonle.observe.usage._UPSERT", "INSERT INTO nowhere VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")
         assert not save(history, usage)
-    usage.add(seen())
+    usage.count([seen()])
     (row,) = usage.rows("2026-01-01", "2026-01-01")
     assert row.requests == 2
     assert save(history, usage)
@@ -136,10 +136,10 @@ def test_it_survives_a_restart_and_a_failed_save(history: History, monkeypatch: 
 def test_four_hundred_days_are_kept(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage(history.file)
     for number in (0, 1, 400):
-        usage.add(seen(arrived=MORNING + number * DAY_S))
+        usage.count([seen(arrived=MORNING + number * DAY_S)])
     assert save(history, usage)
     assert len(usage.rows("2026-01-01", "2028-01-01")) == 3, "the clock may be wrong: nothing is dropped yet"
     monkeypatch.setattr(history_file, "STEADY_S", 0.0)
-    usage.add(seen(arrived=MORNING + 400 * DAY_S))
+    usage.count([seen(arrived=MORNING + 400 * DAY_S)])
     assert save(history, usage)
     assert [row.day for row in usage.rows("2026-01-01", "2028-01-01")] == ["2026-01-02", "2027-02-05"]

@@ -93,7 +93,7 @@ class DataPages:
         observed = self._services.observed
         if observed is None:
             return []
-        return await asyncio.to_thread(observed.usage.rows, start.isoformat(), end.isoformat())
+        return await observed.usage_rows(start.isoformat(), end.isoformat())
 
 
 def _days(exchange: Exchange) -> tuple[datetime.date, datetime.date]:
