@@ -67,10 +67,12 @@ def num_threads() -> int:
 
 
 def ours() -> list[Server]:
-    """Our own server, out of the environment that runs this script: as a user starts it, and with 16-bit activations."""
+    """Our own server, out of the environment that runs this script: as a user starts it, without guesses (speculative
+    decoding, which the peers do not have), and with 16-bit activations."""
     start = [sys.executable, "-m", "tonle", "serve", "--port"]
     return [
         Server("tonle", "/health/ready", lambda port: [*start, str(port)]),
+        Server("tonle-no-guesses", "/health/ready", lambda port: [*start, str(port), "--speculation", "off"]),
         Server("tonle-16bit", "/health/ready", lambda port: [*start, str(port), "--activation-bits", "16"]),
     ]
 
