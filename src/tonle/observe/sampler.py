@@ -112,11 +112,6 @@ class Sampler:
         prompt_tokens = output_tokens = 0
         cost = 0.0
         errors: list[str] = []
-        e2e: list[float] = []
-        ttft: list[float] = []
-        itl: list[float] = []
-        num_gaps: list[int] = []  # of each in `itl`
-        gaps_known = self._gaps is not None  # the engine of this process counts its own
         backend, told = "", self._counters.get("")
         for seen in requests:
             status = seen.status
@@ -138,25 +133,9 @@ class Sampler:
                 if told is None or not (told.count_tokens or seen.arrived + (seen.sent_s or 0.0) < told.since):
                     prompt_tokens += seen.prompt_tokens
                     output_tokens += seen.completion_tokens
-            # As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long.
-            if not seen.computed:
-                continue
-            if status == "ok" or status == "cached" or status == "failed":
-                e2e.append(seen.total_s)
-                if (ttft_s := seen.ttft_s) is None:
-                    continue
-                ttft.append(ttft_s)
-                gaps = seen.completion_tokens - seen.num_answers  # `SeenRequest.itl_s`, without its calls
-                if gaps > 0 and seen.last_s is not None and status != "cached" and not (gaps_known and seen.is_local):
-                    itl.append(max(0.0, seen.last_s - ttft_s) * seen.num_answers / gaps)
-                    num_gaps.append(gaps)
-            elif status == "cancelled" and seen.total_s > self._patience_s:
-                e2e.append(seen.total_s)
-        sketches = (Sketch.of(e2e), Sketch.of(ttft), Sketch())
-        for bucket, gaps in zip(buckets_of(itl), num_gaps, strict=True):
-            sketches[2].add_bucket(bucket, gaps)
+        latencies = self._latencies(requests)
         sample = self._open
-        for whole, added in zip((sample.e2e, sample.ttft, sample.itl), sketches, strict=True):
+        for whole, added in zip((sample.e2e, sample.ttft, sample.itl), latencies, strict=True):
             whole.merge(added)
         sample.requests += len(requests)
         sample.failed += failed
@@ -170,6 +149,34 @@ class Sampler:
         for code in errors:
             self._count_error(code)
         self._ended.extend(requests[-MOST_SHOWN:])
+
+    def _latencies(self, requests: Sequence[SeenRequest]) -> tuple[Sketch, Sketch, Sketch]:
+        """Whole times, times to the first token and gaps between tokens, in seconds."""
+        e2e: list[float] = []
+        ttft: list[float] = []
+        itl: list[float] = []
+        num_gaps: list[int] = []  # of each in `itl`
+        gaps_known = self._gaps is not None  # the engine of this process counts its own
+        for seen in requests:
+            # As `GatewayMetrics`: a refusal does not say how fast we are, nor a hang-up, unless its caller had waited too long.
+            if not seen.computed:
+                continue
+            status = seen.status
+            if status == "ok" or status == "cached" or status == "failed":
+                e2e.append(seen.total_s)
+                if (ttft_s := seen.ttft_s) is None:
+                    continue
+                ttft.append(ttft_s)
+                gaps = seen.completion_tokens - seen.num_answers  # `SeenRequest.itl_s`, without its calls
+                if gaps > 0 and seen.last_s is not None and status != "cached" and not (gaps_known and seen.is_local):
+                    itl.append(max(0.0, seen.last_s - ttft_s) * seen.num_answers / gaps)
+                    num_gaps.append(gaps)
+            elif status == "cancelled" and seen.total_s > self._patience_s:
+                e2e.append(seen.total_s)
+        gap_times = Sketch()
+        for bucket, gaps in zip(buckets_of(itl), num_gaps, strict=True):
+            gap_times.add_bucket(bucket, gaps)
+        return Sketch.of(e2e), Sketch.of(ttft), gap_times
 
     def _count_error(self, code: str) -> None:
         errors = self._errors

@@ -111,13 +111,13 @@ def test_cpu_time_between_samples() -> None:
 
 
 def test_cpu_time_includes_children_that_have_ended() -> None:
-    burn = "import time\nwhile time.process_time() < 0.2: pass"
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
     parent = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); print(flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", parent]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
-        assert 0.2 <= cpu_seconds(process.pid) < 60
+        assert 0.2 <= cpu_seconds(process.pid) < 60  # the kernel counts in ticks of 10 ms, a few of which may be lost
         process.kill()
     assert cpu_seconds(process.pid) == 0.0

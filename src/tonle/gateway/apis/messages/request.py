@@ -34,7 +34,15 @@ _OTHER_FIELDS = OtherFields(
     no_effect={
         "context_management": "has no effect: messages are not edited",
         **dict.fromkeys(
-            ("diagnostics", "fallback_credit_token", "fallbacks", "speed", "user_profile_id", "workspace_id"),
+            (
+                "billing_policy",
+                "diagnostics",
+                "fallback_credit_token",
+                "fallbacks",
+                "speed",
+                "user_profile_id",
+                "workspace_id",
+            ),
             NO_EFFECT_MESSAGE,
         ),
     },
