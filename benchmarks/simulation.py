@@ -1,6 +1,7 @@
 """How far the simulator is from a server: profile it, write down what is predicted, then measure the same loads.
 
     python -m benchmarks.simulation                                    # the default model on this machine, about 6 minutes
+    python -m benchmarks.simulation --profile-seconds 180 --repeats 5   # on a machine that others share, a quarter of an hour
     python -m benchmarks.simulation --shape qwen2.5-1.5b --frontends 6 --users 10,100,256 --output-tokens 128-512 --clients 6
 
 Does: start the server, `tonle profile` it, simulate every level and save that to `predictions.json`, drive the server with the
@@ -28,6 +29,7 @@ from tonle.bench.options import BenchOptions, Span
 from tonle.bench.run import run_bench
 from tonle.bench.server_process import ServerProcess
 from tonle.engine.step_log import read_step_log
+from tonle.simulate.fit_times import timed_steps
 from tonle.simulate.profile import Profile, load_profile, save_profile
 from tonle.simulate.run import fleet_of, simulate
 from tonle.simulate.run_profile import profile_running
@@ -48,6 +50,7 @@ class Level(msgspec.Struct, frozen=True):
     requests: int
     predicted: list[list[float]]  # by repeat: the numbers of COLUMNS
     measured: list[list[float]] = []
+    step_ratios: list[float] = []  # by repeat: what its steps took, to what the profile says of them
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -104,9 +107,25 @@ def predict(profile: Profile, arguments: argparse.Namespace) -> list[Level]:
     return [predictor.level(number, load) for number, load in enumerate(loads)]
 
 
-def measure(levels: Sequence[Level], arguments: argparse.Namespace, url: str) -> list[Level]:
+class StepClock:
+    """How fast the machine was: what steps took since the last look, to what a profile says of them. 1 is as fast as then."""
+
+    def __init__(self, step_log: Path, profile: Profile) -> None:
+        self._path, self._times = step_log, profile.times
+        self._seen = len(read_step_log(step_log).steps)
+
+    def ratio(self) -> float:
+        log = read_step_log(self._path)
+        steps = [step for step in timed_steps(log.steps, log.engine.lag)[self._seen :] if step.device_s]
+        self._seen = len(log.steps)
+        expected_s = sum(self._times.device_s(step.work) for step in steps) * statistics.fmean(self._times.ratios)
+        return sum(step.device_s or 0.0 for step in steps) / expected_s if expected_s else 1.0
+
+
+def measure(levels: Sequence[Level], arguments: argparse.Namespace, url: str, clock: StepClock) -> list[Level]:
     """Repeat by repeat, so that what changes with time is shared by all levels."""
     found: list[list[list[float]]] = [[] for _ in levels]
+    ratios: list[list[float]] = [[] for _ in levels]
     for repeat in range(arguments.repeats):
         for number, level in enumerate(levels):
             load = Load("concurrency", level.users) if level.users else Load("rate", level.rate or 0.0)
@@ -114,17 +133,24 @@ def measure(levels: Sequence[Level], arguments: argparse.Namespace, url: str) ->
             if report.interrupted or not report.ok:
                 raise SystemExit(f"{level.label}: {report.levels[0].failures if report.levels else 'stopped'}")
             found[number].append(numbers(report.levels[0]))
+            ratios[number].append(clock.ratio())
             for note in report.notes:
                 say(f"  {level.label}: {note}")
-            say(f"  measured {level.label}, repeat {repeat + 1}: {found[number][-1][0]:,.0f} tokens/s")
-    return [msgspec.structs.replace(level, measured=each) for level, each in zip(levels, found, strict=True)]
+            rate, ratio = found[number][-1][0], ratios[number][-1]
+            say(
+                f"  measured {level.label}, repeat {repeat + 1}: {rate:,.0f} tokens/s, steps {ratio:.2f} of the profile's"
+            )
+    return [
+        msgspec.structs.replace(level, measured=each, step_ratios=own)
+        for level, each, own in zip(levels, found, ratios, strict=True)
+    ]
 
 
 def table(levels: Sequence[Level]) -> str:
-    """Medians over repeats."""
+    """Medians over repeats. The last column says how fast the machine was meanwhile: median, lowest and highest."""
     lines = [
-        "| load | requests | " + " | ".join(f"{name}: predicted / measured" for name in COLUMNS) + " |",
-        "|---|---|" + "---|" * len(COLUMNS),
+        "| load | requests | " + " | ".join(f"{name}: predicted / measured" for name in COLUMNS) + " | steps |",
+        "|---|---|" + "---|" * (len(COLUMNS) + 1),
     ]
     for level in levels:
         cells = []
@@ -135,6 +161,8 @@ def table(levels: Sequence[Level]) -> str:
             digits = ",.4g" if place else ",.0f"
             text = f"{predicted:{digits}} / {measured:{digits}} ({error:+.1%})"
             cells.append(text if abs(error) <= limit else f"**{text}**")
+        low, middle, high = min(level.step_ratios), statistics.median(level.step_ratios), max(level.step_ratios)
+        cells.append(f"{middle:.2f} ({low:.2f}, {high:.2f})")
         lines.append(f"| {level.label} | {level.requests} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -179,7 +207,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
         levels = predict(profile, arguments)
         write(out / "predictions.json", Comparison(profile, levels))
         say(f"predictions are in {out / 'predictions.json'}; now the real runs")
-        levels = measure(levels, arguments, server.url)
+        levels = measure(levels, arguments, server.url, StepClock(step_log, profile))
     write(out / "comparison.json", Comparison(profile, levels))
     print(table(levels))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tonle.simulate.profile_loads import Told
 
 COULD_NOT_START = 2
+_WORTH_A_LINE = 0.01  # of the time
 
 # What the table of expected times shows: rows, prompts, tokens, context of each row, tokens before each chunk.
 _EXAMPLES = {
@@ -167,6 +168,11 @@ def _show(found: Profile, other: Profile | None, other_name: str | None) -> None
         f"Around steps: {_ms(times.front_s)} until the engine has a request, {_ms(times.back_s)} from a token to the "
         "client.\n"
     )
+    if found.left_out >= _WORTH_A_LINE:
+        out.print(
+            f"Left out: {found.left_out:.0%} of the steps' time, in which steps took longer than the same steps at other "
+            "times, as if others used the machine. What is simulated is this machine undisturbed.\n"
+        )
     if found.fits:
         out.print(_fit_table(found))
     else:

@@ -53,6 +53,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerFacts
     times: FittedTimes
     fits: list[Fit] = []
+    left_out: float = 0.0  # share of the steps' time: spells in which others slowed the machine down (`spells.py`)
 
     def limits(self, **changes: int) -> SchedulerLimits:
         """Of the server's scheduler. `changes`: by field, such as max_num_seqs=64. Without a threshold of its own, the most of

@@ -5,6 +5,9 @@ Does: decide what to send in which order; drive it with the benchmark's clients.
     alone     one user, prompts of many lengths: prompts by themselves, and answers of one row
     N users   1, 2, 4 … up to the limit of rows, prompts and answers of mixed lengths: prompts beside rows that decode
     falling   as many requests as there are rows, sent at once, that end one by one: every number of rows, short and long contexts
+
+Each minute of a longer profile sends all of them once more. On a machine that is shared with others, spells in which it is slow
+then fall on some steps of every kind, where the fit through the median passes over them, and not on all steps of one kind.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ _MANY = 4096  # different requests of a load; then they come again with other to
 _LONGEST_PROMPT = 2048
 _LONGEST_ANSWER = 512
 _ALONE_SHARE, _USERS_SHARE, _FALLING_SHARE = 0.12, 0.5, 0.38
+_PASS_S = 60.0  # of a profile in which all loads are sent once
 _FALLS = (0.05, 0.25, 1.0)  # prompts of "falling" loads, as shares of the longest that fits
 
 
@@ -133,17 +137,22 @@ class ProfileDriver:
             self._model = await find_model(client, None, [])
             await self._warm_up()
             self._began_s = perf_counter()
-            await self._send_alone(_ALONE_SHARE * self._seconds)
-            levels = self._levels()
-            for users in levels:
-                await self._send_users(users, _USERS_SHARE * self._seconds / len(levels))
-            for share in _FALLS:
-                await self._send_falling(share, _FALLING_SHARE * self._seconds / len(_FALLS))
+            passes = max(1, round(self._seconds / _PASS_S))
+            for _ in range(passes):
+                await self._send_all(self._seconds / passes)
         finally:
             client.close()
             await self._sender.close()
         self._tell("done", 1.0)
         return self._loads
+
+    async def _send_all(self, seconds: float) -> None:
+        await self._send_alone(_ALONE_SHARE * seconds)
+        levels = self._levels()
+        for users in levels:
+            await self._send_users(users, _USERS_SHARE * seconds / len(levels))
+        for share in _FALLS:
+            await self._send_falling(share, _FALLING_SHARE * seconds / len(_FALLS))
 
     @property
     def _longest(self) -> int:

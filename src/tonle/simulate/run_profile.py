@@ -26,6 +26,7 @@ from tonle.simulate.fit_times import LEAST_STEPS, TimedStep, fit_times, timed_st
 from tonle.simulate.fitted_times import FittedTimes
 from tonle.simulate.profile import Fit, Profile, ServerFacts
 from tonle.simulate.profile_loads import ProfileDriver, ProfileLoad, Told
+from tonle.simulate.spells import kind_of, undisturbed
 
 _SLICE_S = 0.5  # steps are held out by slices of time: neighbours are alike
 _HELD_OUT = 5  # one slice of so many
@@ -121,7 +122,8 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
     begin_s = min((sample.start_s for load in loads for sample in load.samples), default=0.0)
     steps = [step for step in timed_steps(log.steps, engine.lag) if step.begin_s >= begin_s]
     around = time_around(log, loads)
-    times = _fitted(steps, engine, around)
+    calm = undisturbed(steps, _fitted(steps, engine, around))
+    times = _fitted(calm, engine, around)
     facts = {name: getattr(engine, name) for name in ServerFacts.__struct_fields__}
     # None: what suits the device, as a server has it unless it is told otherwise.
     given = {name: value for name, value in engine.settings.items() if name not in _OF_MEASURING and value is not None}
@@ -131,7 +133,8 @@ def make_profile(log: StepLogFile, loads: Sequence[ProfileLoad]) -> Profile:
         tonle=tonle.__version__,
         server=ServerFacts(**facts),
         times=times,
-        fits=_held_out_fits(steps, engine, around),
+        fits=_held_out_fits(calm, engine, around),
+        left_out=1.0 - sum(step.device_s or 0.0 for step in calm) / sum(step.device_s or 0.0 for step in steps),
     )
 
 
@@ -152,17 +155,8 @@ def _held_out_fits(steps: Sequence[TimedStep], engine: LoggedEngine, around: Aro
     times = _fitted(seen, engine, around)
     kinds: dict[str, list[TimedStep]] = {}
     for step in held_out:
-        kinds.setdefault(_kind(step), []).append(step)
+        kinds.setdefault(kind_of(step), []).append(step)
     return [_fit_of(kind, kinds[kind], times) for kind in sorted(kinds)] + [_fit_of("all", held_out, times)]
-
-
-def _kind(step: TimedStep) -> str:
-    work = step.work
-    if not work.prompts:
-        power = max(0, (work.rows - 1).bit_length())
-        low, high = (work.rows, work.rows) if work.rows <= 2 else (2 ** (power - 1) + 1, 2**power)
-        return f"decode, {low:3d} rows" if low == high else f"decode, {low:3d} to {high} rows"
-    return "prompts beside rows" if work.rows else "prompts alone"
 
 
 def _fit_of(kind: str, steps: Sequence[TimedStep], times: FittedTimes) -> Fit:

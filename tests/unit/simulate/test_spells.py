@@ -1,0 +1,81 @@
+"""Spells of a shared machine are left out of a profile; what the fit misses as a whole is not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tonle.engine.schedule.step_facts import StepWork
+from tonle.simulate.fit_times import TimedStep, fit_times
+from tonle.simulate.fitted_times import FittedTimes
+from tonle.simulate.spells import kind_of, undisturbed
+
+ROWS_S, TOKEN_S = 0.01, 0.001
+
+
+def _true_s(work: StepWork) -> float:
+    return ROWS_S + 0.001 * work.rows + TOKEN_S * work.tokens
+
+
+def _steps(seconds: float, slow: tuple[float, float] = (0.0, 0.0), factor: float = 1.4) -> list[TimedStep]:
+    """Of all kinds in turn, as passes of a profile send them; from `slow[0]` to `slow[1]` each takes `factor` as long."""
+    rng, now, steps = random.Random(7), 0.0, []
+    while now < seconds:
+        rows = rng.choice((1, 2, 4, 8))
+        work = StepWork(rows, 1, 64, 0, 0, rows) if rng.random() < 0.2 else StepWork(rows, 0, 0, 0, 0, rows)
+        took = _true_s(work) * rng.uniform(0.98, 1.02) * (factor if slow[0] <= now < slow[1] else 1.0)
+        steps.append(TimedStep(work, now, took, 1e-4))
+        now += took
+    return steps
+
+
+def _fitted(steps: list[TimedStep]) -> FittedTimes:
+    return fit_times(steps, lag=0, sizes={})
+
+
+def test_a_slow_spell_is_left_out_and_the_mean_of_times_is_that_of_the_rest() -> None:
+    steps = _steps(60.0, slow=(10.0, 26.0))
+    left = undisturbed(steps, _fitted(steps))
+    assert all(step.begin_s < 10.1 or step.begin_s >= 25.9 for step in left), "steps of the spell are still there"
+    assert sum(step.begin_s < 10.0 or step.begin_s >= 26.0 for step in left) >= 0.95 * sum(
+        step.begin_s < 10.0 or step.begin_s >= 26.0 for step in steps
+    )
+    times = _fitted(left)
+    assert sum(times.ratios) / len(times.ratios) == pytest.approx(1.0, abs=0.01)
+    assert times.device_s(StepWork(4, 0, 0, 0, 0, 4)) == pytest.approx(0.014, rel=0.03)
+
+
+def test_a_machine_of_its_own_has_none() -> None:
+    steps = _steps(40.0)
+    assert undisturbed(steps, _fitted(steps)) == steps
+
+
+def test_a_kind_of_steps_that_the_fit_misses_is_no_spell() -> None:
+    steps = _steps(40.0)
+    wrong = [TimedStep(s.work, s.begin_s, 3 * (s.device_s or 0.0), s.host_s) if s.work.prompts else s for s in steps]
+    assert undisturbed(wrong, _fitted(steps)) == wrong
+
+
+def test_a_machine_that_is_slow_for_most_of_the_time_is_a_slow_machine() -> None:
+    steps = _steps(60.0, slow=(10.0, 60.0))
+    left = undisturbed(steps, _fitted(steps))
+    assert len([step for step in left if step.begin_s > 12.0]) >= 0.95 * len([s for s in steps if s.begin_s > 12.0])
+
+
+def test_few_steps_tell_nothing() -> None:
+    steps = _steps(3.0, slow=(2.0, 3.0))
+    assert undisturbed(steps, _fitted(steps)) == steps
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        (StepWork(1, 0, 0, 0, 0, 1), "decode,   1 rows"),
+        (StepWork(5, 0, 0, 0, 0, 5), "decode,   5 to 8 rows"),
+        (StepWork(0, 1, 9, 0, 0, 1), "prompts alone"),
+        (StepWork(2, 1, 9, 0, 0, 3), "prompts beside rows"),
+    ],
+)
+def test_kinds(work: StepWork, kind: str) -> None:
+    assert kind_of(TimedStep(work, 0.0, 0.1, 0.0)) == kind
