@@ -3,9 +3,10 @@
 Does: turn moments of the step log into seconds of device and host, fit them, say how good the fit is. Does not: measure.
 
 The device's time is a sum of terms that never fall below zero: a curve over the rows of a decoding step, one over the tokens of a
-step with prompts, and so much per chunk, per token read and per token drawn. Errors count relative to the expected time, and
-absolutely rather than squared, so that the fit passes through the median: one step in a hundred that took five times as long
-changes nothing of it. Such steps are in `ratios`.
+step with prompts, and so much per chunk, per token read and per token drawn. A token read takes longer in a step of few rows,
+whose attention cannot use the whole device. Errors count relative to the expected time, and absolutely rather than squared, so
+that the fit passes through the median: one step in a hundred that took five times as long changes nothing of it. Such steps are
+in `ratios`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _LEAST_NEAR = 3  # steps between a size and the one before it, for the size to c
 _DENSE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
           384, 448, 512)  # fmt: skip
 _COARSE = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+_FEW_ROWS = (1, 2, 3, 4, 6, 8)  # reads take longer up to the last but one; from the last on they do not
 _DRAWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -122,18 +124,21 @@ def fit_times(
     coefficients = median_fit(np.concatenate([columns, run_columns]), all_seconds)
     expected = columns @ coefficients
     decode, mixed, draw = model.curves(coefficients)
-    chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3:])
+    more = len(_FEW_ROWS) - 1
+    chunk_s, decode_read_s, prompt_read_s = (float(value) for value in coefficients[-3 - more : -more])
+    few_rows = [*(float(value) for value in coefficients[-more:]), 0.0]
     no_graph = [each.launch_s for each in steps if each.work.rows + each.work.tokens > mixed.padded_to]
     return FittedTimes(
         lag=lag, **asdict(around), decode=decode, mixed=mixed, draw=draw,
         chunk_s=chunk_s, decode_read_s=decode_read_s, prompt_read_s=prompt_read_s,
+        few_rows_read_s=Curve(list(_FEW_ROWS), few_rows) if any(few_rows) else None,
         **_fit_host(steps),
         launch_large_s=float(np.median(no_graph)) if no_graph and mixed.padded_to else 0.0, ratios=_ratios(seconds, expected),
     )  # fmt: skip
 
 
 class _Features:
-    """Columns of the fit: sizes of the three curves, then chunk, decode reads, prompt reads."""
+    """Columns of the fit: sizes of the three curves; chunk, decode reads, prompt reads; decode reads of few rows."""
 
     def __init__(self, works: Floats, sizes: dict[str, list[int]]) -> None:
         rows, prompts, tokens, samples = works[:, 0], works[:, 1], works[:, 2], works[:, 5]
@@ -152,6 +157,7 @@ class _Features:
                 self.mixed.columns(rows + tokens) * is_mixed,
                 self.draw.columns(samples)[:, 1:] * is_mixed,  # the first would be the same as that of `mixed`
                 np.stack([prompts, decode_reads, prompt_reads], axis=1),
+                _shares_of_few(rows) * (decode_reads[:, None] * ~is_mixed),
             ]
         )
 
@@ -164,6 +170,12 @@ class _Features:
             self.mixed.curve(coefficients[first:second]),
             self.draw.curve(np.concatenate([[0.0], coefficients[second:third]])),
         )
+
+
+def _shares_of_few(rows: Floats) -> Floats:
+    """(N, sizes of _FEW_ROWS but the last): how much of each of the two sizes that the rows lie between."""
+    sizes = np.array(_FEW_ROWS, dtype=np.float64)
+    return np.stack([np.interp(rows, sizes, each) for each in np.eye(len(sizes))[:-1]], axis=1)
 
 
 class _Knots:

@@ -41,13 +41,13 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class _Cached(dict[int, float]):
-    """A curve's values, computed when they are first asked for."""
+    """A curve's values, computed when they are first asked for, each with so much more."""
 
-    def __init__(self, curve: Curve) -> None:
-        self._curve = curve
+    def __init__(self, curve: Curve, more: float = 0.0) -> None:
+        self._curve, self._more = curve, more
 
     def __missing__(self, size: int) -> float:
-        value = self[size] = self._curve.at(size)
+        value = self[size] = self._curve.at(size) + self._more
         return value
 
 
@@ -65,7 +65,8 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     mixed: Curve  # of a step with prompts, by its tokens, one for each row that decodes
     draw: Curve  # of a step with prompts, in addition: by the tokens drawn in it
     chunk_s: float  # per chunk of a prompt
-    decode_read_s: float  # per earlier token that attention reads for a row
+    decode_read_s: float  # per earlier token that attention reads for a row,
+    few_rows_read_s: Curve | None = None  # and in addition, in a step without prompts that has few rows: by its rows
     prompt_read_s: float  # the same for a token of a chunk
     host_step_s: float  # of the host, per step,
     host_row_s: float  # per row or chunk in it,
@@ -80,7 +81,7 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     def device_s(self, work: StepWork) -> float:
         rows, prompts, tokens, decode_reads, prompt_reads, samples = work
         if not prompts:
-            return self._decode[rows] + self.decode_read_s * decode_reads
+            return self._decode[rows] + self._decode_read[rows] * decode_reads
         return (
             self._mixed[rows + tokens]
             + self._draw[samples]
@@ -111,6 +112,10 @@ class FittedTimes(msgspec.Struct, kw_only=True, dict=True):
     @cached_property
     def _decode(self) -> dict[int, float]:
         return _Cached(self.decode)
+
+    @cached_property
+    def _decode_read(self) -> dict[int, float]:
+        return _Cached(self.few_rows_read_s or Curve([1], [0.0]), self.decode_read_s)
 
     @cached_property
     def _mixed(self) -> dict[int, float]:

@@ -42,7 +42,9 @@ _LONGEST_PROMPT = 2048
 _LONGEST_ANSWER = 512
 _ALONE_SHARE, _USERS_SHARE, _FALLING_SHARE = 0.12, 0.5, 0.38
 _PASS_S = 60.0  # of a profile in which all loads are sent once
-_FALLS = (0.05, 0.25, 1.0)  # prompts of "falling" loads, as shares of the longest that fits
+# Of "falling" loads: prompts, as a share of the longest that fits, and the share of their time. Long ones have most of it: contexts as
+# long as in service, in steps of all rows.
+_FALLS = ((0.05, 0.2), (0.25, 0.3), (1.0, 0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +153,9 @@ class ProfileDriver:
         levels = self._levels()
         for users in levels:
             await self._send_users(users, _USERS_SHARE * seconds / len(levels))
-        for share in _FALLS:
-            await self._send_falling(share, _FALLING_SHARE * seconds / len(_FALLS))
+        falling_s = _FALLING_SHARE * seconds
+        for share, part in _FALLS:
+            await self._send_falling(share * self._longest_falling(_FALLS[-1][1] * falling_s), part * falling_s)
 
     @property
     def _longest(self) -> int:
@@ -185,11 +188,9 @@ class ProfileDriver:
         lengths = [(_between(self._rng, 8, prompt), _between(self._rng, 4, longest)) for _ in range(_MANY)]
         await self._send(f"{users} users", users, lengths, seconds)
 
-    async def _send_falling(self, share: float, seconds: float) -> None:
-        engine, count = self._engine, self._engine.max_num_seqs
-        room = engine.num_blocks * engine.block_size // 2 // count
-        longest = max(8, min(self._longest, room, round(0.4 * seconds / self._token_s / count)))
-        middle = max(8, round(share * longest))
+    async def _send_falling(self, prompt: float, seconds: float) -> None:
+        """With prompts of about so many tokens."""
+        count, middle = self._engine.max_num_seqs, max(8, round(prompt))
         answer = max(16, min(_LONGEST_ANSWER, round(0.9 * seconds / self._row_s())))
         # Prompts of many lengths, as in service: what attention takes for rows of equal lengths is less.
         spread = (round(middle * self._rng.uniform(0.1, 1.9)) for _ in range(count))
@@ -197,6 +198,12 @@ class ProfileDriver:
         lengths = [(length, max(2, answer * place // count)) for place, length in enumerate(prompts, 1)]
         self._rng.shuffle(lengths)
         await self._send(f"falling, prompts of about {middle}", count, lengths, None)
+
+    def _longest_falling(self, seconds: float) -> int:
+        """Prompts of all rows that fit into the cache, with their answers, and take about half of so long."""
+        engine, count = self._engine, self._engine.max_num_seqs
+        room = engine.num_blocks * engine.block_size // 2 // count
+        return max(8, min(self._longest, room, round(0.5 * seconds / self._token_s / count)))
 
     def _row_s(self) -> float:
         """Between two tokens of an answer in the last load."""

@@ -46,6 +46,7 @@ def corrected(times: FittedTimes, correction: Correction) -> FittedTimes:
         decode=curve(times.decode),
         mixed=curve(times.mixed),
         draw=curve(times.draw),
+        few_rows_read_s=None if times.few_rows_read_s is None else curve(times.few_rows_read_s),
         front_s=max(0.0, times.front_s + correction.front_s),
         **{name: factor * getattr(times, name) for name in names},
     )

@@ -229,3 +229,21 @@ def test_the_hosts_time_is_told_apart_by_where_it_lies() -> None:
     assert times.host_s(rows) == pytest.approx((0.23 + 0.07) * MS, rel=0.02)
     assert times.host_s(mixed) == pytest.approx((0.53 + 0.07) * MS, rel=0.05)
     assert times.wake_s == pytest.approx(0.7 * MS, rel=0.05)
+
+
+def test_reads_take_longer_in_steps_of_few_rows() -> None:
+    """As on a CPU, where one row's attention cannot use all threads."""
+    rng = random.Random(3)
+
+    def seconds(work: StepWork) -> float:
+        read_s = {1: 8e-6, 2: 6e-6, 4: 4e-6}.get(work.rows, 3e-6)
+        return 0.004 + 0.001 * work.rows + read_s * work.decode_reads
+
+    works = [
+        StepWork(rows, 0, 0, rows * rng.randrange(20, 400), 0, rows) for rows in (1, 2, 4, 8, 16) for _ in range(60)
+    ]
+    steps = [TimedStep(work, float(place), seconds(work), 1e-4) for place, work in enumerate(works)]
+    times = fit_times(steps, lag=0, sizes={})
+    for rows in (1, 2, 4, 8, 16):
+        work = StepWork(rows, 0, 0, rows * 500, 0, rows)
+        assert times.device_s(work) == pytest.approx(seconds(work), rel=0.01), rows
