@@ -42,8 +42,8 @@ _LONGEST_PROMPT = 2048
 _LONGEST_ANSWER = 512
 _ALONE_SHARE, _USERS_SHARE, _FALLING_SHARE = 0.12, 0.5, 0.38
 _PASS_S = 60.0  # of a profile in which all loads are sent once
-# Of "falling" loads: prompts, as a share of the longest that fits, and the share of their time. Long ones have most of it: contexts as
-# long as in service, in steps of all rows.
+# Of "falling" loads: prompts, as a share of the longest that fits, and the share of their time. Long ones have most: contexts
+# as long as in service, in steps of all rows.
 _FALLS = ((0.05, 0.2), (0.25, 0.3), (1.0, 0.5))
 
 
