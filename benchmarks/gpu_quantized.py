@@ -242,7 +242,7 @@ def _pairs_fit(tiling: PairTiling, packed: Packed, *, glu: bool) -> bool:
     outputs = tiling.block_n * (2 if glu else 1) * min(tiling.times, tiling.ahead + 1)
     words = turns * outputs * (4 if packed.group == 0 else 6)
     inputs = turns * (2 * packed.places + packed.places // 2)
-    return idle <= (1 / 3 if turns == 1 else 1 / 8) and 16 <= words and words + inputs <= 200
+    return idle <= (1 / 3 if turns == 1 else 1 / 8) and words >= 16 and words + inputs <= 216
 
 
 ONE = [
@@ -356,7 +356,8 @@ def products(part: str, options: argparse.Namespace, device: torch.device) -> No
 
 
 def steps(options: argparse.Namespace) -> None:
-    """Milliseconds of whole steps, form by form; `int4:gemv`, `int4:dot` and `int4:pairs` name the way of one row, and do one row alone."""
+    """Milliseconds of whole steps, form by form; `int4:gemv`, `int4:dot` and `int4:pairs` name the way of one row, and do one row
+    alone."""
     rule, in_pairs = quantized_matrix.ON_TENSOR_CORES, quantized_matrix.IN_PAIRS
     for name in options.forms:
         form, _, one_row = name.partition(":")

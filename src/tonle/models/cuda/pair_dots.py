@@ -2,8 +2,8 @@
 """Words of few-bit numbers times inputs of 16 bits, two at a time: what `pair_gemv.py` is made of.
 
 Does: round the inputs of a thread, 16 at a time that share a scale, to whole numbers or halves that stand in pairs as words have
-their numbers; multiply words with them. Integers: `dp2a`, two products of 16 and 8 bits and a sum, exact, so that eight numbers of
-four bits take four of them and three instructions that take the word apart, and bytes none at all. e4m3: pairs of halves, eight
+their numbers; multiply words with them. Integers: `dp2a`, two products of 16 and 8 bits and a sum, exact: eight numbers of four
+bits take four of them and three instructions that take the word apart, four bytes two and none. e4m3: pairs of halves, eight
 products added to each half before it becomes a float32. Does not: scale anything, or know of groups.
 
 Sums of four-bit numbers begin at the bits of 1.5 * 2 ** 23 and stay below half of that: they are floats as they stand, which are
@@ -57,7 +57,7 @@ def rounded(x0, x1, x2, x3, FORM: tl.constexpr):
     most = tl.max(tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3))), 1)
     some = most > _LEAST
     MOST: tl.constexpr = _MOST_OF_FOUR if FORM == _INT4 else _MOST_OF_EIGHT if FORM == _INT8 else 1.0
-    factor = tl.where(some, MOST / tl.where(some, most, 1.0), 0.0)[:, None]
+    factor = tl.where(some, 1.0 / tl.where(some, most, 1.0) * MOST, 0.0)[:, None]
     scale = tl.where(some, most * (1.0 / MOST), 0.0)
     if FORM == _FP8:
         return _halves(x0 * factor, x1 * factor), _halves(x2 * factor, x3 * factor), scale
@@ -183,4 +183,3 @@ def dots_of_eighths(ws, p01, p23):
         for i in tl.static_range(4):
             sums = _eighths(sums, ws[i], p01[i][:, None], p23[i][:, None])
         return _apart(sums)
-

@@ -3,9 +3,12 @@
 
 Does: out = act(norm(x) @ W.T + bias) (+ out) for integers in groups of whole 128 inputs, or with a scale per output, and for e4m3
 with the latter. A thread has four words side by side of each output, so it reads the inputs that belong to them by itself and
-rounds them to 16 bits in its registers (`pair_dots.py`), once for all outputs of its program; nothing is exchanged before the last
-sum. What an input is off by is at most a 35,000th of the largest of the 16 that a thread rounds together. Does not: serve
-adapters, tables, other groups (`quantized_gemv.py`) or more rows.
+rounds them to 16 bits in its registers (`pair_dots.py`), once for all outputs of its program; nothing is exchanged before the
+last sum. What an input is off by is at most a 35,000th of the largest of the 16 that a thread rounds together (e4m3: a 2,000th of
+its own). Does not: serve adapters, tables, other groups (`quantized_gemv.py`) or more rows.
+
+Tiles are (threads, outputs): Triton gives neighbouring threads the first of two axes that are equally far from contiguous. The
+other way round each thread would have other inputs, through shared memory.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from tonle.models.packed import WORDS, Packed
 _INT4, _INT8, _FP8 = tl.constexpr(INT4), tl.constexpr(INT8), tl.constexpr(FP8)
 _EXTRA = tl.constexpr(EXTRA)
 _SPAN = 128  # inputs: a group has as many, or a multiple
+_REGISTERS = 136  # of a thread, for weights under way and inputs
+_MANY = 2048  # programs: fifteen for each multiprocessor of an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,10 @@ def _scales(SCALE, n, b, some, MASKED: tl.constexpr, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _scale(scales, half: tl.constexpr, TYPE: tl.constexpr, LAYOUT: tl.constexpr):
-    if LAYOUT.paired:
+    if LAYOUT.paired and TYPE == tl.bfloat16:  # noqa: SIM300
+        bits = scales[0] << 16 if half == 0 else scales[0] & -0x10000
+        return bits.to(tl.float32, bitcast=True)
+    elif LAYOUT.paired:
         bits = scales[0] if half == 0 else scales[0] >> 16
         return bits.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
     else:
@@ -193,9 +201,9 @@ def _all_inputs(X, GAIN, K: tl.constexpr, T: tl.constexpr, NORM: tl.constexpr, L
 def _scaled(acc, dot, span: tl.constexpr, scale, total, scales, shifts, SCALE, SHIFT, LAYOUT: tl.constexpr):
     """acc (T, BN) and the products of integers that share a scale."""
     ZERO: tl.constexpr = 8.0 if LAYOUT.form == _INT4 else 128.0
-    fixed = (-ZERO * total)[:, None]
+    fixed = (total * -ZERO)[:, None]
     if LAYOUT.form == _INT4:
-        fixed -= (_EXTRA * scale)[:, None]
+        fixed -= (scale * _EXTRA)[:, None]
     if LAYOUT.minimum:
         fixed = _scale(shifts, span, SHIFT.dtype.element_ty, LAYOUT) * total[:, None] + fixed
     part = dot * scale[:, None] + fixed
@@ -249,7 +257,8 @@ def _asked(W, SCALE, SHIFT, n, WHOLE: tl.constexpr, N: tl.constexpr, T: tl.const
 @triton.jit
 def _pair_gemv(X, GAIN, W, SCALE, SHIFT, BIAS, OUT, eps, N: tl.constexpr, K: tl.constexpr, LAYOUT: tl.constexpr,
                BN: tl.constexpr, T: tl.constexpr, TIMES: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
-               HAS_BIAS: tl.constexpr, ADD: tl.constexpr, SETTLED: tl.constexpr, GLU: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+               HAS_BIAS: tl.constexpr, ADD: tl.constexpr, SETTLED: tl.constexpr, GLU: tl.constexpr,
+               PDL: tl.constexpr):  # fmt: skip
     """Up, where there is one, has the rows from N on."""
     DTYPE: tl.constexpr = OUT.dtype.element_ty
     WHOLE: tl.constexpr = N % (TIMES * BN) == 0
@@ -309,10 +318,17 @@ def _pair_gemv(X, GAIN, W, SCALE, SHIFT, BIAS, OUT, eps, N: tl.constexpr, K: tl.
 
 
 def pair_gemv_tiling(packed: Packed, *, glu: bool) -> PairTiling:
-    """By the instructions of the compiled kernels: to be tried on a GPU."""
-    blocks = packed.num_blocks
-    warps = next(warps for warps in (4, 2, 1) if blocks % (4 * warps) == 0 or warps == 1)
-    return PairTiling(4, warps)
+    """By registers and instructions of the compiled kernels; not tried on a GPU yet.
+
+    A third of the instructions may be those that round inputs: where programs are many they take four times as many outputs.
+    """
+    blocks, outputs = packed.num_blocks, packed.shape[0] // (2 if glu else 1)
+    warps = next(warps for warps in (1, 2, 4, 8) if blocks <= 12 * warps or warps == 8)
+    turns = triton.cdiv(blocks, 4 * warps)
+    own = turns * (4 if packed.group == 0 else 6) * (2 if glu else 1)  # registers of an output
+    inputs = turns * packed.places * 5 // 2
+    block_n = next(block_n for block_n in (4, 2, 1) if block_n * own + inputs <= _REGISTERS or block_n == 1)
+    return PairTiling(block_n, warps, times=4 if outputs // block_n >= _MANY else 1)
 
 
 def pair_gemv(

@@ -1,8 +1,8 @@
 """A weight of few-bit numbers and the ways it is multiplied: what `Matrix` is for 16-bit ones, with the same methods.
 
-Does: choose by form and number of rows. One row: `pair_gemv.py` or `quantized_gemv.py`. More: `quantized_dot.py`, on tensor cores. Many
-rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to memory, a part
-at a time, and multiplied by cuBLAS. Does not: own the buffers of those two (`Room`), which all matrices share.
+Does: choose by form and number of rows. One row: `pair_gemv.py` or `quantized_gemv.py`. More: `quantized_dot.py`, on tensor
+cores. Many rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to
+memory, a part at a time, and multiplied by cuBLAS. Does not: own the buffers of those two (`Room`), which all matrices share.
 """
 
 from __future__ import annotations

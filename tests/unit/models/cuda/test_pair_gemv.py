@@ -47,7 +47,12 @@ def product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 @pytest.mark.parametrize("tiling", [None, PairTiling(4, 2), PairTiling(2, 1, times=3, ahead=2)], ids=str)
 def test_norm_bias_and_gate(form: str, tiling: PairTiling | None) -> None:
     inputs = 1536
-    packed, gain, bias, x = packed_of(form, 2 * 11, inputs), numbers(inputs).abs() + 0.5, numbers(22), numbers(1, inputs)
+    packed, gain, bias, x = (
+        packed_of(form, 2 * 11, inputs),
+        numbers(inputs).abs() + 0.5,
+        numbers(22),
+        numbers(1, inputs),
+    )
     normed = rms_norm(x.double(), (inputs,), gain.double(), EPS)
     gate, up = (product(normed, packed) + bias).chunk(2, dim=-1)
     out = torch.full((1, 11), torch.nan)
