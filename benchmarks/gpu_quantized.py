@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_quantized one few many        # tilings of one row, of 1 to 16 on tensor cores, of many
     python -m benchmarks.gpu_quantized steps --forms bf16 fp8 int4
+    python -m benchmarks.gpu_quantized steps --forms int4:gemv int4:pairs    # one row by one way or the other
 
 Does: compare every result with float32 of the unpacked weight beforehand (one that is off is named and not timed), then print
 for each product the fastest tilings beside the one its rule gives. Times are of CUDA graphs that walk through more copies of the
@@ -28,6 +29,7 @@ from tonle.models.cuda import quantized_matrix
 from tonle.models.cuda.few_bits import table_words
 from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_product, fp8_rows, fp8_tiling
 from tonle.models.cuda.launch import compiling_only
+from tonle.models.cuda.pair_gemv import PairTiling, pair_gemv, pair_gemv_tiling, suits
 from tonle.models.cuda.quantized_dot import DotTiling, dot_tiling, quantized_dot
 from tonle.models.cuda.quantized_gemv import QuantizedTiling, quantized_gemv, quantized_gemv_tiling
 from tonle.models.cuda.skinny import SkinnyTiling, SplitScratch
@@ -114,6 +116,15 @@ class Case:
             if tiling != rule and _fits_registers(tiling, self.packed, glu=self.product.glu):
                 yield Way(_text(tiling), partial(run, tiling=tiling))
 
+    def pairs(self, tilings: list[PairTiling]) -> Iterator[Way]:
+        """One row of 16-bit inputs, two numbers at a time."""
+        if not suits(self.packed):
+            return
+        rule = pair_gemv_tiling(self.packed, glu=self.product.glu)
+        for tiling in [rule, *(t for t in tilings if t != rule)]:
+            if _pairs_fit(tiling, self.packed, glu=self.product.glu) or tiling == rule:
+                yield Way(_text(tiling), partial(self._pairs, tiling=tiling), chosen=tiling == rule)
+
     def few(self, tilings: list[DotTiling]) -> Iterator[Way]:
         rule = dot_tiling(self.packed, self.rows, glu=self.product.glu, norm=self._norms)
         yield Way(_text(rule), partial(self._dot, tiling=rule), chosen=True)
@@ -168,6 +179,10 @@ class Case:
         quantized_gemv(self.x, packed, out, table=self.table, gain=self.gain, eps=_EPS, add=self.product.add,
                        glu=int(self.product.glu), tiling=tiling)  # fmt: skip
 
+    def _pairs(self, packed: Packed, out: torch.Tensor, *, tiling: PairTiling) -> None:
+        pair_gemv(self.x, packed, out, gain=self.gain, eps=_EPS, add=self.product.add, glu=int(self.product.glu),
+                  tiling=tiling)  # fmt: skip
+
     def _dot(self, packed: Packed, out: torch.Tensor, *, tiling: DotTiling) -> None:
         x, gain = (self.x, self.gain) if self._norms else (self.normed, None)
         quantized_dot(x, packed, out, table=self.table, gain=gain, eps=_EPS, add=self.product.add, glu=int(self.product.glu),
@@ -204,6 +219,8 @@ def _text(tiling: Any) -> str:
     match tiling:
         case QuantizedTiling():
             return f"{tiling.block_n} x {tiling.blocks} blocks, {tiling.warps} warps, {tiling.ahead} ahead"
+        case PairTiling():
+            return f"pairs {tiling.block_n}, {tiling.warps} warps, {tiling.times} times, {tiling.ahead} ahead"
         case DotTiling():
             shape = f"{tiling.block_n} x {tiling.block_m}, {tiling.stages} stages, split {tiling.split}"
             return f"{shape}, {tiling.warps} warps, {tiling.fetch} fetched"
@@ -218,11 +235,27 @@ def _fits_registers(tiling: QuantizedTiling, packed: Packed, *, glu: bool) -> bo
     return tiling.ahead <= turns <= 16 and ahead <= 128
 
 
+def _pairs_fit(tiling: PairTiling, packed: Packed, *, glu: bool) -> bool:
+    """Whether no more than an eighth of a turn's threads is idle, a third where there is one turn; and registers suffice."""
+    turns = -(-packed.num_blocks // (4 * tiling.warps))
+    idle = 1 - packed.num_blocks / (4 * tiling.warps * turns)
+    outputs = tiling.block_n * (2 if glu else 1) * min(tiling.times, tiling.ahead + 1)
+    words = turns * outputs * (4 if packed.group == 0 else 6)
+    inputs = turns * (2 * packed.places + packed.places // 2)
+    return idle <= (1 / 3 if turns == 1 else 1 / 8) and words >= 16 and words + inputs <= 216
+
+
 ONE = [
     QuantizedTiling(outputs, blocks, warps, ahead)
     for outputs in (2, 4, 8)
     for blocks, warps in ((4, 1), (8, 2), (16, 4))
     for ahead in (1, 2)
+]
+IN_PAIRS = [
+    PairTiling(outputs, warps, times, ahead)
+    for outputs in (1, 2, 4, 8)
+    for warps in (1, 2, 4, 8)
+    for times, ahead in ((1, 1), (2, 1), (4, 1), (4, 2))
 ]
 FEW = [
     DotTiling(outputs, rows, 5, split, warps, fetch)
@@ -249,7 +282,9 @@ ROUNDED = [
 
 def ways_of(case: Case, part: str) -> list[Way]:
     if part == "one":
-        return list(case.one(ONE))
+        return [*case.one(ONE), *case.pairs(IN_PAIRS)]
+    if part == "pairs":
+        return [Way(way.name, way.run, always=True) for way in case.one([])] + list(case.pairs(IN_PAIRS))
     if part == "few":
         return list(case.few(FEW))
     ways = list(case.rounded(ROUNDED)) if case.form == "fp8" else list(case.few(MANY))
@@ -258,21 +293,21 @@ def ways_of(case: Case, part: str) -> list[Way]:
 
 def measure(case: Case, ways: list[Way], most: int) -> None:
     """Prints the fastest, and the rule's. A kernel that cannot be compiled or launched, or is off, is named."""
-    times: list[tuple[float, Way]] = []
+    times: list[tuple[float, Way, float]] = []
     for way in ways:
         try:
             error = case.error(way) if way.precision in MAX_ERROR else 0.0
             if not error < MAX_ERROR.get(way.precision, 1.0):
                 print(f"  OFF by {error:.2g}: {case.form} {case.product.name} {case.rows} rows, {way.name}", flush=True)
                 continue
-            times.append((case.median_us(way.run), way))
+            times.append((case.median_us(way.run), way, error))
         except Exception as error:
             print(f"  FAILED {case.form} {case.product.name}, {way.name}: {str(error)[:120]!r}", flush=True)
-    times.sort(key=lambda pair: pair[0])
-    for rank, (us, way) in enumerate(times):
+    times.sort(key=lambda timed: timed[0])
+    for rank, (us, way, off) in enumerate(times):
         if rank < most or way.chosen or way.always:
             figures = f"{case.form} | {case.product.name} | {case.rows} | {us:.2f} | {case.floor_us / us:.0%}"
-            print(f"| {figures} | {way.name} | {'rule' if way.chosen else ''} |", flush=True)
+            print(f"| {figures} | {way.name} | {off:.1e} | {'rule' if way.chosen else ''} |", flush=True)
 
 
 def cublas_line(product: Product, rows: int, device: torch.device) -> None:
@@ -288,14 +323,19 @@ def cublas_line(product: Product, rows: int, device: torch.device) -> None:
         for turn in range(24):
             torch.mm(x, weights[turn % 8].t(), out=out)
     us = median_ms(graph.replay, _REPEATS) / 24 * 1e3
-    print(f"| bf16 | {product.name} | {rows} | {us:.2f} | | cuBLAS | |", flush=True)
+    print(f"| bf16 | {product.name} | {rows} | {us:.2f} | | cuBLAS | | |", flush=True)
+
+
+def _products(model: str) -> list[Product]:
+    shape = SHAPES[model]
+    return [*products_of(model), Product(model, "head", shape["vocab_size"], shape["hidden_size"], norm=True)]
 
 
 def products(part: str, options: argparse.Namespace, device: torch.device) -> None:
-    print("| form | product | rows | µs | of floor | way | |\n" + "|---" * 7 + "|")
-    rows_of = {"one": [1], "few": options.few, "many": options.many}
+    print("| form | product | rows | µs | of floor | way | off by | |\n" + "|---" * 8 + "|")
+    rows_of = {"one": [1], "pairs": [1], "few": options.few, "many": options.many}
     for form in options.forms:
-        for product in [p for p in products_of(options.model) if p.name in options.products]:
+        for product in [p for p in _products(options.model) if p.name in options.products]:
             if form == "bf16":
                 if part == "many":
                     for rows in rows_of[part]:
@@ -316,12 +356,15 @@ def products(part: str, options: argparse.Namespace, device: torch.device) -> No
 
 
 def steps(options: argparse.Namespace) -> None:
-    """Milliseconds of whole steps, form by form; `int4:gemv` and `int4:dot` name the way of one row, and do one row alone."""
-    rule = quantized_matrix.ON_TENSOR_CORES
+    """Milliseconds of whole steps, form by form; `int4:gemv`, `int4:dot` and `int4:pairs` name the way of one row, and do one row
+    alone."""
+    rule, in_pairs = quantized_matrix.ON_TENSOR_CORES, quantized_matrix.IN_PAIRS
     for name in options.forms:
         form, _, one_row = name.partition(":")
         every = frozenset({"fp8", "int8", "int4", "table"})
-        quantized_matrix.ON_TENSOR_CORES = {"": rule, "dot": every, "gemv": frozenset()}[one_row]
+        none: frozenset[str] = frozenset()
+        quantized_matrix.ON_TENSOR_CORES = {"": rule, "dot": every}.get(one_row, none)
+        quantized_matrix.IN_PAIRS = {"": in_pairs, "pairs": every}.get(one_row, none)
         few = None if form == "bf16" else partial(quantize, form=form)
         counts, prompts = ([1], []) if one_row else (options.rows, options.prompts)
         tokens = max([512, options.context + 1, *prompts])
@@ -343,13 +386,13 @@ def steps(options: argparse.Namespace) -> None:
             print(f"| {name} | prompt {prompt} | {ms:.3f} ms | |", flush=True)
         del runner
         torch.cuda.empty_cache()
-    quantized_matrix.ON_TENSOR_CORES = rule
+    quantized_matrix.ON_TENSOR_CORES, quantized_matrix.IN_PAIRS = rule, in_pairs
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="+", choices=["one", "few", "many", "steps"])
+    parser.add_argument("parts", nargs="+", choices=["one", "pairs", "few", "many", "steps"])
     parser.add_argument("--model", choices=SHAPES, default="llama-3.2-3b")
     parser.add_argument("--forms", nargs="+", default=["fp8", "int4"], help=f"bf16, {', '.join(FORMS)}")
     parser.add_argument("--products", nargs="+", default=["qkv", "o", "gate_up", "down"])

@@ -1,8 +1,8 @@
 """A weight of few-bit numbers and the ways it is multiplied: what `Matrix` is for 16-bit ones, with the same methods.
 
-Does: choose by form and number of rows. One row: `quantized_gemv.py`. More: `quantized_dot.py`, on tensor cores. Many
-rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to memory, a part
-at a time, and multiplied by cuBLAS. Does not: own the buffers of those two (`Room`), which all matrices share.
+Does: choose by form and number of rows. One row: `pair_gemv.py` or `quantized_gemv.py`. More: `quantized_dot.py`, on tensor
+cores. Many rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to
+memory, a part at a time, and multiplied by cuBLAS. Does not: own the buffers of those two (`Room`), which all matrices share.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_pr
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.gpu_features import multiplies_fp8
 from tonle.models.cuda.matrix import Matrix, Norm
+from tonle.models.cuda.pair_gemv import pair_gemv, suits
 from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.quantized_dot import DotTiling, dot_tiling, quantized_dot
 from tonle.models.cuda.quantized_gemv import quantized_gemv
@@ -31,6 +32,8 @@ UNPACK_ROWS = 64  # more rows than these: unpacked to memory
 _UNPACKED = 2**24  # numbers unpacked at a time: they stay in L2 until cuBLAS has read them
 # One row of these goes to tensor cores: looking numbers up takes longer than reading, and there it takes fewer instructions.
 ON_TENSOR_CORES: frozenset[str] = frozenset({"table"})
+# One row of these is multiplied two numbers at a time where groups allow it: activations of 16 bits lose nothing that shows.
+IN_PAIRS: frozenset[str] = frozenset()
 _ALIGN = 128  # outputs: cuBLAS is many times slower where its results do not begin at such a multiple
 
 
@@ -80,6 +83,11 @@ class QuantizedMatrix:
     def rounds_rows(self) -> bool:
         """Whether many rows are rounded to e4m3: the weights are, and the GPU multiplies such numbers."""
         return self.packed.form == "fp8" and self.packed.group == 0 and multiplies_fp8()
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether one row, without an adapter, goes to `pair_gemv.py`."""
+        return self.packed.form in IN_PAIRS and self.dtype != torch.float32 and suits(self.packed)
 
     def tiling(self, rows: int) -> DotTiling | None:
         return dot_tiling(self.packed, rows, glu=False)
@@ -131,6 +139,8 @@ class QuantizedMatrix:
         if adapter is None and self.packed.form in ON_TENSOR_CORES:
             quantized_dot(x, self.packed, out, table=self.table, gain=gain, eps=eps, bias=self.bias, add=add,
                           settled=settled, glu=glu, scratch=self.scratch)  # fmt: skip
+        elif adapter is None and self.in_pairs:
+            pair_gemv(x, self.packed, out, gain=gain, eps=eps, bias=self.bias, add=add, settled=settled, glu=glu)
         else:
             quantized_gemv(x, self.packed, out, table=self.table, gain=gain, eps=eps, bias=self.bias, add=add,
                            settled=settled, glu=glu, adapter=adapter)  # fmt: skip

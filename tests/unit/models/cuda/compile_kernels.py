@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import tonle.models.cuda
-from tonle.models.cuda import gpu_features
+from tonle.models.cuda import gpu_features, quantized_matrix
 from tonle.models.cuda.batch import Sizes
 from tonle.models.cuda.cuda_layer import unsupported
 from tonle.models.cuda.decode_tiling import max_items
@@ -163,7 +163,10 @@ def launches_of(case: Case) -> dict[str, Launch]:
     JITFunction.warmup = note
     try:
         model = model_of(case)
-        model.compile()
+        for forms in (frozenset(), frozenset({"int4", "int8", "fp8"}) if case.form else None):
+            if forms is not None:  # one row of few-bit numbers, by either way
+                quantized_matrix.IN_PAIRS = forms
+                model.compile()
         with compiling_only():
             _beside(model)
     finally:
