@@ -2,8 +2,8 @@
 """e4m3 weights times many rows: rows are rounded to e4m3, too, so that tensor cores multiply eight bits at twice the rate.
 
 Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_gated`, the same of what a gated activation
-gives; `fp8_product`, which multiplies both scales into the sums, with bias and residual. Does not: serve few rows, where 16-bit activations cost nothing (`quantized_dot.py`), nor
-weights with more scales than one per output.
+gives; `fp8_product`, which multiplies both scales into the sums, with bias and residual. Does not: serve few rows, where 16-bit
+activations cost nothing (`quantized_dot.py`), nor weights with more scales than one per output.
 
 Rows are written in the order in which packed words have their inputs (`models/packed.py`): a sum does not mind the order.
 """

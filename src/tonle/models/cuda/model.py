@@ -78,9 +78,9 @@ class CudaModel:
         ]
         self._final_norm = Norm(decoder.weights.final_norm.weight, spec.norm_eps, normed)
         self._lm_head = matrix_of(decoder.weights.lm_head, dtype)
-        if spec.tie_embeddings and isinstance(self._lm_head, QuantizedMatrix):
-            if self._lm_head.packed.shape == self._embedding.shape:
-                self._lm_head.twin = self._embedding
+        head = self._lm_head
+        if spec.tie_embeddings and isinstance(head, QuantizedMatrix) and head.packed.shape == self._embedding.shape:
+            head.twin = self._embedding
         self._share()
 
     def _share(self) -> None:

@@ -2,7 +2,8 @@
 
 Does: choose by form and number of rows. One row: `quantized_gemv.py`. More: `quantized_dot.py`, on tensor cores. Many
 rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to memory, a part
-at a time, and multiplied by cuBLAS, or not even unpacked where memory has the same weights in 16 bits (`twin`). Does not: own the buffers of those two (`Room`), which all matrices share.
+at a time, and multiplied by cuBLAS, or not even unpacked where memory has the same weights in 16 bits (`twin`). Does not: own
+the buffers of those two (`Room`), which all matrices share.
 """
 
 from __future__ import annotations
