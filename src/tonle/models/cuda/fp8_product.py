@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment"
 """e4m3 weights times many rows: rows are rounded to e4m3, too, so that tensor cores multiply eight bits at twice the rate.
 
-Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_product`, which multiplies both scales
-into the sums, with bias and residual. Does not: serve few rows, where 16-bit activations cost nothing (`quantized_dot.py`), nor
-weights with more scales than one per output.
+Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_gated`, the same of what a gated activation
+gives; `fp8_product`, which multiplies both scales into the sums, with bias and residual. Does not: serve few rows, where 16-bit
+activations cost nothing (`quantized_dot.py`), nor weights with more scales than one per output.
 
 Rows are written in the order in which packed words have their inputs (`models/packed.py`): a sum does not mind the order.
 """
@@ -17,10 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from tonle.models.cuda.activation import activated, gate_of
 from tonle.models.cuda.gpu_features import INTERPRETED
 from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.skinny import _joined, _leave
 from tonle.models.packed import Packed
+from tonle.models.spec import Activation
 
 MOST = 448.0  # the largest e4m3 number
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -28,12 +30,23 @@ _MOST = tl.constexpr(MOST)
 
 
 @triton.jit
+def _store_row(x, OUT, SCALE, t, PADDED: tl.constexpr, WIDTH: tl.constexpr):
+    """x (WIDTH,) float32, zeros behind its end -> row t of OUT, in the order of packed words, and its scale."""
+    most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
+    tl.store(SCALE + t, most / _MOST)
+    y = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST).to(tl.float8e4nv)
+    # Moved among threads as bytes: so the row is read with wide loads, and written with wide stores.
+    y = tl.reshape(tl.permute(tl.reshape(y, (WIDTH // 128, 4, 32)), (0, 2, 1)), (WIDTH,))
+    i = tl.arange(0, WIDTH)
+    tl.store(OUT + t * PADDED + i, y, mask=i < PADDED)
+
+
+@triton.jit
 def _fp8_rows(X, GAIN, OUT, SCALE, eps, K: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
               PDL: tl.constexpr):  # fmt: skip
     """One row: (K,) -> (PADDED,) e4m3 and a scale."""
     DTYPE: tl.constexpr = X.dtype.element_ty
-    i = tl.arange(0, WIDTH)  # a place in OUT
-    k = i // 128 * 128 + i % 4 * 32 + i % 128 // 4  # the input that belongs there
+    k = tl.arange(0, WIDTH)
     some = k < K
     if NORM:
         gain = tl.load(GAIN + k, mask=some, other=0.0).to(tl.float32)
@@ -42,10 +55,7 @@ def _fp8_rows(X, GAIN, OUT, SCALE, eps, K: tl.constexpr, PADDED: tl.constexpr, W
     x = tl.load(X + t * K + k, mask=some, other=0.0).to(tl.float32)
     if NORM:
         x = (x * tl.rsqrt(tl.sum(x * x, 0) / K + eps) * gain).to(DTYPE).to(tl.float32)
-    most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
-    tl.store(SCALE + t, most / _MOST)
-    x = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST)
-    tl.store(OUT + t * PADDED + i, x.to(tl.float8e4nv), mask=i < PADDED)
+    _store_row(x, OUT, SCALE, t, PADDED, WIDTH)
 
 
 def fp8_rows(
@@ -59,6 +69,31 @@ def fp8_rows(
         _fp8_rows, (rows,), x, gain, out, scale, eps, inputs, padded, width, gain is not None,
         num_warps=8 if width > 4096 else 4,
     )  # fmt: skip
+
+
+@triton.jit
+def _fp8_gated(X, OUT, SCALE, K: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, GLU: tl.constexpr,
+               PDL: tl.constexpr):  # fmt: skip
+    """One row: gate and up (2 K,) -> activation(gate) * up as (PADDED,) e4m3 and a scale."""
+    DTYPE: tl.constexpr = X.dtype.element_ty
+    follow(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, WIDTH)
+    some = k < K
+    gate = tl.load(X + t * 2 * K + k, mask=some, other=0.0).to(tl.float32)
+    up = tl.load(X + t * 2 * K + K + k, mask=some, other=0.0).to(tl.float32)
+    x = (activated(gate, GLU).to(DTYPE).to(tl.float32) * up).to(DTYPE).to(tl.float32)  # rounded where torch rounds
+    _store_row(x, OUT, SCALE, t, PADDED, WIDTH)
+
+
+def fp8_gated(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, activation: Activation = "silu") -> None:
+    """x (T, 2 K), gate and up side by side -> out (T, K padded to 128) e4m3, scale (T,): as `fp8_rows` of what
+    `pointwise.gate_mul` gives."""
+    rows, both = x.shape
+    padded = out.shape[1]
+    width = triton.next_power_of_2(padded)
+    warps = 8 if width <= 8192 else 16
+    launch(_fp8_gated, (rows,), x, out, scale, both // 2, padded, width, gate_of(activation), num_warps=warps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +137,8 @@ def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, PARTS, ARRIVED, M, STRIDE: tl.c
     low = tl.program_id(2) * PART
     k = low + tl.arange(0, BK)
     own = W + tl.minimum(n, N - 1)[:, None] * K + k[None, :]  # (BN, BK)
-    own_x = X + tl.minimum(m, M - 1)[:, None] * K + k[None, :]  # (BM, BK)
+    own_x = X + m[:, None] * K + k[None, :]  # (BM, BK)
+    present = (m < M)[:, None] & (k >= 0)[None, :]  # the others are not read: what L2 gives is what bounds a product
     if FETCH > 0:
         lines = W + tl.minimum(n, N - 1)[:, None] * K + tl.minimum(low + tl.arange(0, FETCH) * 128, K - 128)[None, :]
         tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False,
@@ -113,11 +149,11 @@ def _fp8_product(X, XSCALE, W, SCALE, BIAS, OUT, PARTS, ARRIVED, M, STRIDE: tl.c
     for first in tl.range(0, PART, BK, num_stages=STAGES):
         if K % (SPLIT * BK) == 0:
             w = tl.load(own + first)
-            x = tl.load(own_x + first)
+            x = tl.load(own_x + first, mask=present, other=0.0)
         else:
             inside = (first + k < K)[None, :]
             w = tl.load(own + first, mask=inside, other=0.0)
-            x = tl.load(own_x + first, mask=inside, other=0.0)
+            x = tl.load(own_x + first, mask=present & inside, other=0.0)
         if _INTERPRETED:
             acc += tl.dot(w.to(tl.float32), tl.trans(x.to(tl.float32)))
         else:

@@ -28,7 +28,7 @@ from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
 from tonle.models.cuda.pieces import AdaptedPieces, BasePieces, Buffers, Pieces
 from tonle.models.cuda.pointwise import norm_whole, shape_logits
 from tonle.models.cuda.prefill_attention import prefill_attention
-from tonle.models.cuda.quantized_matrix import AnyMatrix, matrix_of, row_switches, share_room
+from tonle.models.cuda.quantized_matrix import AnyMatrix, QuantizedMatrix, matrix_of, row_switches, share_room
 from tonle.models.cuda.sample import RowSettings, SampleScratch, sample
 from tonle.models.cuda.skinny import MAX_ROWS
 from tonle.models.cuda.slot_tiling import DECODE_WIDTH, MIXED_WIDTH, max_slot_tiles
@@ -78,6 +78,9 @@ class CudaModel:
         ]
         self._final_norm = Norm(decoder.weights.final_norm.weight, spec.norm_eps, normed)
         self._lm_head = matrix_of(decoder.weights.lm_head, dtype)
+        head = self._lm_head
+        if spec.tie_embeddings and isinstance(head, QuantizedMatrix) and head.packed.shape == self._embedding.shape:
+            head.twin = self._embedding
         self._share()
 
     def _share(self) -> None:

@@ -2,7 +2,8 @@
 
 Does: choose by form and number of rows. One row: `pair_gemv.py` or `quantized_gemv.py`. More: `quantized_dot.py`, on tensor
 cores. Many rows: e4m3 with a scale per output multiplies rows rounded to e4m3 (`fp8_product.py`); other forms are unpacked to
-memory, a part at a time, and multiplied by cuBLAS. Does not: own the buffers of those two (`Room`), which all matrices share.
+memory, a part at a time, and multiplied by cuBLAS, or not even unpacked where memory has the same weights in 16 bits (`twin`).
+Does not: own the buffers of those two (`Room`), which all matrices share.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from tonle.models.cuda.activation import gate_of
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_gated, fp8_product, fp8_rows
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.gpu_features import multiplies_fp8
 from tonle.models.cuda.matrix import Matrix, Norm
@@ -43,7 +44,7 @@ class Room:
     def __init__(self, matrices: Iterable[QuantizedMatrix], tokens: int, like: torch.Tensor) -> None:
         every = list(matrices)
         rounded = [WORDS * 4 * matrix.packed.num_blocks for matrix in every if matrix.rounds_rows]
-        unpacked = [min(_UNPACKED, matrix.packed.shape.numel()) for matrix in every if not matrix.rounds_rows]
+        unpacked = [min(_UNPACKED, matrix.packed.shape.numel()) for matrix in every if matrix.unpacks]
         if tokens <= UNPACK_ROWS:
             unpacked = []
         self._rows = torch.zeros(tokens * max(rounded, default=0), dtype=torch.uint8, device=like.device)
@@ -54,14 +55,22 @@ class Room:
 
     def fp8_rows(self, x: torch.Tensor, norm: Norm | None, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """x (n, K), normed if there is a norm, as (n, width) e4m3 and scales (n,)."""
-        count = x.shape[0]
-        rows = self._rows[: count * width].view(count, width).view(torch.float8_e4m3fn)
-        scale = self._scale[:count]
+        rows, scale = self._of(x.shape[0], width)
         if norm is None:
             fp8_rows(x, rows, scale)
         else:
             fp8_rows(x, rows, scale, gain=norm.gain, eps=norm.eps)
         return rows, scale
+
+    def fp8_gated(self, both: torch.Tensor, activation: Activation, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of activation(gate) * up; both (n, 2 K), gate and up side by side."""
+        rows, scale = self._of(both.shape[0], width)
+        fp8_gated(both, rows, scale, activation)
+        return rows, scale
+
+    def _of(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self._rows[: count * width].view(count, width).view(torch.float8_e4m3fn)
+        return rows, self._scale[:count]
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +83,7 @@ class QuantizedMatrix:
     table: torch.Tensor | None = None  # as kernels take it
     scratch: SplitScratch | None = None  # of the model's, as `room`
     room: Room | None = None
+    twin: torch.Tensor | None = None  # (out, in): the same weights in 16 bits, where memory has them anyway
 
     @property
     def outputs(self) -> int:
@@ -88,6 +98,15 @@ class QuantizedMatrix:
     def in_pairs(self) -> bool:
         """Whether one row, without an adapter, goes to `pair_gemv.py`."""
         return self.packed.form in IN_PAIRS and self.dtype != torch.float32 and suits(self.packed)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether many rows multiply weights that are unpacked to memory."""
+        return not self.rounds_rows and self.twin is None
+
+    def takes_both(self, rows: int) -> bool:
+        """Whether `add_gated` serves so many rows: they are rounded to e4m3, and a gated activation on the way there."""
+        return rows > MAX_ROWS and self.rounds_rows
 
     def tiling(self, rows: int) -> DotTiling | None:
         return dot_tiling(self.packed, rows, glu=False)
@@ -115,6 +134,12 @@ class QuantizedMatrix:
             self._one(x, None, out, adapter, add=True, settled=settled)
         else:
             self._many(x, None, out, add=True, settled=settled)
+
+    def add_gated(self, both: torch.Tensor, out: torch.Tensor, activation: Activation, *, add: bool = True) -> None:
+        """As `add`, or `product`, of activation(gate) * up: both (n, 2 in) has gate and up side by side."""
+        assert self.takes_both(both.shape[0]) and self.room is not None
+        rounded, scale = self.room.fp8_gated(both, activation, self._width)
+        fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add, scratch=self.room.split)
 
     def gate(
         self, x: torch.Tensor, norm: Norm | None, both: torch.Tensor, out: torch.Tensor,
@@ -149,8 +174,7 @@ class QuantizedMatrix:
         rows = x.shape[0]
         if rows > MAX_ROWS and self.rounds_rows:
             assert self.room is not None
-            width = WORDS * 4 * self.packed.num_blocks
-            rounded, scale = self.room.fp8_rows(x, norm, width)
+            rounded, scale = self.room.fp8_rows(x, norm, self._width)
             fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add, scratch=self.room.split)
             return
         x = x if norm is None else norm(x)
@@ -158,7 +182,7 @@ class QuantizedMatrix:
             quantized_dot(x, self.packed, out, table=self.table, bias=self.bias, add=add, settled=settled and norm is None,
                           scratch=self.scratch)  # fmt: skip
             return
-        for outputs, columns in self._unpacked():
+        for outputs, columns in self._columns():
             part, bias = out[:, outputs], None if self.bias is None else self.bias[outputs]
             if add:
                 part.addmm_(x, columns)
@@ -169,8 +193,16 @@ class QuantizedMatrix:
             else:
                 torch.addmm(bias, x, columns, out=part)
 
-    def _unpacked(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Some outputs and their weights (in, outputs), in turn; each uses the memory of the one before."""
+    @property
+    def _width(self) -> int:
+        """Inputs of a row in e4m3."""
+        return WORDS * 4 * self.packed.num_blocks
+
+    def _columns(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Some outputs and their weights (in, outputs), in turn; unpacked ones use the memory of those before."""
+        if self.twin is not None:
+            yield slice(0, self.outputs), self.twin.t()
+            return
         assert self.room is not None
         outputs, inputs = self.packed.shape
         most = max(1, self.room.weights.numel() // inputs)

@@ -11,8 +11,9 @@ pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip i
 from tests.fakes.few_bits import FORMS, few_bits
 from tonle.models.cuda import quantized_matrix
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_gated, fp8_product, fp8_rows
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
+from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.quantized_dot import DotTiling, quantized_dot
 from tonle.models.cuda.quantized_gemv import QuantizedTiling, quantized_gemv
 from tonle.models.cuda.quantized_matrix import QuantizedMatrix, matrix_of, share_room
@@ -133,6 +134,17 @@ def test_rows_in_eight_bits(with_norm: bool) -> None:
     assert bool((off <= expected.abs() / 16 + expected.abs().amax(1, keepdim=True) / 2**15).all())
 
 
+@pytest.mark.parametrize("inputs", [200, 256])
+def test_rows_gated_and_in_eight_bits(inputs: int) -> None:
+    """As the two kernels say that it stands for."""
+    both, active = numbers(7, 2 * inputs), torch.empty(7, inputs)
+    rows, scale = torch.empty(7, 256, dtype=torch.float8_e4m3fn), torch.empty(7)
+    expected, expected_scale = torch.empty_like(rows), torch.empty_like(scale)
+    fp8_rows(gate_mul(both, active, "gelu_tanh"), expected, expected_scale)
+    fp8_gated(both, rows, scale, "gelu_tanh")
+    assert torch.equal(rows.view(torch.uint8), expected.view(torch.uint8)) and torch.equal(scale, expected_scale)
+
+
 @pytest.mark.parametrize("split", [1, 2, 3])
 @pytest.mark.parametrize(("add", "bias"), [(False, True), (True, False)])
 def test_rows_in_eight_bits_multiplied(add: bool, bias: bool, split: int) -> None:
@@ -161,6 +173,35 @@ def test_unpacked_to_memory(form: str) -> None:
 
 
 each_way = pytest.mark.parametrize("rows", [1, 2, 17, 40])  # GEMV, few, more, unpacked to memory or rounded
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_an_activation_on_the_way_to_eight_bits(add: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_matrix, "multiplies_fp8", lambda: True)
+    matrix, both = matrix_in("fp8", 32, 256), numbers(20, 512)
+    assert matrix.takes_both(20) and not matrix.takes_both(16)
+    active, out = torch.empty(20, 256), numbers(20, 32)
+    expected = out.clone()
+    gate_mul(both, active)
+    if add:
+        matrix.add(active, expected)
+    else:
+        matrix.product(active, expected)
+    matrix.add_gated(both, out, "silu", add=add)
+    assert torch.equal(out, expected)
+
+
+def test_many_rows_by_the_same_weights_in_sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are multiplied with the packed ones, and nothing is unpacked for many."""
+    monkeypatch.setattr(quantized_matrix, "UNPACK_ROWS", 30)
+    matrix, norm = matrix_in("int8", 40, 256), norm_of(256)
+    matrix.twin = numbers(40, 256)
+    share_room([matrix], 64, torch.zeros(1))
+    assert matrix.room is not None and not matrix.room.weights.numel()
+    for rows, weight in ((30, matrix.packed.unpacked(torch.float32)), (31, matrix.twin)):
+        x, out = numbers(rows, 256), torch.full((rows, 40), torch.nan)
+        matrix.apply(x, norm, out)
+        torch.testing.assert_close(out, linear(normed(x, norm), weight), **CLOSE)
 
 
 @each_way

@@ -18,7 +18,9 @@ from tonle.models.cuda.quantized_dot import DotTiling
 from tonle.models.cuda.quantized_matrix import QuantizedMatrix
 from tonle.models.decoder import Decoder
 from tonle.models.layers import Quantized
+from tonle.models.quantize import Quantization, assemble_quantized
 from tonle.models.spec import ModelSpec
+from tonle.models.weights import Owned
 
 small_tilings = harness.small_tilings  # a fixture
 
@@ -65,3 +67,36 @@ def test_steps_and_adapters(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, adapted = Reference(spec, tensors), Reference(spec, merged(tensors, adapter))
     for reference, (row, text) in zip([adapted, plain, plain], rows.tokens.items(), strict=True):
         torch.testing.assert_close(rows.said(row), logprobs_of(reference.logits(text), text), rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["norms before and after", "parallel"])
+def test_activations_on_the_way_to_eight_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as with the activation in a kernel of its own; logits of many rows are the embedding's."""
+    spec = spec_of(KINDS[kind], tie_embeddings=True)
+    tensors = tensors_of(spec)
+    monkeypatch.setattr(quantized_matrix, "multiplies_fp8", lambda: True)
+    monkeypatch.setattr(quantized_matrix, "MAX_ROWS", 2)
+    monkeypatch.setattr(quantized_matrix, "UNPACK_ROWS", 2)
+    calls: list[int] = []
+    original = QuantizedMatrix.add_gated
+
+    def noted(self, both, *rest, **options):  # type: ignore[no-untyped-def]
+        calls.append(len(both))
+        original(self, both, *rest, **options)
+
+    def in_eight_bits() -> Decoder:
+        cpu, eight = torch.device("cpu"), Quantization("fp8")
+        owned = Owned(cpu, torch.float32, unpacks=False)
+        return Decoder(spec, assemble_quantized(spec, tensors.__getitem__, owned, eight, cpu, torch.float32))
+
+    monkeypatch.setattr(QuantizedMatrix, "add_gated", noted)
+    together = harness.walked(in_eight_bits(), harness.CONFIG)
+    assert calls and min(calls) > 2
+    monkeypatch.setattr(QuantizedMatrix, "takes_both", lambda self, rows: False)
+    apart = harness.walked(in_eight_bits(), harness.CONFIG)
+    assert together.tokens == apart.tokens
+    reference = Reference(spec, tensors)
+    for row, text in together.tokens.items():
+        said, expected = together.said(row), logprobs_of(reference.logits(text), text)
+        assert torch.equal(said, apart.said(row))
+        assert float((said - expected).norm()) <= 0.06 * float(expected.norm())  # e4m3 rounds by a sixteenth at most
