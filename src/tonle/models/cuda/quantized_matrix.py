@@ -34,7 +34,7 @@ _UNPACKED = 2**24  # numbers unpacked at a time: they stay in L2 until cuBLAS ha
 # One row of these goes to tensor cores: looking numbers up takes longer than reading, and there it takes fewer instructions.
 ON_TENSOR_CORES: frozenset[str] = frozenset({"table"})
 # One row of these is multiplied two numbers at a time where groups allow it: activations of 16 bits lose nothing that shows.
-IN_PAIRS: frozenset[str] = frozenset()
+IN_PAIRS: frozenset[str] = frozenset({"int4", "int8", "fp8"})
 _ALIGN = 128  # outputs: cuBLAS is many times slower where its results do not begin at such a multiple
 
 
