@@ -136,7 +136,7 @@ class Stage:
 
 def run_program(client: ClientProgram, command: Sequence[str], folder: Path) -> CpuWatch:
     """Run a client to its end; the watch knows what CPU time it took, and when."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TONLE_PEER_")} | dict(client.env)
+    env = {**os.environ, **client.env}
     log = folder / "output.log"
     with log.open("wb") as output:
         try:
@@ -281,8 +281,8 @@ def loads(arguments: argparse.Namespace) -> list[Load]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vllm", type=Path, help="the program `vllm` (default: TONLE_PEER_VLLM)")
-    parser.add_argument("--guidellm", type=Path, help="the program `guidellm` (default: TONLE_PEER_GUIDELLM)")
+    parser.add_argument("--vllm", type=Path, help="the program `vllm` (default: PEER_VLLM)")
+    parser.add_argument("--guidellm", type=Path, help="the program `guidellm` (default: PEER_GUIDELLM)")
     parser.add_argument("--server", choices=("tonle", "vllm"), default="tonle", help="what to start (default tonle)")
     parser.add_argument("--url", help="a server that already runs, instead")
     parser.add_argument("--tokenizer", type=Path, help="folder with its tokenizer (default: the default model's)")
@@ -302,8 +302,8 @@ def main() -> int:
     arguments = parse()
     end_cleanly_when_terminated()
     console = Console()
-    vllm = installed(arguments.vllm, "TONLE_PEER_VLLM", "vllm", console)
-    guidellm = installed(arguments.guidellm, "TONLE_PEER_GUIDELLM", "guidellm", console)
+    vllm = installed(arguments.vllm, "PEER_VLLM", "vllm", console)
+    guidellm = installed(arguments.guidellm, "PEER_GUIDELLM", "guidellm", console)
     clients: list[ClientProgram] = [TonleBench()]
     if vllm is not None:
         clients.append(VllmBench(vllm))

@@ -182,8 +182,12 @@ def _plan(arguments: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     wanted = _chosen(arguments.peers, list(known), "--peers")
     level_names = _chosen(arguments.only, [level.name for level in LEVELS], "--only")
     found = [known[name] for name in wanted]
+    own = {server.name: server for server in ours()}
     plan = Plan(
-        servers=[*ours(), *(peer for peer in found if isinstance(peer, Server))],
+        servers=[
+            *(own[name] for name in _chosen(arguments.ours, list(own), "--ours")),
+            *(peer for peer in found if isinstance(peer, Server)),
+        ],
         levels=[level for level in LEVELS if level.name in level_names],
         repeats=1 if arguments.quick else arguments.repeats,
         quick=arguments.quick,
@@ -205,14 +209,15 @@ def _chosen(text: str, names: Sequence[str], flag: str) -> list[str]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", default="all", metavar="NAMES", help="all (default), none, or names with commas")
+    parser.add_argument("--ours", default="all", metavar="NAMES", help="the same for our own rows")
     parser.add_argument("--only", default="all", metavar="LEVELS", help="levels to run: some of 1,4,16,32,shared")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times every server is started (default 3)")
     parser.add_argument("--quick", action="store_true", help="one repeat, fewer requests")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="draws other prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything that was measured")
-    parser.add_argument("--llama-server", type=Path, metavar="PATH", help="or TONLE_PEER_LLAMA_SERVER")
-    parser.add_argument("--openvino-python", type=Path, metavar="PATH", help="or TONLE_PEER_OPENVINO_PYTHON")
-    parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="or TONLE_PEER_VLLM_PYTHON")
+    parser.add_argument("--llama-server", type=Path, metavar="PATH", help="or PEER_LLAMA_SERVER")
+    parser.add_argument("--openvino-python", type=Path, metavar="PATH", help="or PEER_OPENVINO_PYTHON")
+    parser.add_argument("--vllm-python", type=Path, metavar="PATH", help="or PEER_VLLM_PYTHON")
     return parser.parse_args()
 
 

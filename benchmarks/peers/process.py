@@ -47,8 +47,8 @@ def end_cleanly_when_terminated() -> None:
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Ours and `extra`, without the variables that are for these scripts alone: `tonle serve` refuses unknown ones."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TONLE_PEER_")} | dict(extra)
+    """Ours and `extra`."""
+    return {**os.environ, **extra}
 
 
 def free_port() -> int:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.peers import files
 
-LLAMA_SERVER = "TONLE_PEER_LLAMA_SERVER"
-OPENVINO_PYTHON = "TONLE_PEER_OPENVINO_PYTHON"
-VLLM_PYTHON = "TONLE_PEER_VLLM_PYTHON"
+LLAMA_SERVER = "PEER_LLAMA_SERVER"
+OPENVINO_PYTHON = "PEER_OPENVINO_PYTHON"
+VLLM_PYTHON = "PEER_VLLM_PYTHON"
 
 NUM_SLOTS = 32  # requests computed together: the most users of any level
 MAX_TOKENS_PER_SLOT = 1024  # holds 512 shared + 64 own + 64 new
@@ -68,12 +68,13 @@ def num_threads() -> int:
 
 def ours() -> list[Server]:
     """Our own server, out of the environment that runs this script: as a user starts it, without guesses (speculative
-    decoding, which the peers do not have), and with 16-bit activations."""
+    decoding, which the peers do not have), with 16-bit activations, and with 8-bit keys and values, as OpenVINO has them."""
     start = [sys.executable, "-m", "tonle", "serve", "--port"]
     return [
         Server("tonle", "/health/ready", lambda port: [*start, str(port)]),
         Server("tonle-no-guesses", "/health/ready", lambda port: [*start, str(port), "--speculation", "off"]),
         Server("tonle-16bit", "/health/ready", lambda port: [*start, str(port), "--activation-bits", "16"]),
+        Server("tonle-int8-kv", "/health/ready", lambda port: [*start, str(port), "--kv-cache-dtype", "int8"]),
     ]
 
 
@@ -122,7 +123,7 @@ def _vllm(python: Path) -> Server:
 
 def _checked(name: str, path: Path | None, variable: str, make: Callable[[Path], Server]) -> Server | Missing:
     if path is None:
-        flag = variable.removeprefix("TONLE_PEER_").lower().replace("_", "-")
+        flag = variable.removeprefix("PEER_").lower().replace("_", "-")
         return Missing(name, f"not set up: give --{flag} or {variable} (benchmarks/README.md says how to install it)")
     if not path.is_file():
         return Missing(name, f"there is no file {path}")

@@ -1,8 +1,8 @@
 """The gateway in front of a real vLLM and a replica, and our middleware inside vLLM. Takes minutes and gigabytes.
 
-Runs only where TONLE_PEER_VLLM_PYTHON names the interpreter of an environment with vLLM for CPU (benchmarks/README.md):
+Runs only where PEER_VLLM_PYTHON names the interpreter of an environment with vLLM for CPU (benchmarks/README.md):
 
-    TONLE_PEER_VLLM_PYTHON=~/peers/vllm/bin/python python -m pytest tests/gateway/test_real_vllm.py
+    PEER_VLLM_PYTHON=~/peers/vllm/bin/python python -m pytest tests/gateway/test_real_vllm.py
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-PYTHON = os.environ.get("TONLE_PEER_VLLM_PYTHON")
+PYTHON = os.environ.get("PEER_VLLM_PYTHON")
 
 
 @pytest.mark.model
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not PYTHON, reason="TONLE_PEER_VLLM_PYTHON is not set")
+@pytest.mark.skipif(not PYTHON, reason="PEER_VLLM_PYTHON is not set")
 @pytest.mark.parametrize("victim", ["first", "second"])
 def test_vllm_and_a_replica_and_the_death_of_one(tmp_path: Path, victim: str) -> None:
     from benchmarks.two_backends import run

@@ -27,7 +27,6 @@ LIST_KEYS = {
 
 IN_PYTHON = "library.md"  # about classes, whose fields are called as they are inside the code
 NO_SETTINGS = {"use_cache"}  # a field of requests
-OF_TESTS = {"TONLE_PEER_VLLM_PYTHON"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -40,7 +39,7 @@ def test_settings_have_their_public_names(page: Path) -> None:
     known = {setting.name for setting in every} | {*EngineConfig.names()} | LIST_KEYS | NO_SETTINGS
     for key in re.findall(r"`([a-z0-9_]+): [^`]+`", text):
         assert key in known, f"{page.name}: there is no setting {key}"
-    variables = {setting.env for setting in SETTINGS} | {*load._OTHER_VARIABLES} | OF_TESTS
+    variables = {setting.env for setting in SETTINGS} | {*load._OTHER_VARIABLES}
     for variable in re.findall(r"TONLE_[A-Z0-9_]+", text):
         assert variable in variables, f"{page.name}: there is no variable {variable}"
 

@@ -1,6 +1,6 @@
 """What vLLM's own argument parser says of the command lines that are rendered for it. Takes half a minute.
 
-Runs only where TONLE_PEER_VLLM_PYTHON names the interpreter of an environment with vLLM for CPU (benchmarks/README.md).
+Runs only where PEER_VLLM_PYTHON names the interpreter of an environment with vLLM for CPU (benchmarks/README.md).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from tests.unit.deploy.matrix import CASES
 from tests.unit.deploy.test_documents import containers
 
-PYTHON = os.environ.get("TONLE_PEER_VLLM_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="TONLE_PEER_VLLM_PYTHON is not set")
+PYTHON = os.environ.get("PEER_VLLM_PYTHON")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="PEER_VLLM_PYTHON is not set")
 # Reads command lines from stdin, and prints what becomes of each: its settings, or the parser's complaint.
 PROGRAM = """
 import contextlib, io, json, sys
