@@ -328,16 +328,16 @@ def _wanted(packed: Packed, *, glu: bool) -> PairTiling:
     outputs, inputs = packed.shape
     is_four, is_fp8 = packed.form == "int4", packed.form == "fp8"
     if glu:
-        return PairTiling(2, 1, times=4) if is_four else PairTiling(2, 2, times=2)
+        return PairTiling(4, 4, times=2) if is_four else PairTiling(2, 2, times=2)
     if outputs > _MANY_OUTPUTS:
         return PairTiling(4, 2, times=4)
     if inputs > 4096:
-        return PairTiling(2, 8, times=4) if is_fp8 else PairTiling(4, 8 if is_four else 4, times=2)
+        return PairTiling(2, 8, times=4) if is_fp8 else PairTiling(4, 4, times=2)
     if outputs > inputs:
         if is_fp8:
             return PairTiling(8, 2)
-        return PairTiling(8, 4) if is_four else PairTiling(8, 8, times=2)
-    return PairTiling(4, 4 if is_four else 8, times=2)
+        return PairTiling(8, 1) if is_four else PairTiling(8, 8, times=2)
+    return PairTiling(4, 4, times=2, ahead=2) if is_four else PairTiling(4, 8, times=2)
 
 
 def _fitting(tiling: PairTiling, packed: Packed, *, glu: bool) -> PairTiling:
