@@ -1,13 +1,11 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment"
-# ruff: noqa: N803  (a kernel: pointers and constants are in capitals)
 """Which tilings make whole steps faster on one GPU, and where the time of a step goes: what a served model runs, in one command.
 
     python -m benchmarks.gpu_tuning fp8 experts one-row --seconds 60
 
 Does: build models as `tonle serve --load-format random` would, capture steps of served sizes in graphs, and time them with one
 product cut otherwise, product after product, keeping what was fastest; print few lines. `fp8`: e4m3 weights against bf16, kernel
-by kernel, and with this build's changes taken back one by one. `experts`: some layers of a mixture. `one-row`: a single row.
-`few-bits`: a single row with weights in few bits.
+by kernel, and with the last matrix unpacked instead of multiplied as the embedding it is made of. `experts`: some layers of a
+mixture. `one-row`: a single row. `few-bits`: a single row with weights in few bits.
 Does not: check results beyond comparing logits with those of the rule; one that fails or is off is named and left out.
 """
 
@@ -23,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.gpu_step import kernel_shares, median_ms, plan_of
 from benchmarks.workload import READ_BYTES_PER_S, weight_bytes, write_config
@@ -35,9 +30,9 @@ from tonle.engine.run.cuda import CudaRunner
 from tonle.engine.run.graphs import _DECODE, _HEAD, _MIXED, _smallest, captured, max_tiles
 from tonle.models.cuda import experts_grouped, fp8_product, gemv, pair_gemv, quantized_matrix
 from tonle.models.cuda.experts_grouped import GroupedTiling
-from tonle.models.cuda.fp8_product import Fp8Tiling, _fp8_finish
+from tonle.models.cuda.fp8_product import Fp8Tiling
 from tonle.models.cuda.gemv import GemvTiling
-from tonle.models.cuda.launch import compiling_only, follow, launch
+from tonle.models.cuda.launch import compiling_only
 from tonle.models.cuda.model import CudaModel
 from tonle.models.cuda.pair_gemv import PairTiling
 from tonle.models.cuda.quantized_matrix import QuantizedMatrix
@@ -196,10 +191,9 @@ def short(tiling: Any) -> str:
         case Fp8Tiling():
             form = f"{tiling.block_n}x{tiling.block_m} s{tiling.stages} w{tiling.warps}"
             extra = (f" /{tiling.split}" if tiling.split > 1 else "") + (f" f{tiling.fetch}" if tiling.fetch else "")
-            return ("tma " if isinstance(tiling, TmaTiling) else "") + form + extra
+            return form + extra
         case GroupedTiling():
-            form = f"{tiling.block_n}x{tiling.block_m}x{tiling.block_k} s{tiling.stages} w{tiling.warps}"
-            return form + (f" f{tiling.fetch}" if tiling.fetch else "")
+            return f"{tiling.block_n}x{tiling.block_m}x{tiling.block_k} s{tiling.stages} w{tiling.warps}"
         case PairTiling():
             return f"{tiling.block_n} w{tiling.warps} t{tiling.times} a{tiling.ahead}"
         case GemvTiling():
@@ -217,49 +211,6 @@ def profile(step: Step, label: str) -> None:
 
 
 # -- e4m3 weights
-
-
-@dataclass(frozen=True, slots=True)
-class TmaTiling(Fp8Tiling):
-    """Blocks are read by the tensor memory accelerator, which is told where by one thread."""
-
-
-@triton.jit(do_not_specialize=["M"])
-def _fp8_tma(X, XSCALE, W, SCALE, BIAS, OUT, M, STRIDE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-             BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-             PDL: tl.constexpr):  # fmt: skip
-    """As `_fp8_product` with one part; X and W are descriptors. What lies outside is not read: zeros."""
-    first_m, first_n = tl.program_id(0) * BM, tl.program_id(1) * BN
-    m, n = first_m + tl.arange(0, BM), first_n + tl.arange(0, BN)
-    w_scale = tl.load(SCALE + n, mask=n < N, other=0.0).to(tl.float32)
-    follow(PDL)
-    acc = tl.zeros([BN, BM], tl.float32)
-    for first in tl.range(0, K, BK, num_stages=STAGES):
-        w = W.load([first_n, first])
-        x = X.load([first_m, first])
-        acc = tl.dot(w, tl.trans(x), acc)
-    _fp8_finish(acc, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE, N, HAS_BIAS, ADD)
-
-
-_cut_product = fp8_product.fp8_product
-
-
-def either_product(x: torch.Tensor, x_scale: torch.Tensor, packed: Packed, out: torch.Tensor, *, bias: Any = None,
-                   add: bool = False, scratch: Any = None) -> None:  # fmt: skip
-    rows, padded = x.shape
-    outputs = packed.shape[0]
-    tiling = fp8_product.fp8_tiling(outputs, padded, rows)
-    if not isinstance(tiling, TmaTiling):
-        _cut_product(x, x_scale, packed, out, bias=bias, add=add, tiling=tiling, scratch=scratch)
-        return
-    weight = packed.numbers.view(torch.float8_e4m3fn)
-    launch(
-        _fp8_tma, (triton.cdiv(rows, tiling.block_m), triton.cdiv(outputs, tiling.block_n)),
-        TensorDescriptor.from_tensor(x, [tiling.block_m, tiling.block_k]), x_scale,
-        TensorDescriptor.from_tensor(weight, [tiling.block_n, tiling.block_k]), packed.scale, bias, out, rows, out.stride(0),
-        outputs, padded, tiling.block_n, tiling.block_m, tiling.block_k, tiling.stages, bias is not None, add,
-        num_warps=tiling.warps,
-    )  # fmt: skip
 
 
 @contextmanager
@@ -299,13 +250,10 @@ def fp8_candidates(rows: int) -> Callable[[str], list[Any]]:
     wide: list[Any] = [Fp8Tiling(n, m, s, w) for n, m, s, w in (
         (128, 128, 5, 8), (128, 128, 3, 4), (256, 128, 4, 8), (256, 128, 3, 8), (128, 256, 4, 8), (128, 256, 3, 8),
         (256, 64, 4, 8), (64, 256, 4, 4), (64, 128, 6, 4), (128, 64, 6, 4))]  # fmt: skip
-    tma: list[Any] = [TmaTiling(n, m, s, w) for n, m, s, w in (
-        (128, 128, 5, 8), (128, 128, 6, 4), (128, 128, 3, 4), (256, 128, 4, 8), (128, 256, 4, 8), (64, 128, 7, 4),
-        (64, 128, 4, 4), (128, 64, 7, 4))]  # fmt: skip
     narrow: list[Any] = [Fp8Tiling(n, m, s, w, split=p, fetch=f) for n, m, s, w, p, f in (
         (128, 128, 5, 8, 2, 0), (128, 128, 5, 8, 4, 0), (128, 64, 6, 4, 2, 4), (64, 64, 6, 4, 1, 4), (64, 128, 6, 4, 1, 4),
         (64, 128, 6, 4, 2, 4), (128, 128, 5, 8, 1, 4), (64, 64, 4, 4, 2, 0))]  # fmt: skip
-    wide = [one for one in (*wide, *tma) if one.block_m <= 128 or rows > 128]
+    wide = [one for one in wide if one.block_m <= 128 or rows > 128]
     return lambda name: wide if name == "gate_up" else [*wide, *narrow]
 
 
@@ -327,17 +275,16 @@ def fp8(options: argparse.Namespace) -> None:
     assert isinstance(head, QuantizedMatrix)
     twin = head.twin
 
-    def taken_back(unpacked: bool, apart: bool) -> Any:
+    def taken_back(unpacked: bool) -> None:
         head.twin = None if unpacked else twin
         net._share()
-        return patched(QuantizedMatrix, **({"takes_both": lambda *_: False} if apart else {}))
 
-    print("| rows | bf16 | fp8 before | head as embedding | and activation with rounding | |")
+    print("| rows | bf16 | fp8, head unpacked | head as embedding | |")
     for size in sizes:
         times = []
-        for unpacked, apart in ((True, True), (False, True), (False, False)):
-            with taken_back(unpacked, apart):
-                times.append(Step(runner, size).ms())
+        for unpacked in (True, False):
+            taken_back(unpacked)
+            times.append(Step(runner, size).ms())
         print(f"| {size} | {bf16[size]:.3f} | {' | '.join(f'{ms:.3f}' for ms in times)} | {bf16[size] / times[-1]:.2f}x |",
               flush=True)  # fmt: skip
     for size in (sizes[0], sizes[3]):
@@ -345,11 +292,10 @@ def fp8(options: argparse.Namespace) -> None:
     assert head.room is not None
     head.room.split.parts = torch.zeros(2**24, device=CUDA)
     head.room.split.arrived = torch.zeros(8192, dtype=torch.int32, device=CUDA)
-    with patched(quantized_matrix, fp8_product=either_product):
-        for size in (sizes[0], sizes[2], sizes[3]):
-            rows = size.rows + size.prompt
-            names = ["gate_up", "down", "qkv", "o"]
-            descend(Step(runner, size), names, fp8_candidates(rows), fp8_use(net), f"fp8 {size} rows", until)
+    for size in (sizes[0], sizes[2], sizes[3]):
+        rows = size.rows + size.prompt
+        names = ["gate_up", "down", "qkv", "o"]
+        descend(Step(runner, size), names, fp8_candidates(rows), fp8_use(net), f"fp8 {size} rows", until)
 
 
 # -- experts
@@ -366,19 +312,19 @@ def experts(options: argparse.Namespace) -> None:
 
         return patched(experts_grouped, grouped_tiling=tiling)
 
-    few = [(64, 16, 128, 3, 4, 0), (64, 16, 128, 3, 4, 4), (64, 16, 128, 3, 4, 8), (64, 16, 128, 4, 4, 0), (64, 16, 64, 4, 4, 0),
-           (64, 16, 64, 6, 4, 0), (64, 16, 64, 6, 4, 8), (32, 16, 128, 4, 4, 0), (32, 16, 128, 5, 4, 4), (32, 16, 256, 3, 4, 0),
-           (64, 16, 256, 2, 4, 0), (128, 16, 64, 4, 8, 0), (128, 16, 64, 6, 8, 0), (64, 16, 128, 5, 8, 0)]  # fmt: skip
-    some = [(64, 32, 64, 5, 4, 0), (64, 32, 64, 5, 4, 8), (64, 32, 128, 3, 4, 0), (64, 32, 128, 3, 4, 8), (64, 32, 64, 4, 4, 0),
-            (64, 32, 64, 6, 4, 0), (32, 32, 128, 4, 4, 0), (64, 64, 64, 4, 4, 0), (64, 64, 64, 4, 4, 8), (128, 32, 64, 4, 8, 0),
-            (128, 32, 64, 6, 8, 0), (64, 32, 128, 5, 8, 0), (64, 64, 128, 3, 4, 0), (128, 64, 64, 4, 8, 0)]  # fmt: skip
+    few = [(64, 16, 128, 3, 4), (64, 16, 128, 4, 4), (64, 16, 64, 4, 4),
+           (64, 16, 64, 6, 4), (32, 16, 128, 4, 4), (32, 16, 256, 3, 4),
+           (64, 16, 256, 2, 4), (128, 16, 64, 4, 8), (128, 16, 64, 6, 8), (64, 16, 128, 5, 8)]  # fmt: skip
+    some = [(64, 32, 64, 5, 4), (64, 32, 128, 3, 4), (64, 32, 64, 4, 4),
+            (64, 32, 64, 6, 4), (32, 32, 128, 4, 4), (64, 64, 64, 4, 4), (128, 32, 64, 4, 8),
+            (128, 32, 64, 6, 8), (64, 32, 128, 5, 8), (64, 64, 128, 3, 4), (128, 64, 64, 4, 8)]  # fmt: skip
     for size in (Size(100), Size(256), Size(100, 216), Size(256, 200)):
         step = Step(runner, size)
         if not size.prompt or size.rows == 256:
             profile(step, f"experts {size} rows, {layers} of 48 layers")
         listed = few if size.rows + size.prompt < 160 else some
         candidates = {
-            glu: [GroupedTiling(n if glu else 2 * n, m, k, s, w, f) for n, m, k, s, w, f in listed]
+            glu: [GroupedTiling(n if glu else 2 * n, m, k, s, w) for n, m, k, s, w in listed]
             for glu in (True, False)
         }
         descend(step, ["gate_up", "down"], lambda name, c=candidates: c[name == "gate_up"], use,

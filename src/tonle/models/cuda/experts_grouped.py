@@ -26,7 +26,6 @@ from tonle.models.cuda.skinny import _apart, _dot, _weight_rows
 from tonle.models.spec import MixerSpec
 
 _OTHER_BYTES = 2048  # of shared memory: what sums and scans take
-_FIRST = tl.constexpr(2 * 132)  # programs: about as many as an H200 runs at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,6 @@ class GroupedTiling:
     block_k: int  # inputs per turn of the loop
     stages: int  # turns under way at a time
     warps: int = 4
-    fetch: int = 0  # lines of 64 inputs that the first programs ask for before the kernel ahead has ended: as far as L2
 
 
 class Routed(NamedTuple):
@@ -50,7 +48,7 @@ class Routed(NamedTuple):
 
 
 # Pairs per expert, on average, from which on wider tiles are used: each step changes kernels.
-MANY = (10, 24, 96)
+MANY = (10, 32, 96)
 
 
 def grouped_tiling(pairs: int, experts: int, *, glu: bool) -> GroupedTiling:
@@ -109,28 +107,15 @@ def store_tile(acc, BIAS, OUT, expert, pair, present, block, N: tl.constexpr, BN
 
 
 @triton.jit
-def _ask_for(row, FETCH: tl.constexpr):
-    """The first lines of each row of W (R, 1); only of programs that may be there before the kernel ahead has ended."""
-    if tl.program_id(1) * tl.num_programs(0) + tl.program_id(0) < _FIRST:
-        lines = row + tl.arange(0, FETCH)[None, :] * 64
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False,
-                                  pack=1)  # fmt: skip
-
-
-@triton.jit
 def _grouped(X, W, BIAS, OUT, COUNTS, LISTS, N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
              CAPACITY: tl.constexpr, TOP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-             STAGES: tl.constexpr, FETCH: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, CLAMP: tl.constexpr,
-             SETTLED: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+             STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, CLAMP: tl.constexpr, SETTLED: tl.constexpr,
+             IEEE: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     """One tile (BN outputs, BM pairs). Row pair // TOP of X, row pair of OUT. SETTLED: lists are two kernels old."""
     R: tl.constexpr = BN * 2 if GATE else BN
     ROWS: tl.constexpr = N * 2 if GATE else N
     TURNS: tl.constexpr = (K + BK - 1) // BK
-    block = tl.program_id(1)
     if not SETTLED:
-        if FETCH > 0:  # as if each expert had one tile, which is so for most if there are many rows
-            guess = tl.minimum(tl.program_id(0), E - 1).to(tl.int64)
-            _ask_for(W + guess * (ROWS * K) + _weight_rows(block, N, BN, GATE != 0)[:, None] * K, FETCH)
         follow(PDL)
     expert, first, count = tile_of(COUNTS, tl.program_id(0), E, EP, BM)
     if expert < E:
@@ -138,12 +123,11 @@ def _grouped(X, W, BIAS, OUT, COUNTS, LISTS, N: tl.constexpr, K: tl.constexpr, E
         present = m < count
         pair = tl.load(LISTS + expert * CAPACITY + m, mask=present, other=0).to(tl.int64)
         k = tl.arange(0, BK)
+        block = tl.program_id(1)
         row = W + expert.to(tl.int64) * (ROWS * K) + _weight_rows(block, N, BN, GATE != 0)[:, None] * K  # (R, 1)
         own_x = X + (pair // TOP)[:, None] * K + k[None, :]  # (BM, BK)
         some = present[:, None] & (k >= 0)[None, :]
         if SETTLED:
-            if FETCH > 0:
-                _ask_for(row, FETCH)
             follow(PDL)
         acc = tl.zeros([R, BM], tl.float32)
         for turn in tl.range(0, TURNS, num_stages=STAGES):
@@ -175,7 +159,7 @@ def _launch(
         _grouped, grid,
         x, weights.weight, weights.bias, out, routed.counts, routed.lists, outputs, x.shape[1], experts,
         triton.next_power_of_2(experts), capacity, top, tiling.block_n, tiling.block_m, tiling.block_k, tiling.stages,
-        0 if gpu_features.INTERPRETED else tiling.fetch, weights.bias is not None, gate, clamp, settled, x.dtype == torch.float32,
+        weights.bias is not None, gate, clamp, settled, x.dtype == torch.float32,
         num_warps=tiling.warps,
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,misc,assignment"
 """e4m3 weights times many rows: rows are rounded to e4m3, too, so that tensor cores multiply eight bits at twice the rate.
 
-Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_gated`, the same of what a gated activation
-gives; `fp8_product`, which multiplies both scales into the sums, with bias and residual. Does not: serve few rows, where 16-bit
-activations cost nothing (`quantized_dot.py`), nor weights with more scales than one per output.
+Does: `fp8_rows`, which norms rows where asked and gives each a scale of its own; `fp8_product`, which multiplies both scales
+into the sums, with bias and residual. Does not: serve few rows, where 16-bit activations cost nothing (`quantized_dot.py`), nor
+weights with more scales than one per output.
 
 Rows are written in the order in which packed words have their inputs (`models/packed.py`): a sum does not mind the order.
 """
@@ -11,34 +11,21 @@ Rows are written in the order in which packed words have their inputs (`models/p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
-from tonle.models.cuda.activation import activated, gate_of
+from tonle.models.cuda import gpu_features
 from tonle.models.cuda.gpu_features import INTERPRETED
 from tonle.models.cuda.launch import follow, launch
 from tonle.models.cuda.skinny import _joined, _leave
 from tonle.models.packed import Packed
-from tonle.models.spec import Activation
 
 MOST = 448.0  # the largest e4m3 number
 _INTERPRETED = tl.constexpr(INTERPRETED)
 _MOST = tl.constexpr(MOST)
-
-
-@triton.jit
-def _store_row(x, OUT, SCALE, t, PADDED: tl.constexpr, WIDTH: tl.constexpr):
-    """x (WIDTH,) float32, zeros behind its end -> row t of OUT, in the order of packed words, and its scale."""
-    most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
-    tl.store(SCALE + t, most / _MOST)
-    y = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST).to(tl.float8e4nv)
-    # Moved among threads as bytes: so the row is read with wide loads, and written with wide stores.
-    y = tl.reshape(tl.permute(tl.reshape(y, (WIDTH // 128, 4, 32)), (0, 2, 1)), (WIDTH,))
-    i = tl.arange(0, WIDTH)
-    tl.store(OUT + t * PADDED + i, y, mask=i < PADDED)
 
 
 @triton.jit
@@ -55,7 +42,12 @@ def _fp8_rows(X, GAIN, OUT, SCALE, eps, K: tl.constexpr, PADDED: tl.constexpr, W
     x = tl.load(X + t * K + k, mask=some, other=0.0).to(tl.float32)
     if NORM:
         x = (x * tl.rsqrt(tl.sum(x * x, 0) / K + eps) * gain).to(DTYPE).to(tl.float32)
-    _store_row(x, OUT, SCALE, t, PADDED, WIDTH)
+    most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
+    tl.store(SCALE + t, most / _MOST)
+    y = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST).to(tl.float8e4nv)
+    # Put into the order of packed words as bytes, among threads: so the row is read with wide loads, and written with wide stores.
+    y = tl.reshape(tl.permute(tl.reshape(y, (WIDTH // 128, 4, 32)), (0, 2, 1)), (WIDTH,))
+    tl.store(OUT + t * PADDED + k, y, mask=k < PADDED)
 
 
 def fp8_rows(
@@ -69,31 +61,6 @@ def fp8_rows(
         _fp8_rows, (rows,), x, gain, out, scale, eps, inputs, padded, width, gain is not None,
         num_warps=8 if width > 4096 else 4,
     )  # fmt: skip
-
-
-@triton.jit
-def _fp8_gated(X, OUT, SCALE, K: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, GLU: tl.constexpr,
-               PDL: tl.constexpr):  # fmt: skip
-    """One row: gate and up (2 K,) -> activation(gate) * up as (PADDED,) e4m3 and a scale."""
-    DTYPE: tl.constexpr = X.dtype.element_ty
-    follow(PDL)
-    t = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, WIDTH)
-    some = k < K
-    gate = tl.load(X + t * 2 * K + k, mask=some, other=0.0).to(tl.float32)
-    up = tl.load(X + t * 2 * K + K + k, mask=some, other=0.0).to(tl.float32)
-    x = (activated(gate, GLU).to(DTYPE).to(tl.float32) * up).to(DTYPE).to(tl.float32)  # rounded where torch rounds
-    _store_row(x, OUT, SCALE, t, PADDED, WIDTH)
-
-
-def fp8_gated(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, activation: Activation = "silu") -> None:
-    """x (T, 2 K), gate and up side by side -> out (T, K padded to 128) e4m3, scale (T,): as `fp8_rows` of what
-    `pointwise.gate_mul` gives."""
-    rows, both = x.shape
-    padded = out.shape[1]
-    width = triton.next_power_of_2(padded)
-    warps = 8 if width <= 8192 else 16
-    launch(_fp8_gated, (rows,), x, out, scale, both // 2, padded, width, gate_of(activation), num_warps=warps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,22 +151,35 @@ def _fp8_finish(acc, w_scale, XSCALE, BIAS, OUT, m, n, M, STRIDE: tl.constexpr, 
 
 _MANY = 100  # tiles of 128 x 128 that keep an H200 busy
 _PROGRAMS = 132  # as many as an H100 or H200 has multiprocessors
-_WIDE = 4096  # outputs
+_WIDE, _WIDER = 4096, 8192  # outputs
+_OTHER_BYTES = 2048  # of shared memory: what sums and scans take
 SWITCHES = (64, 128, 256)  # more rows than each of these may be cut otherwise
 
 
 def fp8_tiling(outputs: int, inputs: int, rows: int) -> Fp8Tiling:
-    """Found by trying some forty on an H200. Rows are read again for each tile of outputs, from L2: that is what bounds it."""
+    """With fewer blocks under way than `_wanted` where the device has less shared memory than an H200."""
+    tiling, has = _wanted(outputs, inputs, rows), gpu_features.shared_bytes()
+    turn = (tiling.block_n + tiling.block_m) * tiling.block_k  # bytes
+    if has is None or tiling.stages * turn <= has - _OTHER_BYTES:
+        return tiling
+    return replace(tiling, stages=(has - _OTHER_BYTES) // turn)
+
+
+def _wanted(outputs: int, inputs: int, rows: int) -> Fp8Tiling:
+    """Found by trying some forty in whole steps of an H200, and where there are at most 64 rows product by product. Rows are
+    read again for each tile of outputs, from L2: that is what bounds it."""
     if rows <= SWITCHES[0]:
         return Fp8Tiling(64, 64, stages=6, split=2 if inputs > 4096 else 1)
     if outputs >= _WIDE and rows <= SWITCHES[2]:
+        if outputs < _WIDER and rows <= SWITCHES[1]:
+            return Fp8Tiling(64, 128, stages=6, fetch=4)
         busy = triton.cdiv(outputs, 128) * triton.cdiv(rows, 128) > _PROGRAMS
         return Fp8Tiling(128, 128, stages=3) if busy else Fp8Tiling(128, 128, stages=5, warps=8)
     if rows <= SWITCHES[1]:
-        return Fp8Tiling(128, 64, stages=6, fetch=4)
-    if rows <= few_rows(outputs):  # two programs fit a multiprocessor with fewer stages
-        return Fp8Tiling(64, 128, stages=6 if rows <= SWITCHES[2] else 4, fetch=4)
-    return Fp8Tiling(128, 128, stages=4, warps=8)
+        return Fp8Tiling(64, 64, stages=6, fetch=4)
+    if rows <= few_rows(outputs):
+        return Fp8Tiling(128, 64, stages=6)
+    return Fp8Tiling(128, 128, stages=5, warps=8)
 
 
 def few_rows(outputs: int) -> int:

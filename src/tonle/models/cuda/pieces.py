@@ -16,7 +16,7 @@ from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.lora import SlotTiles, expand, few_tokens, gate_expand, residual_norm
 from tonle.models.cuda.matrix import Norm
 from tonle.models.cuda.pointwise import add_normed
-from tonle.models.cuda.quantized_matrix import AnyMatrix, QuantizedMatrix
+from tonle.models.cuda.quantized_matrix import AnyMatrix
 from tonle.models.experts import activate, gated
 from tonle.models.spec import MixerSpec
 
@@ -67,9 +67,7 @@ class BasePieces:
             layer.experts.mix(hidden, layer.mlp_norm, self._live)
             return
         both = self._buffers.inner(hidden.shape[0], layer.gate_up.outputs)
-        if self._rounds_gated(layer, hidden):
-            layer.gate_up.apply(hidden, layer.mlp_norm, both)
-        elif layer.fused_mixer:
+        if layer.fused_mixer:
             layer.gate_up.gate(hidden, layer.mlp_norm, both, active, self._adapter(layer, "gate_up"),
                                activation=layer.spec.mixer.activation)  # fmt: skip
         else:
@@ -80,26 +78,8 @@ class BasePieces:
         settled = layer.spec.residual == "sequential"  # then hidden was last written two kernels ago
         if layer.experts is not None:
             _add_experts(layer, hidden, self._live, self._buffers, settled=settled)
-        elif self._rounds_gated(layer, hidden):
-            self._add_gated(layer, hidden)
         else:
             self._add(layer, "down", active, layer.mlp_after, hidden, settled=settled)
-
-    def _rounds_gated(self, layer: CudaLayer, hidden: torch.Tensor) -> bool:
-        """Whether the activation is left to what rounds rows for the second product: one kernel less."""
-        down = layer.down
-        return layer.fused_mixer and isinstance(down, QuantizedMatrix) and down.takes_both(hidden.shape[0])
-
-    def _add_gated(self, layer: CudaLayer, hidden: torch.Tensor) -> None:
-        assert isinstance(layer.down, QuantizedMatrix)
-        both = self._buffers.inner(hidden.shape[0], layer.gate_up.outputs)
-        activation, after = layer.spec.mixer.activation, layer.mlp_after
-        if after is None:
-            layer.down.add_gated(both, hidden, activation)
-        else:
-            addend = self._buffers.addend(hidden)
-            layer.down.add_gated(both, addend, activation, add=False)
-            add_normed(addend, after.gain, after.eps, hidden)
 
     def finish(self, norm: Norm, hidden: torch.Tensor, lm_head: AnyMatrix, logits: torch.Tensor) -> None:
         lm_head.apply(hidden, norm, logits)

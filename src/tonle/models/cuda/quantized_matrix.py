@@ -15,7 +15,7 @@ import torch
 
 from tonle.models.cuda.activation import gate_of
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_gated, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import SWITCHES, Fp8Scratch, few_rows, fp8_product, fp8_rows
 from tonle.models.cuda.gemv_adapter import OneRowAdapter
 from tonle.models.cuda.gpu_features import multiplies_fp8
 from tonle.models.cuda.matrix import Matrix, Norm
@@ -55,22 +55,14 @@ class Room:
 
     def fp8_rows(self, x: torch.Tensor, norm: Norm | None, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """x (n, K), normed if there is a norm, as (n, width) e4m3 and scales (n,)."""
-        rows, scale = self._of(x.shape[0], width)
+        count = x.shape[0]
+        rows = self._rows[: count * width].view(count, width).view(torch.float8_e4m3fn)
+        scale = self._scale[:count]
         if norm is None:
             fp8_rows(x, rows, scale)
         else:
             fp8_rows(x, rows, scale, gain=norm.gain, eps=norm.eps)
         return rows, scale
-
-    def fp8_gated(self, both: torch.Tensor, activation: Activation, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of activation(gate) * up; both (n, 2 K), gate and up side by side."""
-        rows, scale = self._of(both.shape[0], width)
-        fp8_gated(both, rows, scale, activation)
-        return rows, scale
-
-    def _of(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self._rows[: count * width].view(count, width).view(torch.float8_e4m3fn)
-        return rows, self._scale[:count]
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +96,6 @@ class QuantizedMatrix:
         """Whether many rows multiply weights that are unpacked to memory."""
         return not self.rounds_rows and self.twin is None
 
-    def takes_both(self, rows: int) -> bool:
-        """Whether `add_gated` serves so many rows: they are rounded to e4m3, and a gated activation on the way there."""
-        return rows > MAX_ROWS and self.rounds_rows
-
     def tiling(self, rows: int) -> DotTiling | None:
         return dot_tiling(self.packed, rows, glu=False)
 
@@ -134,12 +122,6 @@ class QuantizedMatrix:
             self._one(x, None, out, adapter, add=True, settled=settled)
         else:
             self._many(x, None, out, add=True, settled=settled)
-
-    def add_gated(self, both: torch.Tensor, out: torch.Tensor, activation: Activation, *, add: bool = True) -> None:
-        """As `add`, or `product`, of activation(gate) * up: both (n, 2 in) has gate and up side by side."""
-        assert self.takes_both(both.shape[0]) and self.room is not None
-        rounded, scale = self.room.fp8_gated(both, activation, self._width)
-        fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add, scratch=self.room.split)
 
     def gate(
         self, x: torch.Tensor, norm: Norm | None, both: torch.Tensor, out: torch.Tensor,
@@ -174,7 +156,8 @@ class QuantizedMatrix:
         rows = x.shape[0]
         if rows > MAX_ROWS and self.rounds_rows:
             assert self.room is not None
-            rounded, scale = self.room.fp8_rows(x, norm, self._width)
+            width = WORDS * 4 * self.packed.num_blocks
+            rounded, scale = self.room.fp8_rows(x, norm, width)
             fp8_product(rounded, scale, self.packed, out, bias=self.bias, add=add, scratch=self.room.split)
             return
         x = x if norm is None else norm(x)
@@ -192,11 +175,6 @@ class QuantizedMatrix:
                 torch.mm(x, columns, out=part)
             else:
                 torch.addmm(bias, x, columns, out=part)
-
-    @property
-    def _width(self) -> int:
-        """Inputs of a row in e4m3."""
-        return WORDS * 4 * self.packed.num_blocks
 
     def _columns(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Some outputs and their weights (in, outputs), in turn; unpacked ones use the memory of those before."""

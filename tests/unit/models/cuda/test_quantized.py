@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import linear, rms_norm, silu
@@ -9,14 +11,13 @@ from torch.nn.functional import linear, rms_norm, silu
 pytest.importorskip("triton", reason="kernels run in Triton's interpreter: pip install triton")
 
 from tests.fakes.few_bits import FORMS, few_bits
-from tonle.models.cuda import quantized_matrix
+from tonle.models.cuda import gpu_features, quantized_matrix
 from tonle.models.cuda.few_bits import table_words
-from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_gated, fp8_product, fp8_rows
+from tonle.models.cuda.fp8_product import Fp8Scratch, Fp8Tiling, fp8_product, fp8_rows, fp8_tiling
 from tonle.models.cuda.matrix import Matrix, Norm, share_scratch
-from tonle.models.cuda.pointwise import gate_mul
 from tonle.models.cuda.quantized_dot import DotTiling, quantized_dot
 from tonle.models.cuda.quantized_gemv import QuantizedTiling, quantized_gemv
-from tonle.models.cuda.quantized_matrix import QuantizedMatrix, matrix_of, share_room
+from tonle.models.cuda.quantized_matrix import QuantizedMatrix, matrix_of, row_switches, share_room
 from tonle.models.cuda.skinny import SplitScratch
 from tonle.models.cuda.unpack import unpack
 from tonle.models.layers import Linear, LinearPart
@@ -134,17 +135,6 @@ def test_rows_in_eight_bits(with_norm: bool) -> None:
     assert bool((off <= expected.abs() / 16 + expected.abs().amax(1, keepdim=True) / 2**15).all())
 
 
-@pytest.mark.parametrize("inputs", [200, 256])
-def test_rows_gated_and_in_eight_bits(inputs: int) -> None:
-    """As the two kernels say that it stands for."""
-    both, active = numbers(7, 2 * inputs), torch.empty(7, inputs)
-    rows, scale = torch.empty(7, 256, dtype=torch.float8_e4m3fn), torch.empty(7)
-    expected, expected_scale = torch.empty_like(rows), torch.empty_like(scale)
-    fp8_rows(gate_mul(both, active, "gelu_tanh"), expected, expected_scale)
-    fp8_gated(both, rows, scale, "gelu_tanh")
-    assert torch.equal(rows.view(torch.uint8), expected.view(torch.uint8)) and torch.equal(scale, expected_scale)
-
-
 @pytest.mark.parametrize("split", [1, 2, 3])
 @pytest.mark.parametrize(("add", "bias"), [(False, True), (True, False)])
 def test_rows_in_eight_bits_multiplied(add: bool, bias: bool, split: int) -> None:
@@ -175,20 +165,26 @@ def test_unpacked_to_memory(form: str) -> None:
 each_way = pytest.mark.parametrize("rows", [1, 2, 17, 40])  # GEMV, few, more, unpacked to memory or rounded
 
 
-@pytest.mark.parametrize("add", [False, True])
-def test_an_activation_on_the_way_to_eight_bits(add: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("outputs", [256, 3072, 5120, 16384])
+def test_kernels_of_rounded_rows_change_where_it_is_said(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_matrix, "multiplies_fp8", lambda: True)
-    matrix, both = matrix_in("fp8", 32, 256), numbers(20, 512)
-    assert matrix.takes_both(20) and not matrix.takes_both(16)
-    active, out = torch.empty(20, 256), numbers(20, 32)
-    expected = out.clone()
-    gate_mul(both, active)
-    if add:
-        matrix.add(active, expected)
-    else:
-        matrix.product(active, expected)
-    matrix.add_gated(both, out, "silu", add=add)
-    assert torch.equal(out, expected)
+    said = row_switches([matrix_in("fp8", outputs, 128)])
+    tilings = [fp8_tiling(outputs, 8192, rows) for rows in range(1, 8000)]
+    changes = {rows for rows in range(1, 7999) if tilings[rows] != tilings[rows - 1]}
+    assert {64, 128} <= changes <= said
+
+
+@pytest.mark.parametrize("kib", [99, 227], ids=["L4", "H200"])
+def test_tilings_of_rounded_rows_fit_the_device(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outputs in (256, 3072, 5120, 8192, 16384, 28672):
+        for rows in (20, 65, 129, 257, 500, 2000, 20000):
+            monkeypatch.setattr(gpu_features, "shared_bytes", lambda: None)
+            wanted = fp8_tiling(outputs, 4096, rows)
+            monkeypatch.setattr(gpu_features, "shared_bytes", lambda: kib * 1024)
+            tiling = fp8_tiling(outputs, 4096, rows)
+            assert tiling.stages * (tiling.block_n + tiling.block_m) * tiling.block_k < kib * 1024 and tiling.stages >= 3
+            assert replace(tiling, stages=wanted.stages) == wanted
+            assert kib < 227 or tiling == wanted
 
 
 def test_many_rows_by_the_same_weights_in_sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,33 +70,26 @@ def test_steps_and_adapters(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["norms before and after", "parallel"])
-def test_activations_on_the_way_to_eight_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers as with the activation in a kernel of its own; logits of many rows are the embedding's."""
+def test_many_rows_in_eight_bits_and_logits_by_the_embedding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(KINDS[kind], tie_embeddings=True)
     tensors = tensors_of(spec)
     monkeypatch.setattr(quantized_matrix, "multiplies_fp8", lambda: True)
     monkeypatch.setattr(quantized_matrix, "MAX_ROWS", 2)
     monkeypatch.setattr(quantized_matrix, "UNPACK_ROWS", 2)
-    calls: list[int] = []
-    original = QuantizedMatrix.add_gated
+    dense: list[torch.Tensor | None] = []
+    original = QuantizedMatrix._columns
 
-    def noted(self, both, *rest, **options):  # type: ignore[no-untyped-def]
-        calls.append(len(both))
-        original(self, both, *rest, **options)
+    def noted(self):  # type: ignore[no-untyped-def]
+        dense.append(self.twin)
+        return original(self)
 
-    def in_eight_bits() -> Decoder:
-        cpu, eight = torch.device("cpu"), Quantization("fp8")
-        owned = Owned(cpu, torch.float32, unpacks=False)
-        return Decoder(spec, assemble_quantized(spec, tensors.__getitem__, owned, eight, cpu, torch.float32))
-
-    monkeypatch.setattr(QuantizedMatrix, "add_gated", noted)
-    together = harness.walked(in_eight_bits(), harness.CONFIG)
-    assert calls and min(calls) > 2
-    monkeypatch.setattr(QuantizedMatrix, "takes_both", lambda self, rows: False)
-    apart = harness.walked(in_eight_bits(), harness.CONFIG)
-    assert together.tokens == apart.tokens
+    monkeypatch.setattr(QuantizedMatrix, "_columns", noted)
+    cpu = torch.device("cpu")
+    owned = Owned(cpu, torch.float32, unpacks=False)
+    weights = assemble_quantized(spec, tensors.__getitem__, owned, Quantization("fp8"), cpu, torch.float32)
+    rows = harness.walked(Decoder(spec, weights), harness.CONFIG)
+    assert dense and all(twin is not None for twin in dense)
     reference = Reference(spec, tensors)
-    for row, text in together.tokens.items():
-        said, expected = together.said(row), logprobs_of(reference.logits(text), text)
-        assert torch.equal(said, apart.said(row))
+    for row, text in rows.tokens.items():
+        said, expected = rows.said(row), logprobs_of(reference.logits(text), text)
         assert float((said - expected).norm()) <= 0.06 * float(expected.norm())  # e4m3 rounds by a sixteenth at most
