@@ -45,7 +45,7 @@ def _fp8_rows(X, GAIN, OUT, SCALE, eps, K: tl.constexpr, PADDED: tl.constexpr, W
     most = tl.maximum(tl.max(tl.abs(x), 0), 1.0e-30)
     tl.store(SCALE + t, most / _MOST)
     y = tl.minimum(tl.maximum(x * (_MOST / most), -_MOST), _MOST).to(tl.float8e4nv)
-    # Moved among threads, as bytes, to the order of packed words: so rows are read and written with wide accesses.
+    # Put into the order of packed words as bytes, among threads: rows are read with wide loads, and written with wide stores.
     y = tl.reshape(tl.permute(tl.reshape(y, (WIDTH // 128, 4, 32)), (0, 2, 1)), (WIDTH,))
     tl.store(OUT + t * PADDED + k, y, mask=k < PADDED)
 
