@@ -96,8 +96,11 @@ def postpone(plan: Plan, entry: int) -> Sequence:
 def _force(sequence: Sequence, least: int) -> Ending | None:
     constraint = sequence.constraint
     assert constraint is not None
-    if sequence.request.config.logprobs is not None or constraint.error is not None:
+    config = sequence.request.config
+    if config.logprobs is not None or constraint.error is not None:
         return None  # log-probabilities are those of tokens that were drawn
+    if config.stop_token_ids and sequence.num_output < config.min_tokens:
+        return None  # one of these may not come yet, even if it must: drawing finds out, and says so
     forced = constraint.forced(sequence.max_tokens - len(sequence.tokens), least)
     if not forced:
         return None
@@ -105,6 +108,6 @@ def _force(sequence: Sequence, least: int) -> Ending | None:
     for token in forced:
         sequence.tokens.append(token)
         sequence.num_forced += 1
-        if token in sequence.stops and sequence.num_output >= sequence.request.config.min_tokens:
+        if token in sequence.stops and sequence.num_output >= config.min_tokens:
             return "stop", token
     return ending(sequence, None)

@@ -83,6 +83,20 @@ def test_lag_and_jumps_change_nothing(config: GenerationConfig) -> None:
     assert outputs[0][0][3:7] == RUN[1:]
 
 
+def test_a_stop_token_that_must_come_before_it_may_is_the_same_however_it_comes() -> None:
+    """`min_tokens` forbids a token that the rule wants: refused, whether it would be forced or drawn."""
+    config = GenerationConfig(max_length=NEW, do_sample=False, early_stopping=False, stop_token_ids=[41], min_tokens=9)
+    ends = []
+    for lag in (0, 1):
+        for min_forced in (1, 2, 99):
+            own = driver(lag)
+            object.__setattr__(own.loop._scheduler.limits, "min_forced", min_forced)
+            own.mailbox.put(Submit([own.ask(PROMPTS[0], config, grammar="x")]))
+            until(own, lambda step: step.refused or step.finished)
+            ends.append(said(own))
+    assert all(end == {1: "token 0 may not follow [40]"} for end in ends), ends
+
+
 @pytest.mark.parametrize("config", [PLAIN, PENALTIES], ids=["greedy", "penalties"])
 def test_late_masks_change_nothing(config: GenerationConfig) -> None:
     """A sequence whose mask comes late misses steps; its tokens and those of others are the same, penalties included."""
