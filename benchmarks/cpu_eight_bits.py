@@ -4,7 +4,7 @@
 
 Exactness: the text is the project's documentation, in windows of 512 tokens, each computed as one prompt through the compiled
 kernels. Per way: perplexity and its change (± one standard error), the mean Kullback-Leibler divergence from the exact way, how
-often the most probable token is the same, and the share of groups of activations that took two bytes.
+often the most probable token is the same, and the share of groups of activations with a number that stands out.
 Speed: a prompt of 128 tokens and steps of one and of 16 users, the ways in turns in one run; processor time of one thread with
 `--threads 1`, which other programs disturb least. Printed as ratios to the exact way.
 """
@@ -27,6 +27,7 @@ from tonle.engine.text import load_text
 from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu.cpu_decoder import CpuDecoder
 from tonle.models.cpu.open import open_cpu
+from tonle.models.cpu.products import Bytes
 from tonle.models.cpu.team import Team, num_cores
 from tonle.models.inputs import KVCache, StepInputs
 from tonle.models.source import ModelSource, resolve
@@ -51,7 +52,7 @@ class Sums:
     square: float = 0.0  # of that change, token by token
     divergence: float = 0.0
     same: int = 0  # best tokens
-    wide: list[float] = field(default_factory=list)  # share of groups, by step
+    outliers: list[float] = field(default_factory=list)  # share of groups that have one, by step
 
     def add(self, logs: torch.Tensor, exact: torch.Tensor, tokens: torch.Tensor) -> None:
         """logs, exact (T, vocab): log-probabilities; tokens (T,): what came."""
@@ -69,7 +70,7 @@ class Sums:
         return [
             f"{math.exp(self.loss / self.count):.4f}", f"{math.expm1(mean):+.3%} ±{error:.3%}",
             f"{self.divergence / self.count:.5f}", f"{self.same / self.count:.2%}",
-            f"{statistics.fmean(self.wide):.1%}" if self.wide else "",
+            f"{statistics.fmean(self.outliers):.1%}" if self.outliers else "",
         ]  # fmt: skip
 
 
@@ -94,11 +95,11 @@ def step_of(rows: int, start: int, tokens: torch.Tensor, *, all_logits: bool = F
     )  # fmt: skip
 
 
-def wide_share(decoder: CpuDecoder, num_tokens: int) -> list[float]:
+def outlier_share(decoder: CpuDecoder, num_tokens: int) -> list[float]:
     """Of the groups of the last layer's inputs, and of the head's."""
     cut = decoder._workspace.cut(num_tokens, CONTEXT)
     forms = (cut.to_qkv, cut.to_o, cut.to_gate_up, cut.to_down, cut.to_head)
-    return [float(np.mean(form.wide)) for form in forms if hasattr(form, "wide") and form.wide.dtype == np.uint8]
+    return [float(np.mean(form.which != 0)) for form in forms if isinstance(form, Bytes)]
 
 
 @torch.inference_mode()
@@ -111,7 +112,7 @@ def read_text(decoders: dict[str, CpuDecoder], tokens: torch.Tensor) -> dict[str
             logs = decoder.forward(inputs, kv)[:-1].log_softmax(-1)
             exact = logs if way == next(iter(decoders)) else exact
             sums[way].add(logs, exact, window[1:])
-            sums[way].wide += wide_share(decoder, len(window))
+            sums[way].outliers += outlier_share(decoder, len(window))
     return sums
 
 
@@ -157,7 +158,7 @@ def main() -> None:
     if not options.no_text:
         docs = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
         text = load_text(source).encode("\n\n".join(each.read_text() for each in docs))
-        table = Table("", "perplexity", "change", "divergence", "same best token", "wide groups", title=source.name)
+        table = Table("", "perplexity", "change", "divergence", "same best token", "with outliers", title=source.name)
         for way, sums in read_text(decoders, torch.tensor(text[: options.tokens])).items():
             table.add_row(way, *sums.row())
         console.print(table)

@@ -15,9 +15,9 @@ import numpy as np
 from tonle.models.cpu.exponential import gate_group
 from tonle.models.cpu.kernels import normalize
 from tonle.models.cpu.pieces import EXPERTS, NORM_AFTER, NORM_BEFORE, PERCEPTRON, norm_rows, share, store
-from tonle.models.cpu.products import CHUNK, PackedMatrix, block_product, compiled, f32, set_group
+from tonle.models.cpu.products import PackedMatrix, block_product, compiled, f32, set_group
 from tonle.models.cpu.team import barrier
-from tonle.models.cpu.vector import GROUP, ROWS
+from tonle.models.cpu.vector import CHUNK, GROUP, ROWS
 
 _FEW = 8  # tokens: up to here one thread chooses for all, and the others wait once instead of twice
 _READ = 4  # what reading a block of weights costs, in rows multiplied with it: how work is divided among threads
@@ -50,8 +50,8 @@ class ExpertBuffers(NamedTuple):
     starts: Any  # (experts + 1,) int64: the first row of each expert
     tokens: Any  # (R,) int64: the token of each row
     rows: Any  # (T, k) int64: the row of each choice
-    to_gate_up: Any  # `Floats` or `Digits` (R, hidden)
-    to_down: Any  # `Floats` or `Digits` (R, size of an expert)
+    to_gate_up: Any  # `Floats`, `Digits` or `Bytes` (R, hidden)
+    to_down: Any  # `Floats`, `Digits` or `Bytes` (R, size of an expert)
     parts: Any  # (R, hidden in blocks): what each expert gives each of its tokens
 
 
@@ -241,7 +241,7 @@ def add_experts(experts: Any, packed: Any, layer: Any, hidden: Any, shared: Any,
                 counter: Any, arrivals: Any, member: Any, size: Any, own: Any) -> Any:  # fmt: skip
     """Second products of the experts and of the shared one, norm after; added to hidden.
 
-    shared: room for what the shared expert gives, of which to_shared (`Floats` or `Digits`) is the activation.
+    shared: room for what the shared expert gives, of which to_shared (`Floats`, `Digits` or `Bytes`) is the activation.
     """
     if experts is None:
         return arrivals

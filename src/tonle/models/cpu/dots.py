@@ -1,9 +1,9 @@
 """Products of small integers as explicit vector code, for processors with an 8-bit dot product (VNNI).
 
 Such an instruction multiplies four unsigned bytes with four signed ones and adds the four products to a 32-bit sum, in every
-lane. Weights are the unsigned side. Numbers of x enter as one or two signed bytes: x = scale * (high + low / 256). Two bytes are
-exact to some 2e-5 of a group's largest number, one byte to half a percent. With 8-bit activations one byte must do, except in
-*wide* groups: those whose largest number stands out so far that too much of the rest would be rounded away.
+lane. Weights are the unsigned side. Numbers of x enter with 16-bit activations as two signed bytes, scale * (high + low / 256),
+exact to some 2e-5 of a group's largest number; with 8-bit activations as one, exact to half a percent of it. There, a number that
+stands out so far that too much of the others would be rounded away is left out, and multiplied as float32.
 Sums of a group are exact integers; scales enter once a group.
 
 Layout of weights: (K / 4, ROWS, 4), so that a lane finds four consecutive k of its row side by side. See `vector.py` for the
@@ -13,7 +13,7 @@ manner, `products.py` for the use.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -22,6 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tonle.models.cpu.vector import (
+    CHUNK,
     F32,
     GROUP,
     HALF,
@@ -42,10 +43,12 @@ from tonle.models.cpu.vector import (
 QUADS = GROUP // 4  # dot products along k in one group
 SIGN = 128  # 8-bit weights are stored with this added, to be unsigned
 TOP_ONE, TOP_TWO = 127, 127 * 256  # largest number in one byte; in two, whose digits both fit a signed byte
-CREST = 4.0  # a group is wide if its largest number is more than so many times the root of the mean square
+CREST = 3.4  # a number stands out if it is more than so many times the root of its group's mean square
 BYTES = 4 * LANES  # of a vector
 
 _BYTES = ir.VectorType(I8, BYTES)
+_SMALL = ir.VectorType(I8, LANES)
+_FIRSTS = range(0, GROUP, LANES)  # of the vectors of float32 that a group has
 _SUMS = 16 if LANES == 16 else 8  # vectors of sums that stay in registers beside weights and x
 
 
@@ -134,13 +137,11 @@ def _weights(code: Code, kind: Any, base: Any, quad: Any, vector: int) -> Any:
     return code.b.bitcast(code.b.lshr(packed, ir.Constant(_BYTES, [4] * BYTES)), VI)
 
 
-def _dot_product(count: int, which: Literal["both", "high", "low"], *, at_once: bool = True) -> Any:
-    """total[count rows, ROWS] += x[count rows, one group] times one group of weights; of x both digits, or the high or low ones.
+def _two_digits(count: int, *, at_once: bool = True) -> Any:
+    """total[count rows, ROWS] += x[count rows, one group] times one group of weights, x in two digits.
 
-    at_once: both digits of x in one pass over the weights, into sums of their own; otherwise one pass for each. What a weight
-    has beside number times scale is added with the high digits, for both.
+    at_once: both digits in one pass over the weights, into sums of their own; otherwise one pass for each.
     """
-    num_digits = 2 if which == "both" else 1
 
     @intrinsic  # type: ignore[untyped-decorator]
     def add(
@@ -148,39 +149,12 @@ def _dot_product(count: int, which: Literal["both", "high", "low"], *, at_once: 
         scale: Any, s: Any, sums: Any, u: Any, groups: Any, factors: Any, f: Any, total: Any, to: Any,
     ) -> Any:  # fmt: skip
         """high and low lie `step` apart from row to row, scale and sums (of x, per group) `groups` apart."""
-        passes = [range(num_digits)] if at_once else [range(d, d + 1) for d in range(num_digits)]
-        columns = min(ROWS // LANES, _SUMS // (count * len(passes[0])))  # vectors at once
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             code = Code(context, builder, signature, args)
-            source, digits = code.pointer(0), [code.pointer(place) for place in (2, 4)]
-            if which == "low":
-                digits.reverse()
-            starts = [builder.mul(code.number(6), _int(r)) for r in range(count)]
-            # QUADS; but were that known, LLVM would unroll the loop, and decoding so much code takes longer than running it
-            quads = builder.sdiv(code.number(6), builder.mul(code.number(11), _int(4)))
-            for first in range(0, ROWS // LANES, columns):
-                vectors = range(first, first + columns)
-                places = [(d, r, v) for d in passes[0] for r in range(count) for v in vectors]
-                parts = {place: cgutils.alloca_once_value(builder, _every(0)) for place in places}
-                for part in parts.values():
-                    builder.store(_every(0), part)
-                for turn in passes:
-                    if turn.start:
-                        for part in parts.values():
-                            builder.store(builder.shl(builder.load(part), _every(8)), part)
-
-                    def quad(i: Any, turn: range = turn, vectors: range = vectors, parts: Any = parts) -> None:
-                        loaded = [_weights(code, weights, source, i, v) for v in vectors]
-                        for r in range(count):
-                            for d in turn:
-                                x = _four(code, digits[d], builder.add(starts[r], code.times(i, 4)))
-                                for v, weight in zip(vectors, loaded, strict=True):
-                                    part = parts[d - turn.start, r, v]
-                                    builder.store(_dot(code, builder.load(part), weight, x), part)
-
-                    code.loop(quads, quad)
-                _finish(code, count, vectors, parts, which)
+            digits, rest = [code.pointer(2), code.pointer(4)], (code.pointer(place) for place in (7, 9, 12, 14))
+            passes = [range(2)] if at_once else [range(1), range(1, 2)]
+            _add_products(code, count, weights, digits, passes, code.number(6), code.number(11), *rest)
             return context.get_dummy_value()
 
         return types.void(weights, w, high, h, low, l, step, scale, s, sums, u, groups, factors, f, total, to), generate
@@ -188,96 +162,229 @@ def _dot_product(count: int, which: Literal["both", "high", "low"], *, at_once: 
     return add
 
 
-def _finish(code: Code, count: int, vectors: range, parts: Any, which: str) -> None:
+def _one_byte(count: int) -> Any:
+    """The same with x in one byte."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def add(
+        typingctx: Any, weights: Any, w: Any, x: Any, at: Any, step: Any, scale: Any, s: Any, sums: Any, u: Any, groups: Any,
+        factors: Any, f: Any, total: Any, to: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            code = Code(context, builder, signature, args)
+            rest = (code.pointer(place) for place in (5, 7, 10, 12))
+            _add_products(code, count, weights, [code.pointer(2)], [range(1)], code.number(4), code.number(9), *rest)
+            return context.get_dummy_value()
+
+        return types.void(weights, w, x, at, step, scale, s, sums, u, groups, factors, f, total, to), generate
+
+    return add
+
+
+def _add_products(
+    code: Code, count: int, kind: Any, digits: list[Any], passes: list[range], step: Any, groups: Any, scales: Any, x_sums: Any,
+    factors: Any, total: Any,
+) -> None:  # fmt: skip
+    """Of `count` rows, as many vectors of outputs at once as registers hold."""
+    b, weights = code.b, code.pointer(0)
+    columns = min(ROWS // LANES, _SUMS // (count * len(passes[0])))
+    starts = [b.mul(step, _int(r)) for r in range(count)]
+    # QUADS; but were that known, LLVM would unroll the loop, and decoding so much code takes longer than running it
+    quads = b.sdiv(step, b.mul(groups, _int(4)))
+    for first in range(0, ROWS // LANES, columns):
+        vectors = range(first, first + columns)
+        places = [(d, r, v) for d in passes[0] for r in range(count) for v in vectors]
+        parts = {place: cgutils.alloca_once_value(b, _every(0)) for place in places}
+        for part in parts.values():
+            b.store(_every(0), part)
+        for turn in passes:
+            if turn.start:
+                for part in parts.values():
+                    b.store(b.shl(b.load(part), _every(8)), part)
+
+            def quad(i: Any, turn: range = turn, vectors: range = vectors, parts: Any = parts) -> None:
+                loaded = [_weights(code, kind, weights, i, v) for v in vectors]
+                for r in range(count):
+                    for d in turn:
+                        x = _four(code, digits[d], b.add(starts[r], code.times(i, 4)))
+                        for v, weight in zip(vectors, loaded, strict=True):
+                            part = parts[d - turn.start, r, v]
+                            b.store(_dot(code, b.load(part), weight, x), part)
+
+            code.loop(quads, quad)
+        unit = 1.0 if len(digits) == 1 else TOP_ONE / TOP_TWO
+        _finish(code, count, vectors, parts, unit, groups, scales, x_sums, factors, total)
+
+
+def _finish(
+    code: Code, count: int, vectors: range, parts: Any, unit: float, groups: Any, scales: Any, x_sums: Any, factors: Any,
+    total: Any,
+) -> None:  # fmt: skip
     """total += sums * scale of rows * scale of x + offset * sum of x."""
-    b, scales, x_sums, factor, target = code.b, *(code.pointer(place) for place in (7, 9, 12, 14))
-    places = [b.mul(code.number(11), _int(r)) for r in range(count)]
+    b = code.b
+    places = [b.mul(groups, _int(r)) for r in range(count)]
     units = [b.load(b.gep(scales, [place]), typ=F32) for place in places]
-    if which != "high":
-        units = [b.fmul(unit, ir.Constant(F32, TOP_ONE / TOP_TWO)) for unit in units]
+    if unit != 1:
+        units = [b.fmul(each_unit, ir.Constant(F32, unit)) for each_unit in units]
     for v in vectors:
-        scale_of_rows = code.load(factor, _int(v * LANES), VF)
-        offset = code.load(factor, _int(ROWS + v * LANES), VF)
+        scale_of_rows = code.load(factors, _int(v * LANES), VF)
+        offset = code.load(factors, _int(ROWS + v * LANES), VF)
         for r in range(count):
             number = b.load(parts[0, r, v])
             if (1, r, v) in parts:
                 number = b.add(b.shl(number, _every(8)), b.load(parts[1, r, v]))
             at = _int(r * ROWS + v * LANES)
-            so_far = code.load(target, at, VF)
-            if which != "low":
-                so_far = code.fma(offset, code.broadcast(x_sums, places[r]), so_far)
+            so_far = code.fma(offset, code.broadcast(x_sums, places[r]), code.load(total, at, VF))
             both = b.fmul(scale_of_rows, code.spread(units[r]))
-            code.store(code.fma(b.sitofp(number, VF), both, so_far), target, at)
+            code.store(code.fma(b.sitofp(number, VF), both, so_far), total, at)
 
 
-add_dots_1, add_dots_2 = _dot_product(1, "both"), _dot_product(2, "both")
-add_dots_4 = _dot_product(4, "both", at_once=False)
-add_high_1, add_high_2, add_high_4 = _dot_product(1, "high"), _dot_product(2, "high"), _dot_product(4, "high")
-add_low_1 = _dot_product(1, "low")
+add_digits_1, add_digits_2, add_digits_4 = _two_digits(1), _two_digits(2), _two_digits(4, at_once=False)
+add_bytes_1, add_bytes_2, add_bytes_4 = _one_byte(1), _one_byte(2), _one_byte(4)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def any_of_four(typingctx: Any, wide: Any, at: Any) -> Any:
-    """Whether any of four bytes is not zero."""
+def add_outlier(
+    typingctx: Any, weights: Any, w: Any, which: Any, value: Any, factors: Any, f: Any, total: Any, to: Any
+) -> Any:
+    """total[ROWS] += value times the weights of number `which` of a group. What a weight has beside number times scale
+    is in the group's sum of x."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = builder.bitcast(Code(context, builder, signature, args).pointer(0), ir.PointerType(I32))
-        found = builder.load(address, typ=I32)
-        found.align = 1
-        return builder.icmp_unsigned("!=", found, ir.Constant(I32, 0))
+        b, code = builder, Code(context, builder, signature, args)
+        base, factor, target = code.pointer(0), code.pointer(4), code.pointer(6)
+        quad, bits = b.lshr(code.number(2), _int(2)), b.shl(b.and_(code.number(2), _int(3)), _int(3))
+        shift, x = code.spread_int(b.trunc(bits, I32)), code.spread(code.number(3))
+        for v in range(ROWS // LANES):
+            four = b.bitcast(_weights(code, weights, base, quad, v), VI)
+            number = b.uitofp(b.and_(b.lshr(four, shift), _every(255)), VF)
+            place = _int(v * LANES)
+            scaled = b.fmul(code.load(factor, place, VF), x)
+            code.store(code.fma(number, scaled, code.load(target, place, VF)), target, place)
+        return context.get_dummy_value()
 
-    return types.boolean(wide, at), generate
+    return types.void(weights, w, which, value, factors, f, total, to), generate
 
 
-def _largest_and_square(code: Code, floats: list[Any]) -> tuple[Any, Any]:
-    """The largest size of any number, and the sum of all squares."""
-    b = code.b
-    sizes = [each(code, "fabs", value) for value in floats]
-    squares = [b.fmul(value, value) for value in floats]
-    most, square = sizes[0], squares[0]
-    for size, more in zip(sizes[1:], squares[1:], strict=True):
-        most, square = larger(code, most, size), b.fadd(square, more)
-    largest = reduce_lanes(code, most, lambda one, other: larger(code, one, other))
-    return largest, reduce_lanes(code, square, b.fadd)
+@intrinsic  # type: ignore[untyped-decorator]
+def rows_with_outliers(typingctx: Any, which: Any, at: Any, count: Any) -> Any:
+    """Bit i is set if byte i of `count` is not zero; at most CHUNK. Reads CHUNK bytes: there must be so many."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        b, code = builder, Code(context, builder, signature, args)
+        flags = code.load(code.pointer(0), _int(0), ir.VectorType(I8, CHUNK))
+        found = b.bitcast(b.icmp_unsigned("!=", flags, ir.Constant(flags.type, [0] * CHUNK)), I64)
+        return b.and_(found, b.lshr(_int(-1), b.sub(_int(CHUNK), code.number(2))))
+
+    return types.uint64(which, at, count), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def lowest_bit(typingctx: Any, mask: Any) -> Any:
+    """Its place in a mask that is not zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(mask), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def split_group(
-    typingctx: Any, values: Any, v: Any, high: Any, h: Any, low: Any, l: Any, scale: Any, s: Any, sums: Any,  # noqa: E741
-    u: Any, wide: Any, f: Any,
+    typingctx: Any, values: Any, v: Any, high: Any, h: Any, low: Any, l: Any, scale: Any, s: Any, sums: Any, u: Any  # noqa: E741
 ) -> Any:  # fmt: skip
-    """One group of float32 as digits with a scale; sums: of what the digits stand for. wide: bool, every group is; otherwise
-    whether this one is, is written."""
-    all_wide = wide.dtype == types.boolean
+    """One group of float32 as two digits with a scale; sums: of what the digits stand for."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         b, code = builder, Code(context, builder, signature, args)
         source, highs, lows, scales, x_sums = (code.pointer(place) for place in (0, 2, 4, 6, 8))
-        firsts = range(0, GROUP, LANES)
-        floats = [code.load(source, _int(first), VF) for first in firsts]
-        largest, square = _largest_and_square(code, floats)
-        top, shift = ir.Constant(F32, float(TOP_TWO)), ir.Constant(I32, 0)
-        if not all_wide:
-            usual = b.fmul(square, ir.Constant(F32, CREST**2 / GROUP))
-            is_wide = b.fcmp_ordered(">", b.fmul(largest, largest), usual)
-            b.store(b.zext(is_wide, I8), code.pointer(10))
-            top = b.select(is_wide, top, ir.Constant(F32, float(TOP_ONE)))
-            shift = b.select(is_wide, shift, ir.Constant(I32, 8))
-        zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
-        inverse = code.spread(b.select(zero, ir.Constant(F32, 0.0), b.fdiv(top, largest)))
-        total, small = ir.Constant(VI, [0] * LANES), ir.VectorType(I8, LANES)
-        for first, value in zip(firsts, floats, strict=True):
-            number = b.fptosi(each(code, "rint", b.fmul(value, inverse)), VI)
-            if not all_wide:
-                number = b.shl(number, code.spread_int(shift))
-            total = b.add(total, number)
-            below = b.trunc(number, small)  # -128..127
+        floats = [code.load(source, _int(first), VF) for first in _FIRSTS]
+        largest = _largest(code, [each(code, "fabs", value) for value in floats])
+        numbers = _rounded(code, floats, largest, float(TOP_TWO))
+        for first, number in zip(_FIRSTS, numbers, strict=True):
+            below = b.trunc(number, _SMALL)  # -128..127
             rest = b.ashr(b.sub(number, b.sext(below, VI)), _every(8))
             code.store(below, lows, _int(first))
-            code.store(b.trunc(rest, small), highs, _int(first))
+            code.store(b.trunc(rest, _SMALL), highs, _int(first))
         b.store(b.fmul(largest, ir.Constant(F32, 1.0 / TOP_ONE)), scales)
         unit = b.fmul(largest, ir.Constant(F32, 1.0 / TOP_TWO))
-        b.store(b.fmul(b.sitofp(reduce_lanes(code, total, b.add), F32), unit), x_sums)
+        b.store(b.fmul(_sum(code, numbers), unit), x_sums)
         return context.get_dummy_value()
 
-    return types.void(values, v, high, h, low, l, scale, s, sums, u, wide, f), generate
+    return types.void(values, v, high, h, low, l, scale, s, sums, u), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def round_group(
+    typingctx: Any, values: Any, v: Any, to_bytes: Any, t: Any, scale: Any, s: Any, sums: Any, u: Any, outlier: Any, o: Any,
+    which: Any, f: Any,
+) -> Any:  # fmt: skip
+    """One group of float32 as bytes with a scale. A number that stands out is not among them (its byte is 0), but in `outlier`;
+    `which`: its place in the group + 1, or 0. sums: of what the bytes stand for, and the outlier."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        b, code = builder, Code(context, builder, signature, args)
+        source, target, scales, x_sums, outliers, places = (code.pointer(place) for place in (0, 2, 4, 6, 8, 10))
+        kept = [cgutils.alloca_once_value(b, code.load(source, _int(first), VF)) for first in _FIRSTS]
+        for place, first in zip(kept, _FIRSTS, strict=True):
+            b.store(code.load(source, _int(first), VF), place)
+        floats = [b.load(place, typ=VF) for place in kept]
+        sizes = [each(code, "fabs", value) for value in floats]
+        most = _largest(code, sizes)
+        largest, apart = cgutils.alloca_once_value(b, most), cgutils.alloca_once_value(b, ir.Constant(F32, 0.0))
+        b.store(most, largest)
+        b.store(ir.Constant(F32, 0.0), apart)
+        b.store(ir.Constant(I8, 0), places)
+        usual = b.fmul(_square(code, floats), ir.Constant(F32, CREST**2 / GROUP))
+        with b.if_then(b.fcmp_ordered(">", b.fmul(most, most), usual), likely=False):
+            mask = ir.Constant(ir.IntType(GROUP), 0)
+            for first, place, value, size in zip(_FIRSTS, kept, floats, sizes, strict=True):
+                found = b.fcmp_ordered("==", size, code.spread(most))
+                b.store(b.select(found, ir.Constant(VF, [0.0] * LANES), value), place)
+                bits = b.zext(b.bitcast(found, ir.IntType(LANES)), ir.IntType(GROUP))
+                mask = b.or_(mask, b.shl(bits, ir.Constant(ir.IntType(GROUP), first)))
+            at = b.zext(b.cttz(mask, ir.Constant(ir.IntType(1), 1)), I64)
+            value = b.load(b.gep(source, [at]), typ=F32)
+            b.store(b.trunc(b.add(at, _int(1)), I8), places)
+            b.store(value, outliers)
+            b.store(value, apart)
+            b.store(_largest(code, [each(code, "fabs", b.load(place, typ=VF)) for place in kept]), largest)
+        numbers = _rounded(code, [b.load(place, typ=VF) for place in kept], b.load(largest, typ=F32), float(TOP_ONE))
+        for first, number in zip(_FIRSTS, numbers, strict=True):
+            code.store(b.trunc(number, _SMALL), target, _int(first))
+        unit = b.fmul(b.load(largest, typ=F32), ir.Constant(F32, 1.0 / TOP_ONE))
+        b.store(unit, scales)
+        b.store(b.fadd(b.fmul(_sum(code, numbers), unit), b.load(apart, typ=F32)), x_sums)
+        return context.get_dummy_value()
+
+    return types.void(values, v, to_bytes, t, scale, s, sums, u, outlier, o, which, f), generate
+
+
+def _largest(code: Code, sizes: list[Any]) -> Any:
+    most = sizes[0]
+    for size in sizes[1:]:
+        most = larger(code, most, size)
+    return reduce_lanes(code, most, lambda one, other: larger(code, one, other))
+
+
+def _square(code: Code, floats: list[Any]) -> Any:
+    """The sum of all squares."""
+    square = code.b.fmul(floats[0], floats[0])
+    for value in floats[1:]:
+        square = code.fma(value, value, square)
+    return reduce_lanes(code, square, code.b.fadd)
+
+
+def _rounded(code: Code, floats: list[Any], largest: Any, top: float) -> list[Any]:
+    """As integers, of which `top` stands for the largest."""
+    b = code.b
+    zero = b.fcmp_ordered("<", largest, ir.Constant(F32, 1e-30))  # smaller ones have no inverse
+    inverse = code.spread(b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, top), largest)))
+    return [b.fptosi(each(code, "rint", b.fmul(value, inverse)), VI) for value in floats]
+
+
+def _sum(code: Code, numbers: list[Any]) -> Any:
+    total = numbers[0]
+    for number in numbers[1:]:
+        total = code.b.add(total, number)
+    return code.b.sitofp(reduce_lanes(code, total, code.b.add), F32)

@@ -99,7 +99,7 @@ def _add_bias(total: Any, count: Any, bias: Any, b: Any) -> None:
 @compiled
 def _gate(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, activation: Any, count: Any, out: Any, adapters: Any, member: Any,
           size: Any, own: Any) -> None:  # fmt: skip
-    """out (`Floats` or `Digits`, count rows of intermediate size) = activation(gate) * up. A block makes one group."""
+    """out (`Floats`, `Digits` or `Bytes`, count rows of intermediate size) = activation(gate) * up. A block makes one group."""
     step, chunks, begin, end = _portion(matrix, count, member, size)
     for item in range(begin, end):
         b, first, last = item // chunks, item % chunks * step, min(item % chunks * step + step, count)
@@ -117,7 +117,7 @@ def _gate(matrix: PackedMatrix, layer: Any, x: Any, bias: Any, activation: Any, 
 @compiled
 def norm_rows(hidden: Any, normed: Any, weight: Any, eps: Any, out: Any, adapters: Any, member: Any, size: Any,
               own: Any) -> None:  # fmt: skip
-    """out (`Floats` or `Digits`) = the norm of each row, or the row; adapters keep it in float32, too."""
+    """out (`Floats`, `Digits` or `Bytes`) = the norm of each row, or the row; adapters keep it in float32, too."""
     first, last = share(hidden.shape[0], member, size)
     for m in range(first, last):
         if normed:
@@ -148,7 +148,7 @@ def _add_normed(added: Any, bias: Any, weight: Any, eps: Any, hidden: Any, membe
 
 @compiled
 def to_form(values: Any, out: Any, member: Any, size: Any) -> None:
-    """out (`Floats` or `Digits`) = values (T, K)."""
+    """out (`Floats`, `Digits` or `Bytes`) = values (T, K)."""
     first, last = share(values.shape[0], member, size)
     for m in range(first, last):
         for g in range(values.shape[1] // GROUP):

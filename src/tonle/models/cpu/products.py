@@ -8,7 +8,7 @@ k-major, multiplied as float32 (input: `Floats`):
     q8    int8    (blocks, K, ROWS)
     bf16  uint16  (blocks, K, ROWS)           the upper half of a float32; scales unused
     f32   float32 (blocks, K, ROWS)           scales unused
-in fours of k, multiplied as integers (input: `Digits`), where the processor has an instruction for it:
+in fours of k, multiplied as integers (input: `Digits` or `Bytes`), where the processor has an instruction for it:
     q4    uint8   (blocks, K / 4, ROWS / 2, 4)   halves of bytes as above
     q8    int8    (blocks, K / 4, ROWS, 4)       with 128 added, read as unsigned
 
@@ -28,19 +28,22 @@ from tonle.models.cpu.numba_setup import prepare_numba
 prepare_numba()
 
 from tonle.models.cpu.dots import (  # noqa: E402
-    add_dots_1,
-    add_dots_2,
-    add_dots_4,
-    add_high_1,
-    add_high_2,
-    add_high_4,
-    add_low_1,
-    any_of_four,
+    add_bytes_1,
+    add_bytes_2,
+    add_bytes_4,
+    add_digits_1,
+    add_digits_2,
+    add_digits_4,
+    add_outlier,
+    lowest_bit,
     read_factors,
+    round_group,
+    rows_with_outliers,
     split_group,
     unpack_bytes,
 )
 from tonle.models.cpu.vector import (  # noqa: E402
+    CHUNK,
     GROUP,
     ROWS,
     add_tile_1,
@@ -54,11 +57,11 @@ f32 = np.float32
 # _nrt: no reference counts. Nothing is allocated, and counting costs more than a small group of weights.
 OPTIONS: Any = {"fastmath": {"contract", "reassoc", "nsz", "arcp"}, "boundscheck": False, "nogil": True,
                 "error_model": "numpy", "_nrt": False}  # fmt: skip
+# For what is called once per group: a call passes every array in a dozen words, which takes longer than the work.
+INNER: Any = OPTIONS | {"forceinline": True}
 compiled: Any = njit(**OPTIONS)
 # Not compiled apart, which takes seconds for a function that has much below it. Cannot have branches that depend on types.
 inlined: Any = njit(**OPTIONS, inline="always")
-
-CHUNK = 64  # rows of x at a time: their sums (16 KiB) stay in the first-level cache
 
 
 class PackedMatrix(NamedTuple):
@@ -83,13 +86,22 @@ class Floats(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """Rows of x for weights in fours: x = scale * (high + low / 256)."""
+    """Rows of x for weights in fours, 16 bits a number: x = scale * (high + low / 256)."""
 
     high: Any  # (T, K) int8
-    low: Any  # (T, K) int8; 0 in groups that are not wide
+    low: Any  # (T, K) int8
     scale: Any  # (T, groups)
     sums: Any  # (T, groups): of x over each group
-    wide: Any  # (groups, T) uint8: whether a group is wide, see `dots.py`; bool, of any size: every group is
+
+
+class Bytes(NamedTuple):
+    """The same in 8 bits: x = scale * byte, but for one number of a group if that stands out, see `dots.py`."""
+
+    numbers: Any  # (T, K) int8; 0 for a number that stands out
+    scale: Any  # (T, groups)
+    sums: Any  # (T, groups): of x over each group
+    outlier: Any  # (T, groups) float32: the number that stands out
+    which: Any  # (groups, T) uint8: 0, or its place in the group + 1
 
 
 class Scratch(NamedTuple):
@@ -103,20 +115,39 @@ class Scratch(NamedTuple):
 
 
 def set_group(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
-    """Group g of row m of x (`Floats` or `Digits`) = GROUP numbers of `values`, taken as flat memory, from `at` on."""
+    """Group g of row m of x (`Floats`, `Digits` or `Bytes`) = GROUP numbers of `values`, taken as flat memory, from `at` on."""
 
 
-@overload(set_group, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+@overload(set_group, jit_options=INNER)  # type: ignore[untyped-decorator]
 def _set_group(x: Any, m: Any, g: Any, values: Any, at: Any) -> Any:
     if x.instance_class is Digits:
 
         def split(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
             to, place = m * x.high.shape[1] + g * GROUP, m * x.scale.shape[1] + g
-            split_group(
-                values, at, x.high, to, x.low, to, x.scale, place, x.sums, place, x.wide, g * x.wide.shape[1] + m
-            )
+            split_group(values, at, x.high, to, x.low, to, x.scale, place, x.sums, place)
 
         return split
+
+    if x.instance_class is Bytes:
+
+        def round_all(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
+            to, place = m * x.numbers.shape[1] + g * GROUP, m * x.scale.shape[1] + g
+            round_group(
+                values,
+                at,
+                x.numbers,
+                to,
+                x.scale,
+                place,
+                x.sums,
+                place,
+                x.outlier,
+                place,
+                x.which,
+                g * x.which.shape[1] + m,
+            )
+
+        return round_all
 
     def copy(x: Any, m: Any, g: Any, values: Any, at: Any) -> None:
         flat = values.reshape(-1)
@@ -185,8 +216,8 @@ def _by_narrow_dots(matrix: Any, layer: Any, b: Any, x: Any, first: Any, last: A
     for g in range(groups):
         w, s = (place + g) * (GROUP * ROWS // 2), (place + g) * ROWS
         read_factors(matrix.weights, matrix.scale, s, matrix.minimum, s, scratch.factors, 0)
-        if last - first < 4:
-            _add_few(matrix.weights, w, x, g, first, last, scratch)
+        if last - first < 8:
+            _add_group(matrix.weights, w, x, g, first, last, scratch)
         else:
             unpack_bytes(matrix.weights, w, scratch.small, 0)
             _add_group(scratch.small, 0, x, g, first, last, scratch)
@@ -207,83 +238,74 @@ def _add_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scra
 
 
 def _add_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
-    """The same for what is left after fours of rows; 4-bit weights may still be packed. Then the low digits of wide groups,
-    of all rows: a row's sums are added in one order, whatever rows are beside it."""
+    """The same for what is left after fours of rows; 4-bit weights may still be packed. Then what stands out in any row: a row's
+    sums are added in one order, whatever rows are beside it."""
 
 
-@overload(_add_group, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+@overload(_add_group, jit_options=INNER)  # type: ignore[untyped-decorator]
 def _choose_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> Any:
-    return _both_of_group if _all_wide(x) else _high_of_group
+    return _digits_of_group if x.instance_class is Digits else _bytes_of_group
 
 
-@overload(_add_few, jit_options=OPTIONS)  # type: ignore[untyped-decorator]
+@overload(_add_few, jit_options=INNER)  # type: ignore[untyped-decorator]
 def _choose_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> Any:
-    return _both_of_few if _all_wide(x) else _high_of_few
+    return _digits_of_few if x.instance_class is Digits else _bytes_of_few
 
 
-def _all_wide(x: Any) -> bool:
-    """Of the type `Digits`: whether every group has two digits."""
-    return bool(x.types[x.fields.index("wide")].dtype == types.boolean)
-
-
-def _both_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+def _digits_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
     size, groups = x.high.shape[1], x.scale.shape[1]
     m = first
     while m + 4 <= last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_dots_4(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
+        add_digits_4(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                     scratch.total, to)  # fmt: skip
         m += 4
     _add_few(weights, w, x, g, first, last, scratch)
 
 
-def _high_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
-    size, groups = x.high.shape[1], x.scale.shape[1]
+def _bytes_of_group(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+    size, groups = x.numbers.shape[1], x.scale.shape[1]
     m = first
     while m + 4 <= last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_high_4(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
+        add_bytes_4(weights, w, x.numbers, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                    scratch.total, to)  # fmt: skip
         m += 4
     _add_few(weights, w, x, g, first, last, scratch)
 
 
-def _both_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+def _digits_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
     size, groups = x.high.shape[1], x.scale.shape[1]
     m = last - (last - first) % 4
     if m + 2 <= last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_dots_2(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
+        add_digits_2(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                     scratch.total, to)  # fmt: skip
         m += 2
     if m < last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_dots_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
+        add_digits_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                     scratch.total, to)  # fmt: skip
 
 
-def _high_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
-    size, groups = x.high.shape[1], x.scale.shape[1]
+def _bytes_of_few(weights: Any, w: Any, x: Any, g: Any, first: Any, last: Any, scratch: Any) -> None:
+    size, groups = x.numbers.shape[1], x.scale.shape[1]
     m = last - (last - first) % 4
     if m + 2 <= last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_high_2(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
+        add_bytes_2(weights, w, x.numbers, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                    scratch.total, to)  # fmt: skip
         m += 2
     if m < last:
         at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-        add_high_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                   scratch.total, to)  # fmt: skip
-    flags, m = g * x.wide.shape[1], first
-    while m < last:
-        if m + 4 <= last and not any_of_four(x.wide, flags + m):
-            m += 4
-            continue
-        if x.wide[g, m]:
-            at, place, to = m * size + g * GROUP, m * groups + g, (m - first) * ROWS
-            add_low_1(weights, w, x.high, at, x.low, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
-                      scratch.total, to)  # fmt: skip
-        m += 1
+        add_bytes_1(weights, w, x.numbers, at, size, x.scale, place, x.sums, place, groups, scratch.factors, 0,
+                    scratch.total, to)  # fmt: skip
+    left: Any = rows_with_outliers(x.which, g * x.which.shape[1] + first, last - first)
+    while left:
+        m = lowest_bit(left)
+        place = np.int64(x.which[g, first + m]) - 1
+        add_outlier(weights, w, place, x.outlier[first + m, g], scratch.factors, 0, scratch.total, m * ROWS)
+        left &= left - np.uint64(1)
 
 
 @compiled

@@ -71,7 +71,7 @@ class Buffers(NamedTuple):
     mixed: Any  # (T, heads, dim) attention's output
     added: Any  # (T, hidden in blocks) what a shared expert gives, or is normed before it is added to hidden; (1, .) if neither
     logits: Any  # (S, vocabulary rounded up to blocks)
-    to_qkv: Any  # what each matrix is multiplied with, as `Floats` or `Digits`: hidden wide
+    to_qkv: Any  # what each matrix is multiplied with, as `Floats`, `Digits` or `Bytes`: hidden wide
     to_o: Any  # heads * dim
     to_gate_up: Any  # hidden
     to_down: Any  # intermediate

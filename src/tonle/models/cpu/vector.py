@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 ROWS = 64  # output rows per block
 HALF = ROWS // 2
 GROUP = 32  # consecutive k that share a scale, as in the stored formats
+CHUNK = 64  # rows of x at a time: their sums (16 KiB) stay in the first-level cache
 
 
 def lanes_for(features: Mapping[str, bool]) -> int:

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from tonle.models.cpu.cpu_experts import ExpertBuffers, PackedExperts
 from tonle.models.cpu.pieces import PERCEPTRON, SPAN
-from tonle.models.cpu.products import CHUNK, Digits, Floats, PackedMatrix, Scratch, num_inputs
+from tonle.models.cpu.products import Bytes, Digits, Floats, PackedMatrix, Scratch, num_inputs
 from tonle.models.cpu.step import Buffers, PackedWeights
-from tonle.models.cpu.vector import GROUP, ROWS
+from tonle.models.cpu.vector import CHUNK, GROUP, ROWS
 from tonle.models.spec import ModelSpec
 
 Array = npt.NDArray[Any]
@@ -44,17 +44,20 @@ class Workspace:
             self._cut[num_tokens] = self._make(num_tokens)
         return self._cut[num_tokens]
 
-    def form(self, name: str, matrix: PackedMatrix, num_tokens: int, columns: int) -> Floats | Digits:
+    def form(self, name: str, matrix: PackedMatrix, num_tokens: int, columns: int) -> Floats | Digits | Bytes:
         """Room for rows of x as this matrix takes them."""
         rows, groups = (num_tokens, columns), (num_tokens, columns // GROUP)
         sums = self._take(f"{name} sums", groups)
         if matrix.weights.ndim == 4:
             return Floats(self._take(f"{name} values", rows), sums)
-        high, low = (self._take(f"{name} {digit}", rows, _SHORT) for digit in ("high", "low"))
-        wide = np.zeros((1, 1), np.bool_)
+        scale = self._take(f"{name} scale", groups)
         if self._activation_bits == 8:
-            wide = self._take(f"{name} wide", (groups[1], num_tokens), np.dtype(np.uint8))
-        return Digits(high, low, self._take(f"{name} scale", groups), sums, wide)
+            numbers, outlier = self._take(f"{name} numbers", rows, _SHORT), self._take(f"{name} outlier", groups)
+            count = num_tokens * groups[1]
+            which = self._take(f"{name} which", (count + CHUNK,), np.dtype(np.uint8))  # read CHUNK at a time
+            return Bytes(numbers, scale, sums, outlier, which[:count].reshape(groups[1], num_tokens))
+        high, low = (self._take(f"{name} {digit}", rows, _SHORT) for digit in ("high", "low"))
+        return Digits(high, low, scale, sums)
 
     def _make(self, num_tokens: int) -> Buffers:
         spec, packed, threads = self._spec, self._packed, self._threads

@@ -27,7 +27,7 @@ from tonle.models.cpu.dots import HAS_DOTS, has_dots
 from tonle.models.cpu.exponential import exponential
 from tonle.models.cpu.layout import layout
 from tonle.models.cpu.pack import why_not
-from tonle.models.cpu.products import Digits, PackedMatrix
+from tonle.models.cpu.products import Bytes, Digits, PackedMatrix
 from tonle.models.cpu.step import product
 from tonle.models.cpu.stored import Stored, from_floats
 from tonle.models.cpu.team import Team
@@ -97,29 +97,31 @@ def test_integer_products_agree_with_dequantized_float32(kind: str) -> None:
     assert product_error(kind, dots=True) < 1e-4
 
 
-def multiplied(matrix: PackedMatrix, x: np.ndarray, activation_bits: int) -> tuple[np.ndarray, Digits]:
+def multiplied(matrix: PackedMatrix, x: np.ndarray, activation_bits: int) -> tuple[np.ndarray, Bytes | Digits]:
     """x (T, K) times the matrix, and x as it was multiplied."""
     packed = SimpleNamespace(experts=None, mlp_after=np.zeros((1, 0)))
     spec = SimpleNamespace(hidden_size=x.shape[1])
     workspace = Workspace(spec, packed, num_threads=1, activation_bits=activation_bits)  # type: ignore[arg-type]
     form = workspace.form("x", matrix, *x.shape)
-    assert isinstance(form, Digits)
+    assert isinstance(form, Bytes if activation_bits == 8 else Digits)
     out = np.empty((len(x), matrix.weights.shape[1] * ROWS), dtype=np.float32)
     product(matrix, 0, x, form, out, workspace.scratch, 0, 1)
     return out, form
 
 
 @needs_dots
-def test_a_group_is_wide_where_one_number_stands_out() -> None:
-    weights = stored("q4", 64, 128)
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+def test_a_number_that_stands_out_is_not_rounded_and_does_not_coarsen_the_others(kind: str) -> None:
+    weights = stored(kind, 64, 128)
     matrix = layout([weights], gated=False, dots=True)
     x = RNG.standard_normal((5, 128)).astype(np.float32).clip(-2, 2)
-    x[1, 40] = 100  # in the second of four groups
+    x[1, 40] = -100  # in the second of four groups
     x[3, 96:] = 0
-    x[3, 100] = 1e-3
+    x[3, 127] = 1e-3
     out, form = multiplied(matrix, x, 8)
-    expected = [[0] * 4, [0, 1, 0, 0], [0] * 4, [0, 0, 0, 1], [0] * 4]
-    assert form.wide.T.tolist() == expected
+    assert isinstance(form, Bytes)
+    assert form.which.T.tolist() == [[0] * 4, [0, 9, 0, 0], [0] * 4, [0, 0, 0, 32], [0] * 4]
+    assert (form.outlier[1, 1], form.outlier[3, 3]) == (-100, np.float32(1e-3))
     errors = np.abs(out - x @ weights.floats().T).max(axis=1)
     assert errors[1] < 2 * errors[0]  # one byte would be off by half of 100 / 127 in each number
     assert 5 * np.abs(multiplied(matrix, x, 16)[0] - x @ weights.floats().T).max() < errors.min()
@@ -128,7 +130,7 @@ def test_a_group_is_wide_where_one_number_stands_out() -> None:
 @needs_dots
 @pytest.mark.parametrize("kind", ["q4", "q8"])
 def test_8_bit_products_are_the_same_bits_in_any_company(kind: str) -> None:
-    """Rows with wide groups beside rows without, in every number that is multiplied together."""
+    """Rows with outliers beside rows without, in every number that is multiplied together."""
     matrix = layout([stored(kind, 64, 96)], gated=False, dots=True)
     x = RNG.standard_normal((11, 96)).astype(np.float32)
     x[[1, 2, 6, 10], 7] = 50
