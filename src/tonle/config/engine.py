@@ -135,11 +135,6 @@ class EngineConfig:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be more than 0 and at most 1, not {self.gpu_memory_utilization}",
                               param="gpu_memory_utilization")  # fmt: skip
-        if self.kv_cache_dtype not in ("auto", "float32", "fp8", "int8"):
-            raise ConfigError(
-                f"kv_cache_dtype must be auto, float32, fp8 or int8, not {self.kv_cache_dtype!r}",
-                param="kv_cache_dtype",
-            )
         if self.activation_bits not in (8, 16):
             raise ConfigError(f"activation_bits must be 8 or 16, not {self.activation_bits}", param="activation_bits")
         self._check_quantization()
@@ -272,6 +267,11 @@ class EngineConfig:
         return "suffix" if self.enable_speculative_decoding else "off"
 
     def _check_kv(self) -> None:
+        if self.kv_cache_dtype not in ("auto", "float32", "fp8", "int8"):
+            raise ConfigError(
+                f"kv_cache_dtype must be auto, float32, fp8 or int8, not {self.kv_cache_dtype!r}",
+                param="kv_cache_dtype",
+            )
         read_kv_events(self.kv_events_config)
         if self.offloads_kv and self.tensor_parallel_size > 1:
             raise ConfigError(
