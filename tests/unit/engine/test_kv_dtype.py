@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 
 from tests.fakes.checkpoints import save_folder, tiny_model
 from tests.fakes.driver import Driver
+from tests.fakes.other_models import other_model, save_other
 from tonle.config.engine import EngineConfig
 from tonle.engine.machine import default_pool_bytes
+from tonle.errors import ConfigError
 from tonle.models.cpu import cpu_decoder
 from tonle.models.cpu.dots import HAS_DOTS
 from tonle.models.source import ModelSource, resolve
@@ -54,6 +57,14 @@ def test_what_it_is_and_that_the_log_says_so(
     card = Driver(source, EngineConfig(max_sequence_length=64, **settings)).card
     assert card.kv_dtype == expected
     assert f"KV cache of 0.02 GiB in {expected}: {card.num_blocks * 16} tokens" in caplog.text
+
+
+def test_a_model_that_runs_through_transformers_has_them_as_it_computes(tmp_path: Path) -> None:
+    save_other(other_model("gpt2"), tmp_path)
+    for asked in ("auto", "float32"):
+        assert Driver(resolve(tmp_path), EngineConfig(device="cpu", kv_cache_dtype=asked)).card.kv_dtype == "float32"
+    with pytest.raises(ConfigError, match="does not read keys and values in int8"):
+        Driver(resolve(tmp_path), EngineConfig(device="cpu", kv_cache_dtype="int8"))
 
 
 def test_a_live_model_is_computed_as_it_is() -> None:
