@@ -14,6 +14,7 @@ import torch
 
 from tonle.models.adapters import Adapter
 from tonle.models.cpu.cpu_decoder import CpuDecoder
+from tonle.models.cpu.dots import HAS_DOTS
 from tonle.models.cpu.pack import pack
 from tonle.models.cpu.stored import Stored, from_floats
 from tonle.models.cpu.team import Team
@@ -50,10 +51,11 @@ def _four_bits(values: np.ndarray) -> Stored:
 
 
 class RandomModel:
-    """Weights of one model. 4 bits: qkv and gate-up; bfloat16: o; float32: down and the rest."""
+    """Weights of one model. 4 bits: qkv and gate-up, or all of it; bfloat16: o; float32: down and the rest."""
 
-    def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, *, seed: int = 0, all_four_bits: bool = False) -> None:
         self.spec = spec
+        self._all_four_bits = all_four_bits
         generator = torch.Generator().manual_seed(seed)
         self._stored: dict[str, Stored] = {}
         self._vectors: dict[str, torch.Tensor] = {}
@@ -66,13 +68,15 @@ class RandomModel:
             self._stored[name] = self._store(name, drawn)
 
     def _store(self, name: str, drawn: torch.Tensor) -> Stored:
+        if self._all_four_bits:
+            return _four_bits(drawn.numpy())
         if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
             return _four_bits(drawn.numpy())
         return from_floats((drawn.bfloat16().float() if "o_proj" in name else drawn).numpy())
 
-    def fast(self, *, team: Team | None = None, **settings: Any) -> CpuDecoder:
-        """Without a slow lane: every step runs through the kernels. settings: of `CpuDecoder`."""
-        packed = pack(self.spec, lambda name: self._stored[name], lambda name: self._vectors[name].numpy())
+    def fast(self, *, team: Team | None = None, dots: bool = HAS_DOTS, **settings: Any) -> CpuDecoder:
+        """Without a slow lane: every step runs through the kernels. dots: of `pack`; settings: of `CpuDecoder`."""
+        packed = pack(self.spec, lambda name: self._stored[name], lambda name: self._vectors[name].numpy(), dots=dots)
 
         def embed(tokens: torch.Tensor, out: np.ndarray) -> None:
             out[...] = self._stored[EMBEDDING].take(tokens.numpy()).floats()

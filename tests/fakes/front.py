@@ -178,7 +178,7 @@ class FakeFront:
         self.card: ModelCard | None = ModelCard(
             architecture="Scripted", context_length=512, vocab_size=258, eos_ids=[END], device="none", dtype="none",
             block_size=16, num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64, load_s=0.0, max_loras=4,
-            hidden_size=2,
+            hidden_size=2, kv_dtype="float32",
         )  # fmt: skip
         self.stats = LoopStats()
         self.embedded: list[dict[str, Any]] = []  # how embeddings were asked for

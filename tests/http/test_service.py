@@ -145,7 +145,8 @@ def test_metrics_of_the_engine(client: httpx.Client, front: FakeFront) -> None:
     }  # fmt: skip
     for name, value in expected.items():
         assert metric(client, f'vllm:{name}{{model_name="scripted"}}') == value, name
-    assert metric(client, 'vllm:cache_config_info{block_size="16",model_name="scripted",num_gpu_blocks="64"}') == 1
+    labels = 'block_size="16",cache_dtype="float32",model_name="scripted",num_gpu_blocks="64"'
+    assert metric(client, f"vllm:cache_config_info{{{labels}}}") == 1
 
 
 def test_metrics_formats(client: httpx.Client) -> None:

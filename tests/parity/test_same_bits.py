@@ -21,7 +21,7 @@ def logits(decoder: CpuDecoder, company: int, chunk: int) -> torch.Tensor:
     """Of one text's last tokens, beside `company` other rows; its prompt in pieces of `chunk`, the rest token by token."""
     text = random_tokens(PROMPT + NEW, 40_000)
     others = [random_tokens(30 + 3 * number, 40_000, seed=1 + number) for number in range(company)]
-    stepper = Stepper(decoder, [text, *others])  # type: ignore[arg-type]
+    stepper = Stepper(decoder, [text, *others], cache_dtype=decoder.cache_dtype)  # type: ignore[arg-type]
     done = 0
     while done < len(text):
         own = min(chunk, PROMPT - done) if done < PROMPT else 1
@@ -31,9 +31,11 @@ def logits(decoder: CpuDecoder, company: int, chunk: int) -> torch.Tensor:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("activation_bits", [8, 16])
-def test_logits_are_the_same_bits_in_any_company(default_model: ModelSource, activation_bits: int) -> None:
-    decoder = open_cpu(default_model, activation_bits=activation_bits)
+@pytest.mark.parametrize(("activation_bits", "cache_dtype"), [(8, None), (8, torch.float32), (16, torch.float32)])
+def test_logits_are_the_same_bits_in_any_company(
+    default_model: ModelSource, activation_bits: int, cache_dtype: torch.dtype | None
+) -> None:
+    decoder = open_cpu(default_model, activation_bits=activation_bits, cache_dtype=cache_dtype)
     assert isinstance(decoder, CpuDecoder)
     decoder.open_fast_lane()  # without waiting for the process that compiles
     if not decoder.crossover > 10**6:

@@ -139,7 +139,7 @@ def banner(name: str, card: ModelCard, server: ServerInfo, took_s: float, *, cha
         "Model": f"{name} ({card.architecture})",
         "Weights": weights(card),
         "Context": f"{card.context_length} tokens",
-        "KV cache": f"{card.num_blocks * card.block_size} tokens, up to {card.max_num_seqs} requests at once",
+        "KV cache": f"{card.num_blocks * card.block_size} tokens in {card.kv_dtype}, up to {card.max_num_seqs} requests at once",
         "API": server.address,
         "Docs": f"{server.url}/docs",
         "Keys": server.keys,

@@ -52,9 +52,11 @@ class EngineConfig:
     enable_kv_cache: bool = True  # False: as enable_prefix_caching=False
     enable_prefix_caching: bool = True  # reuse KV blocks of equal prompt prefixes
     block_size: int = 16  # tokens per KV block
-    memory_pool_size: int | None = GIB  # bytes of KV cache; None = 640 MiB on a CPU, what is free on a GPU
+    memory_pool_size: int | None = GIB  # bytes of KV cache; None = 640 MiB on a CPU, 320 in int8; what is free on a GPU
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory to use, when memory_pool_size is None
-    kv_cache_dtype: str = "auto"  # auto | fp8: about half the bytes per token, on CUDA | int8: a quarter, on a CPU
+    kv_cache_dtype: str = (
+        "auto"  # auto = int8 beside 8-bit activations, else as computed | float32 | fp8: on CUDA | int8: on a CPU
+    )
     kv_cache_max_size: int | None = None  # most idle blocks kept for reuse; None = all that fit
     gc_threshold: float = 1.0  # share of the pool above which idle cached blocks are dropped, oldest first
     kv_events_config: dict[str, Any] | None = None  # where to announce cached blocks (vLLM's keys: `KvEventsConfig`)
@@ -133,10 +135,6 @@ class EngineConfig:
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be more than 0 and at most 1, not {self.gpu_memory_utilization}",
                               param="gpu_memory_utilization")  # fmt: skip
-        if self.kv_cache_dtype not in ("auto", "fp8", "int8"):
-            raise ConfigError(
-                f"kv_cache_dtype must be auto, fp8 or int8, not {self.kv_cache_dtype!r}", param="kv_cache_dtype"
-            )
         if self.activation_bits not in (8, 16):
             raise ConfigError(f"activation_bits must be 8 or 16, not {self.activation_bits}", param="activation_bits")
         self._check_quantization()
@@ -269,6 +267,11 @@ class EngineConfig:
         return "suffix" if self.enable_speculative_decoding else "off"
 
     def _check_kv(self) -> None:
+        if self.kv_cache_dtype not in ("auto", "float32", "fp8", "int8"):
+            raise ConfigError(
+                f"kv_cache_dtype must be auto, float32, fp8 or int8, not {self.kv_cache_dtype!r}",
+                param="kv_cache_dtype",
+            )
         read_kv_events(self.kv_events_config)
         if self.offloads_kv and self.tensor_parallel_size > 1:
             raise ConfigError(

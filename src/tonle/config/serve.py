@@ -135,7 +135,7 @@ class ServeConfig(WorkerSettings):
     kv_cache_memory_bytes: int | None = setting(
         SCHEDULING,
         None,
-        values.optional(values.size(), none="640MiB on a CPU, all free memory on a GPU"),
+        values.optional(values.size(), none="640MiB on a CPU, 320MiB if it is in int8; all free memory on a GPU"),
         "Memory for the KV cache: 2GiB, 512MB, or a number of bytes.",
         engine="memory_pool_size",
     )
@@ -146,8 +146,10 @@ class ServeConfig(WorkerSettings):
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        values.choice("auto", "fp8", "int8", also={"fp8_e4m3": "fp8"}),
-        "auto (as the model computes), fp8 (about half the memory per token, GPU only) or int8 (about a quarter, CPU only).",
+        values.choice("auto", "float32", "fp8", "int8", also={"fp8_e4m3": "fp8"}),
+        "auto (on a CPU int8 where 4- and 8-bit weights are multiplied with 8-bit activations; else as the model computes), "
+        "float32 (for a model computed in float32), fp8 (about half the memory per token, GPU only) or int8 (about a quarter, "
+        "CPU only).",
     )
     kv_cache_max_size: int | None = _engine(
         "kv_cache_max_size",

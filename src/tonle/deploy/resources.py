@@ -24,6 +24,10 @@ _CACHE_BYTES = 10 * GIB  # compiled kernels, and a second file while one is bein
 # By engine.
 _PROCESS_BYTES = {"tonle": GIB, "vllm": 4 * GIB}  # Python processes with torch
 _CPU_KV_BYTES = {"tonle": 640 * MIB, "vllm": 4 * GIB}  # of KV cache on a CPU, unless kv_cache_memory is set
+_CPU_INT8_KV_BYTES = (
+    320 * MIB
+)  # the same with our engine where it is in int8 for certain: auto depends on the processor
+_KV_BITS = {"float32": 32, "fp8": 8, "int8": 8}
 _GPU_HOST_BYTES = {"tonle": 4 * GIB, "vllm": 8 * GIB}  # besides the weights, which are read through the page cache
 
 
@@ -71,6 +75,12 @@ def _on_gpu(gpu: Gpu, size: ModelSize, serve: ServeConfig, deploy: DeployConfig)
         raise ConfigError(
             "kv_cache_dtype: int8 is for CPUs; on a GPU set fp8, or leave it auto", param="kv_cache_dtype"
         )
+    _check_float32(serve, deploy)
+    if serve.kv_cache_dtype == "float32" and serve.dtype != "float32":
+        raise ConfigError(
+            "kv_cache_dtype: float32 on a GPU needs dtype: float32; set that, or leave kv_cache_dtype auto",
+            param="kv_cache_dtype",
+        )
     if serve.kv_cache_dtype == "fp8" and deploy.engine == "tonle" and not gpu.kernels:
         raise ConfigError(
             f"kv_cache_dtype: fp8 needs a GPU of compute capability 8.0 or newer with our engine, and {gpu.name} is older; "
@@ -106,13 +116,15 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
         raise ConfigError(
             "kv_cache_dtype: int8 is of our engine alone; leave it auto, or set engine: tonle", param="kv_cache_dtype"
         )
+    _check_float32(serve, deploy)
     if deploy.engine == "vllm" and serve.max_model_len is None:
         raise ConfigError(
             "engine: vllm on a CPU needs max_model_len, because there it does not fit the context to the memory by itself; "
             "set it, for example max_model_len: 4096",
             param="max_model_len",
         )
-    kv_bytes = serve.kv_cache_memory_bytes or _CPU_KV_BYTES[deploy.engine]
+    usual = _CPU_INT8_KV_BYTES if serve.kv_cache_dtype == "int8" else _CPU_KV_BYTES[deploy.engine]
+    kv_bytes = serve.kv_cache_memory_bytes or usual
     _check_pool(serve, _one_request(size, serve)[1], kv_bytes)
     need = round(size.weight_bytes * 1.1) + kv_bytes + _PROCESS_BYTES[deploy.engine]
     parts = f"{gib(size.weight_bytes)} of weights ({size.origin}), {gib(kv_bytes)} of KV cache"
@@ -121,10 +133,18 @@ def _on_cpu(size: ModelSize, serve: ServeConfig, deploy: DeployConfig) -> tuple[
     return kv_bytes, memory, f"{parts}, {server}"
 
 
+def _check_float32(serve: ServeConfig, deploy: DeployConfig) -> None:
+    if serve.kv_cache_dtype == "float32" and deploy.engine != "tonle":
+        raise ConfigError(
+            "kv_cache_dtype: float32 is of our engine alone; leave it auto, or set engine: tonle",
+            param="kv_cache_dtype",
+        )
+
+
 def _one_request(size: ModelSize, serve: ServeConfig) -> tuple[int, int]:
     """Tokens of a request that must fit, and their bytes of KV cache."""
     context = serve.max_model_len or min(size.max_positions, _LEAST_CONTEXT)
-    return context, max(1, context * size.kv_bytes_per_token // (1 if serve.kv_cache_dtype == "auto" else 2))
+    return context, max(1, context * size.kv_bytes_per_token * _KV_BITS.get(serve.kv_cache_dtype, 16) // 16)
 
 
 def _check_pool(serve: ServeConfig, each_bytes: int, pool_bytes: int) -> None:

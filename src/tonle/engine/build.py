@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tonle.config.engine import MAX_DRAFT, EngineConfig
 from tonle.config.no_effect import explain_once
 from tonle.engine.adapters.open_adapters import check_takes_adapters, enable_adapters, open_adapters, read_given
@@ -19,6 +17,7 @@ from tonle.engine.defaults import read_defaults, suited_to_cpu
 from tonle.engine.device import DTYPES, choose_device, quantization_of
 from tonle.engine.grammar.compiler import GrammarCompiler
 from tonle.engine.kv.block_pool import BlockPool
+from tonle.engine.kv_dtype import asked_kv_dtype, check_computes_in_float32, kv_dtype_of
 from tonle.engine.loop import Loop
 from tonle.engine.machine import Machine, block_bytes, default_pool_bytes, device_name, gpu_uuid, kv_cache
 from tonle.engine.mailbox import Mailbox
@@ -145,6 +144,7 @@ def _wire(
         hidden_size=spec.hidden_size,
         engine_id=secrets.randbits(62),
         role=config.role or "",
+        kv_dtype=str(kv.k.dtype).removeprefix("torch."),
     )
     return loop, card
 
@@ -257,11 +257,10 @@ def _decoder(model: ModelSource | Any, config: EngineConfig) -> LoadedDecoder:
     if device.type == "cpu" and dtype is None and config.load_format == "auto":
         # A step log is read to learn how long steps take: none of them may be from before the kernels were there.
         waits = config.step_log is not None
-        cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else torch.float32
         return open_cpu(
             model,
             activation_bits=config.activation_bits,
-            cache_dtype=cache_dtype,
+            cache_dtype=asked_kv_dtype(config),
             wait_for_kernels=waits,
             context=context,
             quantization=quantization,
@@ -289,6 +288,8 @@ def _cuda_machine(decoder: LoadedDecoder, config: EngineConfig) -> Machine | Non
         return None
     if config.kv_cache_dtype == "int8":
         raise ConfigError("kv_cache_dtype int8 is for CPUs; on a GPU set fp8, or leave it auto", param="kv_cache_dtype")
+    if config.kv_cache_dtype == "float32":
+        check_computes_in_float32(decoder, config)
     try:
         from tonle.engine.build_cuda import cuda_machine
     except ImportError:
@@ -301,33 +302,18 @@ def _torch_machine(decoder: LoadedDecoder, config: EngineConfig, lag: int, draft
     spec, device = decoder.spec, decoder.device
     if config.uses_adapters:
         enable_adapters(decoder, config)
-    num_bytes = config.memory_pool_size or default_pool_bytes(device, config)
+    dtype = kv_dtype_of(decoder, config)
+    num_bytes = config.memory_pool_size or default_pool_bytes(device, config, dtype)
     if isinstance(decoder, LeadingDecoder):
         num_bytes = decoder.pool_bytes
     if draft is not None:  # whose cache has as many blocks, out of the same memory
-        num_bytes = draft.share(num_bytes, block_bytes(decoder, config, _kv_dtype(decoder, config)), config)
-    kv, context_length = kv_cache(decoder, config, num_bytes, _kv_dtype(decoder, config))
+        num_bytes = draft.share(num_bytes, block_bytes(decoder, config, dtype), config)
+    kv, context_length = kv_cache(decoder, config, num_bytes, dtype)
+    log.info("KV cache of %.2f GiB in %s: %d tokens", num_bytes / 2**30, str(dtype).removeprefix("torch."),
+             kv.num_blocks * kv.block_size)  # fmt: skip
     max_num_seqs, max_num_batched_tokens = config.batch_limits(gpu=device.type == "cuda")
     max_num_seqs = min(max_num_seqs, kv.num_blocks)
     sampler = Sampler(max_num_seqs, spec.vocab_size, list(spec.eos_ids), device)
     rows = Rows(max_num_seqs, -(-context_length // kv.block_size) + 1, kv.block_size, device)
     runner = Runner(decoder, kv, sampler, rows, lag=lag)
     return Machine(runner, kv, context_length, max_num_seqs, max_num_batched_tokens)
-
-
-def _kv_dtype(decoder: LoadedDecoder, config: EngineConfig) -> torch.dtype:
-    """Of keys and values without the CUDA kernels."""
-    if config.kv_cache_dtype == "auto":
-        return decoder.dtype
-    if config.kv_cache_dtype == "fp8":
-        instead = "leave it auto" if decoder.device.type == "cuda" else "set int8, or leave it auto"
-        raise ConfigError(
-            f"kv_cache_dtype fp8 needs the CUDA kernels, which do not run here; {instead}", param="kv_cache_dtype"
-        )
-    if decoder.dtype != torch.float32:
-        raise ConfigError(
-            f"kv_cache_dtype int8 needs a model computed in float32, and this one is computed in "
-            f"{str(decoder.dtype).removeprefix('torch.')}; set dtype float32, or leave kv_cache_dtype auto",
-            param="kv_cache_dtype",
-        )
-    return torch.int8

@@ -102,7 +102,8 @@ class EngineStats:
 def _described(card: ModelCard) -> dict[str, Any]:
     """What runs, with what was left to the engine as it turned out."""
     return {
-        "architecture": card.architecture, "device": card.device, "dtype": card.dtype, "load_s": card.load_s,
+        "architecture": card.architecture, "device": card.device, "dtype": card.dtype, "kv_cache_dtype": card.kv_dtype,
+        "load_s": card.load_s,
         "max_sequence_length": card.context_length, "max_batch_size": card.max_num_seqs,
         "max_num_batched_tokens": card.max_num_batched_tokens,
     }  # fmt: skip

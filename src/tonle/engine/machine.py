@@ -23,12 +23,14 @@ from tonle.models.spec import ModelSpec
 log = logging.getLogger("tonle.engine")
 
 DEFAULT_POOL_BYTES = 640 * 2**20  # of KV cache on a CPU, unless configured
+_INT8_POOL_BYTES = 320 * 2**20  # in int8: nearly twice the tokens of those 640 MiB in float32
 
 
-def default_pool_bytes(device: torch.device, config: EngineConfig) -> int:
-    """Of KV cache where steps run on torch operations. On a GPU half of what may be used: steps need the other half at times."""
+def default_pool_bytes(device: torch.device, config: EngineConfig, dtype: torch.dtype) -> int:
+    """Of KV cache in `dtype` where steps run on torch operations or a CPU. On a GPU half of what may be used: steps need the
+    other half at times."""
     if device.type != "cuda":
-        return DEFAULT_POOL_BYTES
+        return _INT8_POOL_BYTES if dtype == torch.int8 else DEFAULT_POOL_BYTES
     free, total = torch.cuda.mem_get_info(device)
     return max(DEFAULT_POOL_BYTES, int(free - (1 - config.gpu_memory_utilization) * total) // 2)
 

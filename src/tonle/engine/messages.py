@@ -71,6 +71,7 @@ class ModelCard(msgspec.Struct, tag="ready", array_like=True):
     engine_id: int = 0  # drawn when the engine starts, so that a front knows whether it is another one
     role: str = ""  # prefill, decode or both: what it does with other engines; empty: nothing
     quantized_to: str = ""  # what matrices became when they were loaded: int8, int4, fp8; empty: they are as stored
+    kv_dtype: str = ""  # of keys and values, as torch names it
 
 
 class AdapterInfo(msgspec.Struct, array_like=True, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tonle.config.engine import EngineConfig
+from tonle.engine.kv_dtype import asked_kv_dtype, kv_dtype_of
 from tonle.engine.machine import AnyDecoder, Machine, block_bytes
 from tonle.engine.schedule import SchedulerLimits
 from tonle.engine.speculate.draft_model import DraftModel, own_blocks
@@ -30,10 +31,11 @@ class OpenDraft:
     """A draft model that has been loaded."""
 
     decoder: Any  # one of the decoders
+    kv_dtype: torch.dtype
 
     def share(self, num_bytes: int, per_block: int, config: EngineConfig) -> int:
         """Of `num_bytes` for both caches, what is left for the model's, one block of which takes `per_block`."""
-        own = block_bytes(self.decoder, config, self.decoder.dtype)
+        own = block_bytes(self.decoder, config, self.kv_dtype)
         return num_bytes * per_block // (per_block + own)
 
     def drafter(self, machine: Machine, limits: SchedulerLimits, vocab_size: int, length: int) -> DraftModel:
@@ -45,7 +47,7 @@ class OpenDraft:
             block_size=limits.block_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=self.decoder.dtype,
+            dtype=self.kv_dtype,
             device=self.decoder.device,
         )
         return DraftModel(
@@ -74,7 +76,8 @@ def open_draft(
             f"{source.name} runs through transformers, which is too slow for guesses; use another speculation_model, or none",
             param="speculation_model",
         )
-    opened = OpenDraft(open_cpu(source, activation_bits=config.activation_bits, cache_dtype=torch.float32))
+    drafting = open_cpu(source, activation_bits=config.activation_bits, cache_dtype=asked_kv_dtype(config))
+    opened = OpenDraft(drafting, kv_dtype_of(drafting, config))
     _check_vocabulary(known, decoder.spec.vocab_size, source, opened.decoder.spec.vocab_size)
     log.info("guesses come from the draft model %s", source.name)
     return opened

@@ -22,12 +22,11 @@ _NOTHING = {
 def _meanings(config: OptimizationConfig, *, gpu: bool) -> dict[str, str]:
     """What each setting does, with the values it has."""
     several = config.enable_parallel_sampling
-    fp8 = config.value("kv_cache_dtype", gpu=gpu) == "fp8"
     return {
         "max_batch_size": "sequences computed together, each candidate being one",
         "max_num_batched_tokens": "tokens computed in one step, of prompts and continuations together",
         "memory_pool_size": "the KV cache, allocated once when the engine starts",
-        "kv_cache_dtype": "twice the tokens in the same memory; some tokens change" if fp8 else "as the weights: exact",
+        "kv_cache_dtype": _keys_and_values(config, gpu=gpu),
         "activation_bits": _activations(config.value("activation_bits", gpu=gpu), gpu=gpu),
         "enable_speculative_decoding": _speculation(config.value("enable_speculative_decoding", gpu=gpu)),
         "speculation_length": "most guesses for one sequence in a step; fewer where fewer pay",
@@ -36,6 +35,17 @@ def _meanings(config: OptimizationConfig, *, gpu: bool) -> dict[str, str]:
         else "one continuation per prompt",
         "num_parallel_samples": "candidates per prompt; they share its KV blocks" if several else "not used",
     }
+
+
+def _keys_and_values(config: OptimizationConfig, *, gpu: bool) -> str:
+    dtype = config.value("kv_cache_dtype", gpu=gpu)
+    if dtype == "fp8":
+        return "twice the tokens in the same memory; some tokens change"
+    if dtype == "int8":
+        return "nearly four times the tokens in the same memory; some tokens change"
+    if dtype == "auto" and not gpu and config.value("activation_bits", gpu=gpu) == 8:
+        return "int8 with 4- and 8-bit model files, some tokens change; with others as the weights, exact"
+    return "as the weights: exact"
 
 
 def _activations(bits: int, *, gpu: bool) -> str:

@@ -76,6 +76,8 @@ class Card(Protocol):
     @property
     def num_blocks(self) -> int: ...
     @property
+    def kv_dtype(self) -> str: ...
+    @property
     def gpu(self) -> str: ...
     @property
     def max_loras(self) -> int: ...  # 0: no adapters
@@ -128,9 +130,9 @@ class EngineState(Collector):
             info = GaugeMetricFamily(
                 "vllm:cache_config_info",
                 "Shape of the KV cache, in the labels.",
-                labels=["model_name", "block_size", "num_gpu_blocks"],
+                labels=["model_name", "block_size", "num_gpu_blocks", "cache_dtype"],
             )
-            info.add_metric([self._model_name, str(card.block_size), str(card.num_blocks)], 1)
+            info.add_metric([self._model_name, str(card.block_size), str(card.num_blocks), card.kv_dtype], 1)
             yield info
             if card.max_loras:
                 yield self._adapters(card.max_loras, stats)

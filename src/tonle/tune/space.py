@@ -100,10 +100,10 @@ KNOBS = (
     ),
     Knob(
         "kv_cache_dtype",
-        _by_device(cpu=("int8",), cuda=("fp8",)),
+        _by_device(cpu=("int8", "float32"), cuda=("fp8",)),  # on a CPU auto is one of them, by the weights
         "--kv-cache-dtype",
         simulated=False,
-        purpose="8-bit KV cache: about twice the tokens fit on a GPU, nearly four times on a CPU",
+        purpose="8-bit KV cache: about twice the tokens fit on a GPU, nearly four times on a CPU, where it may be the default",
         allow="kv-dtype",
     ),
 )  # fmt: skip

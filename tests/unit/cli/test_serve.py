@@ -35,6 +35,7 @@ main()
 CARD = ModelCard(
     architecture="LlamaForCausalLM", context_length=512, vocab_size=9, eos_ids=[], device="cpu", dtype="float32",
     block_size=16, num_blocks=100, max_num_seqs=8, max_num_batched_tokens=64, load_s=1.0,
+    kv_dtype="int8",
 )  # fmt: skip
 
 
@@ -144,7 +145,7 @@ HERE = ServerInfo(host="127.0.0.1", port=8000)
 def test_the_banner_has_a_line_that_can_be_pasted(chats: bool) -> None:
     name = "it's [bold]odd[/bold]"
     shown = banner(name, CARD, HERE, 1.5, chats=chats)
-    assert "1600 tokens, up to 8 requests at once" in shown
+    assert "1600 tokens in int8, up to 8 requests at once" in shown
     assert "none: this machine only" in shown
     words = pasted(shown)
     assert words[1] == f"http://127.0.0.1:8000/v1/{'chat/completions' if chats else 'completions'}"

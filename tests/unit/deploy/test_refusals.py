@@ -41,6 +41,9 @@ SHORT = {"max_model_len": 4096}
         ({"kv_cache_dtype": "fp8"}, {}, ["fp8 needs a GPU"]),
         ({"kv_cache_dtype": "int8"}, {"gpu": "L4"}, ["int8 is for CPUs", "set fp8"]),
         (M7 | SHORT | {"kv_cache_dtype": "int8"}, {"engine": "vllm"}, ["int8 is of our engine alone"]),
+        ({"kv_cache_dtype": "float32"}, {"gpu": "L4"}, ["float32 on a GPU needs dtype: float32"]),
+        (M7 | SHORT | {"kv_cache_dtype": "float32"}, {"engine": "vllm"}, ["float32 is of our engine alone"]),
+        (M7 | SHORT | {"kv_cache_dtype": "float32"}, GPU, ["float32 is of our engine alone"]),
         ({"kv_cache_dtype": "fp8"}, {"gpu": "T4"}, ["compute capability 8.0", "T4 is older"]),
         # secrets and files of this machine
         ({"api_key": ("sk-1",)}, {}, ["api_key cannot go into a container", "deploy.api_key_secret"]),

@@ -108,7 +108,7 @@ def test_a_misspelt_setting_is_named() -> None:
     ("speculation_length", -1, "between 1 and 32, not -1"),
     ("compile_model", "yes", "True or False, not 'yes'"),
     ("max_batch_size", 0, "at least 1, not 0"),
-    ("kv_cache_dtype", "int3", "auto, fp8 or int8, not 'int3'"),
+    ("kv_cache_dtype", "int3", "auto, float32, fp8 or int8, not 'int3'"),
 ])  # fmt: skip
 def test_values_are_checked_when_they_are_set(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -47,6 +47,7 @@ class Stats:
 class Card:
     block_size: int = 16
     num_blocks: int = 100
+    kv_dtype: str = "int8"
     gpu: str = ""
     max_loras: int = 0
 
@@ -104,7 +105,7 @@ def test_cache_shape_appears_with_the_engine() -> None:
     metrics = Metrics("m", engine)
     assert not any(name == "vllm:cache_config_info" for name, _ in samples(metrics))
     engine.card = Card()
-    assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    assert value(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100", cache_dtype="int8") == 1
 
 
 def test_adapters_appear_where_they_are_enabled() -> None:

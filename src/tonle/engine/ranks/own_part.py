@@ -6,6 +6,7 @@ import torch
 
 from tonle.config.engine import EngineConfig
 from tonle.engine.device import DTYPES, choose_device, quantization_of
+from tonle.engine.kv_dtype import asked_kv_dtype
 from tonle.engine.machine import default_pool_bytes
 from tonle.models.decoder import Decoder
 from tonle.models.parallel.load_shard import load_shard
@@ -33,4 +34,5 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 
 def pool_bytes(decoder: Decoder, config: EngineConfig) -> int:
     """That this rank can have for keys and values."""
-    return config.memory_pool_size or default_pool_bytes(decoder.device, config)
+    dtype = asked_kv_dtype(config) or decoder.dtype
+    return config.memory_pool_size or default_pool_bytes(decoder.device, config, dtype)

@@ -56,8 +56,9 @@ class CpuDecoder:
 
     def __init__(
         self, spec: ModelSpec, packed: PackedWeights, embed: Embed, load_slow: Callable[[], Decoder] | None, *,
-        team: Team | None = None, activation_bits: int = 16, cache_dtype: torch.dtype = torch.float32,
+        team: Team | None = None, activation_bits: int = 16, cache_dtype: torch.dtype | None = torch.float32,
     ) -> None:  # fmt: skip
+        """`cache_dtype`: of keys and values that the kernels are compiled for; None = what suits the weights."""
         self.spec = spec
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.crossover = 0  # most tokens of a fast step; 0 until the kernels are compiled
@@ -83,7 +84,10 @@ class CpuDecoder:
         self._activation_bits = activation_bits
         # float32 does not catch up with products of integers at any size
         self._integers = all(matrix.weights.ndim == 5 for matrix in self._matrices())
-        self._types = types_of(packed, activation_bits, cache_dtype)
+        # Where activations are of 8 bits, answers are rounded anyway; who asks for 16 wants them exact.
+        suited = torch.int8 if self._integers and activation_bits == 8 else torch.float32
+        self.cache_dtype = cache_dtype or suited
+        self._types = types_of(packed, activation_bits, self.cache_dtype)
         self._compiling: threading.Thread | None = None
         if load_slow is None or is_warm(self._types):
             _say_compiled("CPU kernels", self._types)

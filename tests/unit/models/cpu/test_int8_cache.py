@@ -55,3 +55,18 @@ def test_rows_are_the_same_bits_alone() -> None:
             assert torch.equal(alone, expected)
         else:  # sums of float32, in another order for one row than for several
             torch.testing.assert_close(alone, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("packed", "dots", "bits", "expected"), [
+    (True, True, 8, torch.int8),
+    (True, True, 16, torch.float32),  # exact answers were asked for
+    (True, False, 8, torch.float32),  # products are of floats, whose inputs are not rounded
+    (False, True, 8, torch.float32),  # some weights are floats
+])  # fmt: skip
+def test_left_to_the_decoder_it_is_for_8_bit_activations_alone(
+    packed: bool, dots: bool, bits: int, expected: torch.dtype
+) -> None:
+    model = RandomModel(spec_of(plain_layer()), all_four_bits=packed)
+    assert model.fast(dots=dots, activation_bits=bits, cache_dtype=None).cache_dtype == expected
+    assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.int8).cache_dtype == torch.int8
+    assert model.fast(dots=dots, activation_bits=bits, cache_dtype=torch.float32).cache_dtype == torch.float32
